@@ -1,0 +1,305 @@
+"""The tasks of grpo_sg.py: puzzles, data sets, answer checkers, and the tiny model of the offline run.
+
+A task is a `Task`: problems to train on, problems to test on, the system prompt, and a verifier that reads one
+response and says two things, whether the answer is right and whether the response is well formed. Every
+verifier treats the response as hostile input: it is the text of a model that is paid for fooling it. Nothing
+here evaluates that text, and a verifier never raises and never hangs.
+"""
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    question: str
+    answer: object      # what the verifier compares with: here a dict name -> role
+    solution: str = ""  # worked text that ends in the answer, for the warm-up of the tiny model
+    meaning: int = 0    # equal for problems that are the same up to wording
+
+
+class Verdict(NamedTuple):
+    correct: bool    # the final answer is right
+    formatted: bool  # the response keeps the form that the prompt asks for
+
+
+class Task(NamedTuple):
+    name: str
+    system: str              # the system prompt
+    train: list[Problem]
+    valid: list[Problem]     # for choosing settings and for the curve; the test set is for the last number
+    test: list[Problem]
+    verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
+    floor: float             # test accuracy of the best constant answer
+    demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Knights and Knaves: n people, a knight always tells the truth, a knave always lies, each makes one claim
+# ----------------------------------------------------------------------------------------------------------
+
+KK_SYSTEM = ("You solve logic puzzles. First think about the puzzle step by step inside <think> and </think>. "
+             "Then name the role of every person inside <answer> and </answer>, for example "
+             "<answer> (1) Zoey is a knight (2) Oliver is a knave </answer>. Write nothing after that.")
+
+KK_HUB, KK_DATA = "K-and-K/knights-and-knaves", ["synthetic", "published"]
+NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma Eric Eva Felix Finn "
+         "Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga "
+         "Oscar Paul Peter Rosa Ruth Sam Sara Simon Theo Tom Vera Zoe").split()
+SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.", "{} told you that {}.",
+           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.", "{} declares that {}.",
+           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.", "{} mentioned that {}.",
+           "{} swears that {}.", "{} lets you know that {}.", "According to {}, {}.", "In the words of {}, {}.",
+           "As {} puts it, {}.", "If you believe {}, {}."]
+ROLES = ("knave", "knight")
+KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a knave, who always lies. "
+            "You meet {n} inhabitants of it on the shore: {names}. {told} Who is a knight and who is a knave?")
+
+
+def kk_claim(n, speaker, rng):
+    """One claim as (kind, leaves); a leaf (person, is_knight) says "person is a knight" or "... a knave"."""
+    def leaf():
+        while True:
+            person, is_knight = rng.randrange(n), rng.random() < 0.5
+            if is_knight or person != speaker:  # nobody can say "I am a knave"
+                return person, is_knight
+    kind = rng.choice(("leaf", "not", "and", "or", "if", "iff"))
+    first = second = leaf()
+    if kind in ("leaf", "not"):
+        return kind, (first,)
+    while second == first:
+        second = leaf()
+    return kind, (first, second)
+
+
+def kk_truth(claim, knight, full):
+    """The claim's truth in each of the 2^n assignments, as the bits of one integer: bit a of knight[p] is set
+    where person p is a knight in assignment a, and full has all 2^n bits set."""
+    kind, leaves = claim
+    x, y = [knight[p] if is_knight else full ^ knight[p] for p, is_knight in leaves + leaves][:2]
+    if kind == "leaf":
+        return x
+    if kind == "not":
+        return full ^ x
+    if kind == "and":
+        return x & y
+    if kind == "or":
+        return x | y
+    return (full ^ x) | y if kind == "if" else full ^ x ^ y
+
+
+def kk_words(claim, names):
+    """The claim in English."""
+    kind, leaves = claim
+    x, y = [f"{names[p]} is a {ROLES[is_knight]}" for p, is_knight in leaves + leaves][:2]
+    return {"leaf": x, "not": f"it is not true that {x}", "and": f"{x} and {y}", "or": f"{x} or {y}",
+            "if": f"if {x} then {y}", "iff": f"{x} if and only if {y}"}[kind]
+
+
+
+def kk_solution(fits, names):
+    """Worked text: the assignments that fit the first person's claim, those of them that fit the second's, and so
+    on until one is left. KNK: the first and third of the people are knights, the second is a knave. `fits[p]` has
+    bit a set where p's claim fits p's role in assignment a."""
+    lines, left = [], range((1 << len(names)) - 1, -1, -1)
+    for name, fit in zip(names, fits):
+        left = [a for a in left if fit >> a & 1]
+        lines.append(f"{name}: " + " ".join("".join("NK"[a >> p & 1] for p in range(len(names))) for a in left))
+    return kk_text(lines, names, lines[-1].split()[1])
+
+
+def kk_text(lines, names, roles):
+    """A response in the form that the prompt asks for; roles: K or N for each name."""
+    answer = ", ".join(f"{name} is a {ROLES[role == 'K']}" for name, role in zip(names, roles))
+    return f"<think> {'. '.join(lines)}. </think> <answer> {answer} </answer>"
+
+
+def kk_puzzle(n, rng, *, brief=False):
+    """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles; its answer is a dict
+    name -> "knight" or "knave". `brief` leaves out the story and keeps the first n names: the claims alone, which
+    a tiny model can learn to read. Random draws are rejected until one has a single solution (a third have)."""
+    names = NAMES[:n] if brief else rng.sample(NAMES, n)
+    full = (1 << (1 << n)) - 1
+    knight = [full // ((1 << (1 << p)) + 1) << (1 << p) for p in range(n)]  # as in a truth table: ..1010, ..1100
+    ok = 0
+    while not ok or ok & (ok - 1):  # one bit set: one assignment in which every claim fits its speaker's role
+        claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
+        fits = [full ^ knight[p] ^ kk_truth(claim, knight, full) for p, claim in enumerate(claims)]
+        ok = full
+        for fit in fits:
+            ok &= fit
+    roles = {name: ROLES[ok.bit_length() - 1 >> p & 1] for p, name in enumerate(names)}
+    words = [kk_words(claim, names) for claim in claims]
+    if brief:
+        question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
+    else:
+        told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
+        question = KK_STORY.format(n=n, names=", ".join(names[:-1]) + " and " + names[-1], told=told)
+    return Problem(question, roles, kk_solution(fits, names), kk_meaning(claims))
+
+
+def kk_meaning(claims):
+    """An integer that is the same for two puzzles whenever renaming the people turns the claims of one into
+    logical equivalents of the other's: colour refinement on the graph of who speaks of whom. Different puzzles
+    can share it too (symmetric ones, rarely), which costs a split a puzzle and never lets one into two splits."""
+    mentions = []  # (speaker, person, the claim's truth table with that person's role as the low bit, the other)
+    for speaker, (kind, leaves) in enumerate(claims):
+        x, y = leaves[0][0], leaves[-1][0]
+        if x == y:
+            table = kk_truth((kind, leaves), {x: 0b10}, 0b11)
+            mentions.append((speaker, x if table in (1, 2) else speaker, table, -1))  # 0 and 3 speak of nobody
+        else:
+            table = kk_truth((kind, leaves), {x: 0b1010, y: 0b1100}, 0b1111)
+            mentions.append((speaker, x, table, y))
+            mentions.append((speaker, y, table & 9 | (table & 2) << 1 | (table & 4) >> 1, x))
+    colours = [0] * len(claims)
+    for _ in claims:
+        seen = [[] for _ in claims]
+        for speaker, person, table, other in mentions:
+            edge = (speaker == person, other == speaker, table, colours[other] if other >= 0 else -1)
+            seen[speaker].append((0, colours[person], *edge))
+            seen[person].append((1, colours[speaker], *edge))
+        colours = [hash((colour, *sorted(edges))) for colour, edges in zip(colours, seen)]
+    return hash(tuple(sorted(colours)))  # hashes of integers do not change from run to run
+
+
+def kk_split(split, count, people, seed, *, brief=False):
+    """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in `people` in turn.
+
+    A puzzle's meaning decides its split: a tenth of all meanings is "test", a tenth "valid", for every seed, so no
+    puzzle of one split occurs in another under other names or in equivalent words; and none occurs twice in its
+    own. Puzzle i depends on (seed, split, i) and the ones before it. For two people there are only some 400
+    different puzzles: fewer than `count` come back once 1,000 draws in a row bring nothing new.
+    """
+    problems, seen = [], set()
+    for i in range(count):
+        rng = random.Random(f"{seed} {split} {i}")
+        for _ in range(1000):
+            problem = kk_puzzle(people[i % len(people)], rng, brief=brief)
+            key = problem.question if split == "train" else problem.meaning
+            if ("test", "valid", *["train"] * 8)[problem.meaning % 10] == split and key not in seen:
+                seen.add(key)
+                problems.append(problem)
+                break
+    return problems
+
+
+# One clause of an answer; the rest of the pattern is the names of the puzzle.
+KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
+KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
+TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
+FAKE_TURN = re.compile(r"<\||^[ \t]*(?:user|human|assistant|system)[ \t]*:", re.I | re.M)
+
+
+def verify_kk(response, roles):
+    """Grade one response to a Knights and Knaves puzzle; `roles`: dict name -> "knight" or "knave".
+
+    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles `</answer>`, each tag once and in
+    lower case, something in the thoughts, and nothing else but end tokens and white space; no turn of a dialogue is
+    faked inside. `correct`: the one answer block, outside the thoughts, gives everybody the right role and says
+    nothing else. Give it the response alone, never with the prompt, whose example would count. Never raises.
+    """
+    body = response.strip()
+    while body.endswith(("<|im_end|>", "<|endoftext|>")):
+        body = body.removesuffix("<|im_end|>").removesuffix("<|endoftext|>").rstrip()
+    # Compatibility forms are folded for this one purpose: a tag in full-width letters is a tag too many.
+    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(unicodedata.normalize("NFKC", body))]
+    before, opened, rest = body.partition("<answer>")
+    answer, closed, after = rest.partition("</answer>")
+    think = re.fullmatch(r"<think>(.*)</think>\s*", before, re.S)
+    formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and bool(closed) and not after
+                 and think is not None and any(map(str.isalnum, think[1])) and not FAKE_TURN.search(body))
+    one_block = [t for t in tags if "answer" in t] == ["<answer>", "</answer>"] and bool(closed)
+    outside = "think" not in answer.lower() and before.count("<think>") == before.count("</think>")
+    return Verdict(one_block and outside and read_roles(answer, list(roles)) == roles, formatted)
+
+
+def read_roles(answer, names):
+    """The roles that an answer gives, as a dict name -> role, or None where anything in it is not a clause of the
+    form `NAME is a ROLE`: a negation, a hedge, a quotation, a retraction, a stranger, or two roles for one name."""
+    shown = "".join(unicodedata.normalize(form, "".join(names)) for form in ("NFC", "NFD"))
+    letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
+    if not all(c.isascii() or c in letters for c in answer):
+        return None  # a letter that only looks like one of a name or of a role
+
+    def fold(text):
+        text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
+        return unicodedata.normalize("NFC", text).casefold()
+    plain = {" ".join(fold(name).split()): name for name in names}
+    answer = fold(answer.replace("**", "").replace("__", ""))
+    name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in sorted(plain, key=len, reverse=True))
+    clause, found, at = re.compile(KK_CLAUSE.format(name)), {}, 0
+    while at < len(answer):
+        if match := clause.match(answer, at):
+            who, role = plain[" ".join(match[1].split())], match[2]
+            if found.setdefault(who, role) != role:
+                return None
+        elif not (match := KK_BETWEEN.match(answer, at)):
+            return None
+        at = match.end()
+    return found or None
+
+
+def kk_demo(problem, rng):
+    """What the tiny model is warmed up on: the worked solution, more often than not broken off before the last claim,
+    with a guess among the assignments that are left. So it knows every move and has a bad habit, which pays
+    less; to find that out is left to reinforcement learning."""
+    lines = problem.solution.removeprefix("<think> ").split(". </think>")[0].split(". ")
+    lines = lines[:rng.choices([len(lines) - 1, len(lines)], [0.6, 0.4])[0]]
+    return kk_text(lines, list(problem.answer), rng.choice(lines[-1].split()[1:]))
+
+
+def kk_published(people):
+    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123), split as Logic-RL does: of the 1,000
+    of a size the last 100 are for the test."""
+    import datasets  # slow to import, and needed for data from the hub only
+    train, test = [], []
+    for n in people:
+        problems = [Problem(row["quiz"], {name: ROLES[is_knight] for name, is_knight in zip(row["names"], row["solution"])})
+                    for row in datasets.load_dataset(KK_HUB, "train", split=f"{n}ppl")]
+        train, test = train + problems[:-100], test + problems[-100:]
+    return train, test
+
+
+def kk_task(cfg):
+    """Knights and Knaves. cfg has data ("synthetic" or "published"), people, brief, seed, train_problems and
+    eval_problems. Validation puzzles are always generated."""
+    def split(name, count):
+        return kk_split(name, count, cfg.people, cfg.seed, brief=cfg.brief)
+    train, test = (kk_published(cfg.people) if cfg.data == "published" else
+                   (split("train", cfg.train_problems), split("test", cfg.eval_problems)))
+    floor = Counter(tuple(problem.answer.values()) for problem in test)
+    floor = sum(max(count for roles, count in floor.items() if len(roles) == n) for n in set(map(len, floor))) / len(test)
+    return Task("kk", KK_SYSTEM, train, split("valid", cfg.eval_problems), test, verify_kk, floor, kk_demo)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The tiny model: a Qwen2 small enough to learn on a laptop
+# ----------------------------------------------------------------------------------------------------------
+
+def tiny_model(task):
+    """(model, tokenizer): an untrained Qwen2 of about 120,000 weights and a tokenizer whose tokens are the words,
+    between white space, of the task's questions and demonstrations. The chat template leaves the system prompt out: a
+    model that can read nothing else needs no telling."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    rng = random.Random(0)
+    words = {word for problem in task.train[:2000] + task.train[-2000:]
+             for text in (problem.question, problem.solution, task.demo(problem, rng)) for word in text.split()}
+    vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>",
+                                        unk_token="[UNK]")
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    # With the usual initializer_range of 0.02 so narrow a network starts next to zero and hardly learns.
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.1,
+        bos_token_id=None, eos_token_id=0, pad_token_id=0))
+    return model, tokenizer
+
+
+TASKS = {"kk": kk_task}  # name -> function of the settings that returns a Task
