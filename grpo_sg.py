@@ -1,22 +1,25 @@
 """GRPO-SG in one file: reinforcement learning with verifiable rewards, every step in sight.
 
-For each prompt, sample a group of G completions from the policy and let a verifier give each a reward R. GRPO
-raises the probability of the tokens of completions that beat their own group's mean, and lowers it for the others:
+For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
+makes completions that beat the mean of their own group more likely, token by token, and the others less:
 
-    maximise the mean over all completion tokens of   w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
-    r = pi_theta(token) / pi_old(token),   A = (R - mean R) / std R within the group,   KL to a reference policy
-    w = clip(alpha (sigmoid(pi_theta(token) / tau) - mu), L, U)
+    maximise the mean over completion tokens of   w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)  -  beta
+    * KL
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It carries no gradient and is never negative, so
-w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own advantage
-wA, a little smaller for tokens that the policy holds to be unlikely and whose gradients are the largest.
+    r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
+    w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
 
-Read the file from top to bottom: the algorithm, log-probabilities, sampling, rewards, evaluation, settings, the
-training loop. Left out on purpose: value networks, reward models, LoRA, several GPUs, inference engines.
+The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative and carries no gradient, so
+that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
+advantage wA. Tokens that the policy finds unlikely, whose gradients are the largest, count for less than the
+others.
 
-    python grpo_sg.py                                            a tiny model, CPU, no download: about two minutes
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk        the same loop on a real model: a GPU, hours
-    python grpo_sg.py --eval_only --model DIR                    accuracy of a saved model: minutes
+Read it from the top: the algorithm, log-probabilities, sampling, rollouts and rewards, evaluation, settings,
+training, a run. Left out on purpose: value networks, reward models, LoRA, many GPUs, inference engines.
+
+    python grpo_sg.py                                         a tiny model on a CPU, no download: two minutes
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk     the same loop on a real model and a GPU: hours
+    python grpo_sg.py --eval_only --model DIR                 accuracy of a saved model: minutes
 """
 import argparse
 import contextlib
@@ -34,134 +37,135 @@ from statistics import fmean as mean
 import huggingface_hub
 import torch
 import torch.nn.functional as F
+import transformers
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import tasks
 
-# ---- 1. The algorithm: pure functions of tensors. B completions (P prompts x G each), T tokens, right-padded. ----
-
+# ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
-    """GRPO-SG's weights w = clip(alpha (sigmoid(pi / tau) - mu), low, high) with pi = exp(logps).
+    """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), low, high), where pi = exp(logps).
 
-    logps: log-probabilities of the sampled tokens under the current policy at the sampling temperature, any shape.
-    Returns float32 of that shape, detached: w only scales the token's advantage. Where the settings give every
-    probability the same weight it warns, as that is plain GRPO: tau = 9 is such a setting, so the 9 found in one
-    public re-implementation is read as the slope 1 / tau. Raises ValueError unless tau > 0 and 0 <= low <= high.
+    logps: log-probabilities of the sampled tokens under the current policy, at the sampling temperature; any
+    shape. Returns float32 of that shape, detached: w only scales a token's advantage. Warns where every
+    probability gets the same weight, which is plain GRPO. tau = 9 is such a setting, so the 9 that a public
+    re-implementation lists is read as a slope, 1 / tau. Raises ValueError unless tau > 0 and 0 <= low <=
+    high.
     """
     if not (tau > 0 and 0 <= low <= high):
-        raise ValueError(f"token_weights needs tau > 0 and 0 <= low <= high, not tau={tau}, low={low}, high={high}")
+        raise ValueError(f"weights need tau > 0 and 0 <= low <= high, not tau={tau}, low={low}, high={high}")
 
     def w(pi):
         return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
-    impossible, certain = w(torch.tensor([0.0, 1.0])).tolist()  # w is monotone in pi: equal ends, equal everywhere
-    if impossible == certain:
-        warnings.warn(f"every token has weight {certain:.4g}, whatever its probability: this is plain GRPO "
+    least, most = w(torch.tensor([0.0, 1.0])).tolist()  # w is monotone: equal at the ends, equal everywhere
+    if least == most:
+        warnings.warn(f"every token gets the weight {most:.4g}: this is plain GRPO "
                       f"(alpha={alpha}, tau={tau}, mu={mu}, low={low}, high={high})", stacklevel=2)
     return w(logps.detach().float().exp())
 
 
 def group_advantages(rewards, *, eps=1e-6):
-    """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G) with G >= 2; returns (P, G), float32.
+    """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G) with G >= 2. Returns (P, G), float32.
 
-    std is the sample standard deviation (G - 1 below), as in TRL and verl. A group of equal rewards gets exactly 0:
-    rounding in the mean, divided by eps, would otherwise make a signal out of nothing.
+    std is the sample standard deviation (divided by G - 1), as in TRL and verl. A group of equal rewards
+    gets exactly 0: a rounding error of the mean, divided by eps, would make a signal out of nothing.
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
-        raise ValueError(f"rewards must have shape (P, G) with G >= 2, not {tuple(rewards.shape)}")
+        raise ValueError(f"rewards must have the shape (P, G) with G >= 2, not {tuple(rewards.shape)}")
     R = rewards.float()
     A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
     return A.masked_fill(R.amax(1, keepdim=True) == R.amin(1, keepdim=True), 0.0)
 
 
-def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2, clip_high=0.2,
-                 beta=0.0, loss_agg_mode="token-mean", denominator=None):
-    """The loss to minimise, and statistics. weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
+def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
+                 clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
+    """(loss to minimise, statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    logps, old_logps, ref_logps: (B, T) log-probabilities under pi_theta (with gradient), the policy that sampled,
-    the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what stands elsewhere, even
-    nan, has no influence. loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions of each
-    one's token mean (GRPO's first form; long completions then count less per token). denominator: the number of
-    tokens (or, in the second mode, of completions) of the whole batch where this is a part of one: the parts' losses
-    and statistics then add up to the whole's. Raises ValueError for shapes or a mode that do not fit.
-    The first update of a rollout has r = 1 and, in most groups, a loss of 0: only its gradient is not 0.
+    logps, old_logps, ref_logps: (B, T) log-probabilities under pi_theta (with gradient), the policy that
+    sampled, and the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what
+    stands elsewhere has no influence. loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over
+    completions of their token means (GRPO's first form, in which a token of a long completion counts less).
+    denominator: how many tokens (in the second mode, completions) the whole batch has, where this is a part
+    of it; losses and statistics of the parts then add up to the whole's. Raises ValueError for shapes or a
+    mode that do not fit.
+
+    On the first update after sampling r = 1 everywhere, and as the advantages of a
+    group sum to 0 the loss is about 0 too. Its gradient is not.
     """
     mask = mask.bool()
     shapes = {tuple(x.shape) for x in (logps, old_logps, mask, weights, ref_logps) if x is not None}
-    if len(shapes) != 1 or logps.dim() != 2 or advantages.shape not in (logps.shape, logps.shape[:1]):
-        raise ValueError(f"logps, old_logps, mask, weights and ref_logps must share one shape (B, T) and advantages "
-                         f"have (B, T) or (B,), not {shapes} and {tuple(advantages.shape)}")
+    if len(shapes) > 1 or logps.dim() != 2 or advantages.shape not in (logps.shape, logps.shape[:1]):
+        raise ValueError("logps, old_logps, mask, weights and ref_logps must share one shape (B, T), and "
+                         f"advantages have it or (B,): not {sorted(shapes)} and {tuple(advantages.shape)}")
+    if loss_agg_mode not in ("token-mean", "seq-mean-token-mean"):
+        raise ValueError(f"loss_agg_mode must be token-mean or seq-mean-token-mean, not {loss_agg_mode!r}")
     if beta and ref_logps is None:
-        raise ValueError(f"beta={beta} needs ref_logps, the reference policy's log-probabilities")
+        raise ValueError(f"beta={beta} needs ref_logps, the log-probabilities under the reference policy")
 
     def aggregate(x):
-        x = x.masked_fill(~mask, 0.0)
-        tokens = mask.sum(1)
+        x, tokens = x.masked_fill(~mask, 0.0), mask.sum(1)  # (B, T), (B,)
         if loss_agg_mode == "token-mean":
             return x.sum() / (denominator or tokens.sum().clamp(min=1))
-        if loss_agg_mode == "seq-mean-token-mean":
-            return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
-        raise ValueError(f"loss_agg_mode must be token-mean or seq-mean-token-mean, not {loss_agg_mode!r}")
+        return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
 
-    A = advantages[:, None] if advantages.dim() == 1 else advantages         # (B, 1) or (B, T)
     logps, old_logps = logps.float(), old_logps.detach().float()
-    r = (logps - old_logps).masked_fill(~mask, 0.0).exp()                    # ratio; masked first: no nan gets through
+    A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
+    w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
+    r = (logps - old_logps).masked_fill(~mask, 0.0).exp()  # masked before exp: no nan of a pad gets through
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    w = torch.ones_like(r) if weights is None else weights.detach()
-    # w stands outside the min. Inside the clip, clip(w r), a likely token (w = 1.4 > 1 + clip_high) with A > 0 would
-    # be clipped before it has moved at all, and never learn.
+    # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
+    # 1 + eps_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
     to = old_logps if ref_logps is None else ref_logps.detach().float()
     log_ratio = (to - logps).masked_fill(~mask, 0.0)
-    kl = log_ratio.exp() - log_ratio - 1                                     # k3: >= 0, unbiased, 0 at pi = pi_ref
+    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 at r = 1
     if beta:
-        objective = objective - beta * kl                                    # unweighted: w must not move KL's zero
+        objective = objective - beta * kl  # not weighted by w: the pull to the reference is no surprise
     with torch.no_grad():
-        stats = {"clip_frac": aggregate((clipped * A < r * A).float()),      # where the clip, not r, is what counts
-                 "kl": aggregate(kl),                                        # to ref_logps, or without one to old_logps
-                 "entropy": aggregate(-old_logps),                           # of the sampler, in nats, by Monte Carlo
+        stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
+                 "kl": aggregate(kl),  # to the old policy, if no reference
+                 "entropy": aggregate(-old_logps),  # of the sampler, in nats, by its samples
                  "weight_mean": aggregate(w),
-                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}
+                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # tokens with pi < 1/3
     return -aggregate(objective), stats
 
 
-def shape_weights(shaping, logps, sg={}):
-    """The token weights of a method: GRPO-SG's (settings `sg`), GRPO's, or those of two relatives."""
-    if shaping == "sg":
-        return token_weights(logps, **sg)
-    if shaping == "reverse":                                                 # the same curve in 1 - pi: should hurt
-        return token_weights(torch.log1p(-logps.detach().float().exp()), **sg)
-    if shaping == "ar":                                                      # AR-Lopti's reweighting, arXiv 2505.12929
-        return 0.2 * logps.detach().float().exp() + 0.8
-    return None                                                              # "none": w = 1
+def shaping_weights(logps, *, shaping, **sg):
+    """The weights (B, T) of a method, None for all 1: "sg" (settings of token_weights), "none" (GRPO), and
+    for comparison "reverse", the same curve over 1 - pi, and "ar", AR-Lopti's (arXiv 2505.12929)."""
+    logps = logps.detach().float()
+    if shaping == "ar":
+        return 0.2 * logps.exp() + 0.8
+    if shaping == "reverse":
+        return token_weights(torch.log1p(-logps.exp()), **sg)
+    return token_weights(logps, **sg) if shaping == "sg" else None
 
 
 def pass_at_k(n, c, k):
-    """Unbiased estimate, from n samples of which c are right, of the chance that one of k is: 1 - C(n-c, k) / C(n, k).
-    Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
+    """Unbiased estimate, from n samples of which c are right, of the chance that at least one of k is right:
+    1 - C(n - c, k) / C(n, k). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 # ---- 2. Log-probabilities of the policy ----
 
-
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at this temperature, 0 where mask is False.
+    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, and 0 where mask is
+    False.
 
-    ids: (B, T) prompt and completion, right-padded with anything. mask: (B, T), True exactly on sampled tokens. The
-    pads need no attention mask: they come last, and no token attends to what follows it. Raises ValueError if
-    mask[:, 0] has a True: the first token has nothing to be predicted from.
+    ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
+    tokens. No attention mask is needed: pads come last, and nothing attends to what follows it. Raises
+    ValueError where mask[:, 0] is True, as a first token is predicted from nothing.
     """
-    mask = mask.bool()
     if mask[:, 0].any():
         raise ValueError("mask[:, 0] must be False: the first token of a row has no context")
-    targets = mask[:, 1:]                                                    # (B, T-1): position t predicts t + 1
-    h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    # Only the N completion positions go through the vocabulary matrix: with 151,936 words the (B, T, V) logits of
-    # prompts and pads, never needed, would take most of the memory and of the time.
+    targets = mask[:, 1:].bool()  # (B, T-1): position t predicts t + 1
+    h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
+    # Only the N completion tokens go through the vocabulary matrix. With Qwen's 151,936 words, the logits of
+    # prompts and pads, which nobody asks for, would take most of the memory and time of an update.
     logits = model.get_output_embeddings()(h[targets]).float() / temperature  # (N, V)
     logps = torch.zeros(ids.shape, device=ids.device)
     logps[:, 1:][targets] = -F.cross_entropy(logits, ids[:, 1:][targets], reduction="none")
@@ -170,39 +174,40 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 
 # ---- 3. Sampling ----
 
-
 @torch.no_grad()
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None):
-    """n completions of each prompt. prompts: P lists of token ids. Returns P * n lists of ids, prompt-major, each with
-    its stop token last; one without a stop token was cut off at max_new_tokens. temperature=0 takes the likeliest
-    token. Every token is drawn from softmax(logits / temperature), the whole of it: a top-k or top-p that the
-    log-probabilities do not know of would make r a ratio of different distributions.
+    """n completions for each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
+
+    A completion ends with the stop token it drew; one without was cut off at max_new_tokens. Tokens are
+    drawn from the whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not
+    know of, r would compare two different kinds of distribution. temperature=0 takes the likeliest token.
+    Raises ValueError for an empty prompt.
     """
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     device, longest = next(model.parameters()).device, max(map(len, prompts))
-    # Left-padded, so that every row's next token is in the last column; positions count from the first real token.
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    positions, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(sorted(stop_ids), device=device)
-    cache = DynamicCache(config=model.config)
-    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
-                   use_cache=True, logits_to_keep=1).logits[:, -1]
-    cache.batch_repeat_interleave(n)                                         # each prompt is read once, not n times
-    logits, mask, position = (x.repeat_interleave(n, 0) for x in (logits, mask, positions[:, -1:]))
+    # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)  # (P, S)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)  # (P, S)
+    position, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(sorted(stop_ids), device=device)
+    cache = transformers.DynamicCache(config=model.config)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+                   use_cache=True, logits_to_keep=1).logits[:, -1]  # (P, V)
+    cache.batch_repeat_interleave(n)  # a prompt is read once, not n times
+    logits, mask, position = (x.repeat_interleave(n, 0) for x in (logits, mask, position[:, -1:]))
     alive, drawn = torch.arange(len(prompts) * n, device=device), []
-    for i in range(max_new_tokens):
+    for length in range(1, max_new_tokens + 1):
         if temperature == 0:
-            token = logits.argmax(-1, keepdim=True)
-        else:                                                                # invert the distribution function
-            cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)
+            token = logits.argmax(-1, keepdim=True)  # (B, 1)
+        else:  # invert the cumulative distribution; `right`: no token of probability 0 is ever drawn
+            cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
             u = torch.rand(len(alive), 1, device=device, generator=generator) * cdf[:, -1:]
             token = torch.searchsorted(cdf, u, right=True).clamp(max=cdf.shape[1] - 1)
         drawn.append((alive, token[:, 0]))
         going = (~torch.isin(token[:, 0], stops)).nonzero()[:, 0]
-        if len(going) == 0 or i == max_new_tokens - 1:
+        if len(going) == 0 or length == max_new_tokens:
             break
-        if len(going) < len(alive):                                          # finished rows cost nothing from here on
+        if len(going) < len(alive):  # finished rows leave the batch and the cache, and cost nothing any more
             alive, token, mask, position = alive[going], token[going], mask[going], position[going]
             cache.batch_select_indices(going)
         mask, position = F.pad(mask, (0, 1), value=1), position + 1
@@ -215,31 +220,30 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     return completions
 
 
-# ---- 4. Rollouts: prompts in, verified and rewarded completions out ----
-
+# ---- 4. Rollouts and rewards ----
 
 @dataclasses.dataclass
 class Completion:
     problem: tasks.Problem
     prompt: list[int]        # token ids
-    tokens: list[int]        # the sampled ids, stop token included; trained on as they are, never tokenised again
-    text: str = ""           # for the verifier: the tokens decoded, without the stop token and without the prompt
-    truncated: bool = False  # no stop token before max_new_tokens
+    tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
+    text: str = ""           # what the verifier reads: the tokens decoded, without stop token and prompt
+    truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
-    formatted: bool = False
+    formatted: bool = False  # False where truncated
 
     @property
-    def solved(self):        # what accuracy counts
+    def solved(self):  # what accuracy counts
         return self.correct and self.formatted
 
 
 def reward(completion):
-    """+3 right and well formed, -0.5 well formed but not right, -3 badly formed (AR-Lopti's values)."""
+    """+3: right and well formed; -0.5: well formed but not right; -3: badly formed (as in AR-Lopti)."""
     return (3.0 if completion.correct else -0.5) if completion.formatted else -3.0
 
 
 def encode_prompt(tokenizer, system, question):
-    """Token ids of the prompt: through the tokenizer's chat template where it has one, else plain paragraphs."""
+    """Token ids of a prompt, through the tokenizer's chat template where it has one."""
     if not tokenizer.chat_template:
         return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
     chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
@@ -247,15 +251,21 @@ def encode_prompt(tokenizer, system, question):
 
 
 def stop_tokens(model, tokenizer):
-    """Ids that end a completion. Qwen's chat turns end in <|im_end|> and its base models' texts in <|endoftext|>,
-    whichever of the two the tokenizer calls its end token: stop on both."""
-    vocabulary, configured = tokenizer.get_vocab(), model.generation_config.eos_token_id
-    stops = {vocabulary.get("<|im_end|>"), vocabulary.get("<|endoftext|>"), tokenizer.eos_token_id}
-    return {*stops, *(configured if isinstance(configured, list) else [configured])} - {None}
+    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
+    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both."""
+    words, configured = tokenizer.get_vocab(), model.generation_config.eos_token_id
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+
+
+def autocast(device):
+    """bfloat16 arithmetic on a GPU, over float32 weights: at a learning rate of 1e-6 most updates are
+    smaller than half a step of bfloat16, and would be rounded away."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
-    """n verified completions of each problem, problem-major. Sampling is a function of `seed` and the model alone."""
+    """n verified completions of each problem, problem-major; the same ones for the same seed and weights."""
     device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
     prompts = [encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
     generator = torch.Generator(device).manual_seed(seed)
@@ -264,8 +274,8 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     completions = []
     for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):
         with autocast(device):
-            sampled = sample(model, prompts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens, stop_ids=stops,
-                             temperature=temperature, generator=generator)
+            sampled = sample(model, prompts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
+                             stop_ids=stops, temperature=temperature, generator=generator)
         for j, tokens in enumerate(sampled):
             problem, truncated = problems[i + j // n], tokens[-1] not in stops
             text = tokenizer.decode(tokens if truncated else tokens[:-1])
@@ -275,39 +285,33 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     return completions
 
 
-def autocast(device):
-    """bfloat16 arithmetic on a GPU. The weights stay float32: at a learning rate of 1e-6 most updates are smaller
-    than half a bfloat16 step and would be rounded away."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
 # ---- 5. Evaluation ----
 
-
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
-    """(row, completions): greedy accuracy with its standard error, and with samples = k > 0 also avg@k, the mean
-    over problems of the mean of k samples at cfg.temperature, and pass@1, 2, 4, ... k."""
+    """(row for metrics.jsonl, greedy completions). The row holds greedy accuracy with its standard error,
+    and for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4,
+    ... k."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
-    accuracy = mean(c.solved for c in greedy)
-    metrics = {**labels, "eval/accuracy": accuracy, "eval/accuracy_se": math.sqrt(accuracy * (1 - accuracy) / len(greedy)),
-               **{f"eval/{key}": value for key, value in describe(greedy).items()}}
+    row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
+    row["eval/accuracy_se"] = math.sqrt(row["eval/accuracy"] * (1 - row["eval/accuracy"]) / len(greedy))
     if samples:
-        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature, seed=cfg.seed)
+        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
+                        seed=cfg.seed)
         right = [sum(c.solved for c in drawn[i:i + samples]) for i in range(0, len(drawn), samples)]
-        metrics[f"eval/avg@{samples}"] = mean(right) / samples
+        row[f"eval/avg@{samples}"] = mean(right) / samples
         for k in [2 ** i for i in range(samples.bit_length())]:
-            metrics[f"eval/pass@{k}"] = mean(pass_at_k(samples, c, k) for c in right)
-    return metrics, greedy
+            row[f"eval/pass@{k}"] = mean(pass_at_k(samples, c, k) for c in right)
+    return row, greedy
 
 
 def describe(completions):
-    return {"format_rate": mean(c.formatted for c in completions),
+    return {"accuracy": mean(c.solved for c in completions),
+            "format_rate": mean(c.formatted for c in completions),
             "truncated": mean(c.truncated for c in completions),
             "completion_tokens": mean(len(c.tokens) for c in completions)}
 
 
 # ---- 6. Settings: each is a flag of the same name ----
-
 
 def setting(default, help, choices=None):
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
@@ -315,176 +319,170 @@ def setting(default, help, choices=None):
 
 @dataclasses.dataclass
 class Config:
-    model: str = setting("", "hub name or folder of a causal language model; none: a tiny one, built and warmed up here")
+    model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
     task: str = setting("kk", "what to learn", list(tasks.TASKS))
-    data: str = setting("synthetic", "synthetic: generated puzzles; published: the set of mem-kk-logic", tasks.KK_DATA)
-    people: tuple = setting((3, 4, 5, 6, 7), "kk: puzzle sizes, 2 to 8")
-    brief: bool = setting(False, "kk: the claims alone without a story, as the tiny model reads them")
-    shaping: str = setting("sg", "token weights: GRPO-SG, none (GRPO), AR-Lopti, SG in 1 - pi",
+    data: str = setting("synthetic", "generated, or kk's published puzzles", ["synthetic", "published"])
+    people: tuple = setting((3, 4, 5, 6, 7), "kk: sizes of puzzles, 2 to 8")
+    brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
+    shaping: str = setting("sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi",
                            ["sg", "none", "ar", "reverse"])
     alpha: float = setting(2.0, "scale of the weight")
     tau: float = setting(1/9, "temperature of the weight's sigmoid")
     mu: float = setting(0.25, "offset of the weight")
     low: float = setting(1.0, "L, the least weight")
     high: float = setting(1.4, "U, the greatest weight")
-    clip_low: float = setting(0.2, "the ratio is clipped below at 1 - clip_low")
-    clip_high: float = setting(0.24, "and above at 1 + clip_high")
-    beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second copy of the model is held")
-    loss_agg_mode: str = setting("token-mean", "how token losses are averaged", ["token-mean", "seq-mean-token-mean"])
-    steps: int = setting(350, "training steps: each samples, then updates")
-    prompts: int = setting(64, "P, prompts in a step")
+    clip_low: float = setting(0.2, "the ratio is clipped to 1 - clip_low")
+    clip_high: float = setting(0.24, "and to 1 + clip_high")
+    beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
+    loss_agg_mode: str = setting("token-mean", "mean over tokens", ["token-mean", "seq-mean-token-mean"])
+    steps: int = setting(350, "training steps, each a rollout and its updates")
+    prompts: int = setting(64, "P, prompts in a rollout")
     group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "optimizer updates in a step, each on its share of the completions")
-    lr: float = setting(1e-6, "AdamW's learning rate")
-    grad_clip: float = setting(1.0, "largest gradient norm")
-    temperature: float = setting(0.7, "of sampling, and of every log-probability")
-    max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped, and counted")
-    max_new_tokens: int = setting(2048, "completions are cut off here and then count as badly formed")
-    tokens_per_micro_batch: int = setting(32768, "most tokens, pads included, in one backward pass; lower it to save memory")
-    sample_batch: int = setting(512, "most completions sampled side by side; lower it to save memory")
-    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass: less memory, more time")
-    eval_every: int = setting(10, "steps between evaluations on validation problems")
-    eval_problems: int = setting(200, "problems in the validation set, and in the test set")
-    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy only")
-    eval_only: bool = setting(False, "evaluate on the test set, train nothing")
-    train_problems: int = setting(4500, "size of the generated training set")
-    warmup_accuracy: float = setting(0.6, "tiny model: warm up until this validation avg@4")
-    seed: int = setting(0, "of everything random")
-    out: str = setting("", "folder for the run's files, must not exist yet; none: a new one under runs/")
+    updates: int = setting(2, "optimizer updates on a rollout, each on its share of the completions")
+    lr: float = setting(1e-6, "learning rate of AdamW")
+    grad_clip: float = setting(1.0, "longer gradients are scaled to this norm")
+    temperature: float = setting(0.7, "of sampling and of all log-probabilities")
+    max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped and counted")
+    max_new_tokens: int = setting(2048, "a completion is cut off here, and then counts as badly formed")
+    tokens_per_micro_batch: int = setting(32768, "most tokens in a backward pass; lower it to save memory")
+    sample_batch: int = setting(512, "most completions sampled at once; lower it to save memory")
+    gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
+    train_problems: int = setting(4500, "size of a generated training set")
+    eval_problems: int = setting(200, "size of a generated validation or test set")
+    eval_every: int = setting(10, "steps between evaluations on the validation set")
+    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
+    eval_only: bool = setting(False, "no training, only the evaluation on the test set")
+    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 at which its warm-up ends")
+    seed: int = setting(0, "of everything that is random")
+    out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
 
-# What differs for the tiny model; flags given on the command line win over both.
-TINY = dict(people=(3,), brief=True, steps=100, prompts=32, updates=4, lr=4e-4, temperature=1.0, max_new_tokens=48, sample_batch=1024,
-            train_problems=20000, eval_every=10)
+# The tiny model's own defaults. What is given on the command line wins over both.
+TINY = dict(people=(3,), brief=True, train_problems=20000, steps=100, prompts=32, updates=4, lr=4e-4,
+            temperature=1.0, max_new_tokens=48, sample_batch=1024)
+WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
 def fail(message):
-    """A user's mistake: one line, exit status 2, no traceback."""
+    """A user's mistake: one line and exit status 2, no traceback."""
     print(f"grpo_sg: error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def parse(argv=None):
-    """The command line as a checked Config. Exits with status 2 and one line where a value cannot be used."""
+    """The command line as a checked Config; fails where a value cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.error = fail
     for field in dataclasses.fields(Config):
         kind = {bool: {"action": "store_true"}, tuple: {"type": int, "nargs": "+"}}.get(
             field.type, {"type": field.type, "choices": field.metadata["choices"]})
         tiny = f"; tiny model: {TINY[field.name]}" if field.name in TINY else ""
-        parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind, help=f"{field.metadata['help']} (default: {field.default}{tiny})")
+        parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
+                            help=f"{field.metadata['help']} (default: {field.default}{tiny})")
     given = vars(parser.parse_args(argv))
     cfg = Config(**{**({} if given.get("model") else TINY), **given})
-    for name in ("steps", "prompts", "updates", "lr", "grad_clip", "temperature", "max_prompt_tokens", "max_new_tokens",
-                 "tokens_per_micro_batch", "sample_batch", "eval_every", "eval_problems", "train_problems", "tau"):
-        if not 0 < getattr(cfg, name) < math.inf:
-            fail(f"--{name} must be positive and finite, not {getattr(cfg, name)}")
-    for name in ("beta", "clip_low", "clip_high", "eval_samples", "low"):
-        if not 0 <= getattr(cfg, name) < math.inf:
-            fail(f"--{name} must be 0 or more, not {getattr(cfg, name)}")
+    may_be_0 = ("alpha", "mu", "low", "high", "clip_low", "clip_high", "beta", "eval_samples", "seed")
+    for name, value in dataclasses.asdict(cfg).items():
+        zero = name in may_be_0
+        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
+            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
     if cfg.group_size < 2:
-        fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares a completion with its group")
+        fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
     if cfg.low > cfg.high:
-        fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to [low, high]")
-    if not all(2 <= n <= 8 for n in cfg.people):
-        fail(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
+        fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
+    shaping_weights(torch.zeros(1), **{k: getattr(cfg, k) for k in WEIGHT_SETTINGS})  # warns if it has no effect
     if cfg.out and os.path.lexists(cfg.out):
-        fail(f"--out {cfg.out} exists already: name a folder that does not, so that no run writes over another")
+        fail(f"--out {cfg.out} exists: name a folder that does not, so that no run writes over another")
     return cfg
 
 
 # ---- 7. Training ----
 
 
-def micro_batches(completions, advantages, rows, most_tokens, device):
-    """The completions numbered `rows` in right-padded batches of at most most_tokens tokens, pads included (a longer
-    one goes alone): dicts of ids (B, T), mask (B, T) and advantages (B,). They are sorted by length, so that the rows
-    of a batch are about equally long and little of it is padding."""
+def micro_batches(completions, advantages, rows, cfg, device):
+    """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
+    tokens, pads included (a longer one: alone): dicts of ids (B, T), mask (B, T), advantages (B,). They are
+    sorted by length: the rows of a batch are about equally long, and little of it is padding."""
     lengths = [len(c.prompt) + len(c.tokens) for c in completions]
     order, batches = sorted(rows, key=lambda i: -lengths[i]), []
     while order:
-        longest = lengths[order[0]]
-        fit = max(1, most_tokens // longest)
+        T = lengths[order[0]]
+        fit = max(1, cfg.tokens_per_micro_batch // T)
         rows, order = order[:fit], order[fit:]
-        ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.bool)
+        ids, mask = torch.zeros(len(rows), T, dtype=torch.long), torch.zeros(len(rows), T, dtype=torch.bool)
         for b, c in enumerate(completions[i] for i in rows):
-            end = len(c.prompt) + len(c.tokens)
-            ids[b, :end] = torch.tensor(c.prompt + c.tokens)
-            mask[b, len(c.prompt):end] = True  # by position: the end token may also be the pad token, and is trained on
-        batches.append({"ids": ids.to(device), "mask": mask.to(device), "advantages": advantages[rows].to(device)})
+            ids[b, :len(c.prompt + c.tokens)] = torch.tensor(c.prompt + c.tokens)
+  # By position, never by `ids != pad`: many models pad with their end token, which has to be learned.
+            mask[b, len(c.prompt):len(c.prompt + c.tokens)] = True
+        micro = {"ids": ids, "mask": mask, "advantages": advantages[rows]}
+        batches.append({key: value.to(device) for key, value in micro.items()})
     return batches
 
 
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on one rollout, each on its random share of the completions. advantages: one each.
+    """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
-    Returns the largest gradient norm, and the loss and grpo_sg_loss's statistics as means over the tokens trained on
-    (None where there were none). A group of equal rewards has advantage 0 and no gradient: where beta is 0 it is left
-    out of the passes, but not out of the denominators.
+    Returns the largest gradient norm, and the loss and grpo_sg_loss's statistics as means over what was
+    trained on, None if that is nothing. A group of equal rewards has advantage 0 and no gradient: where beta
+    is 0 it is left out of the passes, though not out of the denominators.
     """
-    def size(rows):  # what the sum of the losses of these completions is divided by
-        return sum(len(completions[i].tokens) for i in rows) if cfg.loss_agg_mode == "token-mean" else len(rows)
-
-    def current(net, micro):
-        with autocast(device):
-            return token_logps(net, micro["ids"], micro["mask"], temperature=cfg.temperature)
-    device = next(model.parameters()).device
+    device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))
     shares = [order[u::cfg.updates] for u in range(cfg.updates)]
     kept = [[i for i in share if cfg.beta or advantages[i] != 0] for share in shares]
-    batches = [micro_batches(completions, advantages, rows, cfg.tokens_per_micro_batch, device) for rows in kept]
-    model.train()  # only for gradient checkpointing: there is no dropout
-    with torch.no_grad():
-        for u, batch in enumerate(batches):
-            for micro in batch:
-                if reference is not None:
-                    micro["ref_logps"] = current(reference, micro)
-                if u > 0:  # before the first update the policy is the one that sampled: its own pass serves for both
-                    micro["old_logps"] = current(model, micro)
-    totals, norms = dict.fromkeys(("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"), 0.0), []
+    batches = [micro_batches(completions, advantages, rows, cfg, device) for rows in kept]
+
+    def size(rows):  # one denominator for all micro-batches of an update
+        return sum(len(completions[i].tokens) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
+
+    def logps_of(net, micro):
+        with autocast(device):
+            return token_logps(net, micro["ids"], micro["mask"], temperature=cfg.temperature)
+    model.eval()  # no dropout, in this pass as in the others: r is 1 where nothing has changed
+    for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
+        layer.training = getattr(layer, "gradient_checkpointing", False)
+    with torch.no_grad():  # before any update; the first one's own pass is still that of the old policy
+        for u, micro in [(u, micro) for u, batch in enumerate(batches) for micro in batch]:
+            micro["old_logps"] = logps_of(model, micro) if u > 0 else None
+            micro["ref_logps"] = logps_of(reference, micro) if cfg.beta else None
+    totals, norms = {}, []
     for share, batch in zip(shares, batches):
         for micro in batch:
-            logps = current(model, micro)
-            weights = shape_weights(cfg.shaping, logps, {k: getattr(cfg, k) for k in ("alpha", "tau", "mu", "low", "high")})
+            logps, old = logps_of(model, micro), micro["old_logps"]
             loss, stats = grpo_sg_loss(
-                logps, micro.get("old_logps", logps.detach()), micro["advantages"], micro["mask"], weights=weights,
-                ref_logps=micro.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-                loss_agg_mode=cfg.loss_agg_mode, denominator=size(share))
+                logps, logps.detach() if old is None else old, micro["advantages"], micro["mask"],
+                weights=shaping_weights(logps, **{k: settings[k] for k in WEIGHT_SETTINGS}),
+                ref_logps=micro["ref_logps"], denominator=size(share),
+                **{k: settings[k] for k in ("clip_low", "clip_high", "beta", "loss_agg_mode")})
             loss.backward()
-            for key, value in {**stats, "loss": loss.detach()}.items():
-                totals[key] += value * size(share)
+            for key, value in {"loss": loss.detach(), **stats}.items():
+                totals[key] = totals.get(key, 0) + value * size(share)
         if batch:
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip)))
             optimizer.step()
             optimizer.zero_grad()
-    trained = size(sum(kept, []))
-    return {"grad_norm": max(norms, default=0.0),
-            **{key: float(total) / trained if trained else None for key, total in totals.items()}}
-
-
-def batch(problems, step, cfg):
-    """The problems of a step, counted from 1, from training data shuffled anew each epoch. A function of (seed, step):
-    nothing has to be remembered to go on from there."""
-    epochs = [divmod(i, len(problems)) for i in range((step - 1) * cfg.prompts, step * cfg.prompts)]
-    orders = {e: random.Random(f"{cfg.seed} {e}").sample(range(len(problems)), len(problems)) for e, _ in epochs}
-    return [problems[orders[epoch][i]] for epoch, i in epochs]
+    nothing = dict.fromkeys(("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"))
+    means = {key: float(total) / size(sum(kept, [])) for key, total in totals.items()}
+    return {"grad_norm": max(norms, default=0.0), **nothing, **means}
 
 
 def train(model, tokenizer, task, cfg, log):
-    """GRPO-SG. `log(row, completions)` is called for each step and each evaluation. Returns the steps' rows."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    """GRPO-SG. Calls log(row, completions) after each step and evaluation; returns the rows of the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.beta else None
-    rows = []
-    bar = tqdm(range(1, cfg.steps + 1), "training")
+    rows, bar = [], tqdm(range(1, cfg.steps + 1), "training")
     for step in bar:
+        # What a step draws depends on (seed, step) alone: there is no random state to save, or to restore.
         started, seed = time.time(), cfg.seed * 1_000_003 + step
-        completions = rollout(model, tokenizer, task, batch(task.train, step, cfg), cfg, n=cfg.group_size,
+        problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
+        completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
-        rewards = torch.tensor([reward(c) for c in completions]).view(-1, cfg.group_size)          # (P, G)
-        advantages = group_advantages(rewards)                                                     # (P, G)
-        stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference, seed=seed)
-        rows.append({"step": step, "reward": rewards.mean().item(), "accuracy": mean(c.solved for c in completions),
-                     "equal_groups": mean((advantages == 0).all(1).tolist()), **describe(completions), **stats,
+        rewards = torch.tensor([reward(c) for c in completions]).view(-1, cfg.group_size)  # (P, G)
+        advantages = group_advantages(rewards)                                             # (P, G)
+        stats = update(model, optimizer, completions, advantages.flatten(), cfg,
+                       reference=reference, seed=seed)
+        rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
+                     "equal_groups": (advantages == 0).all(1).float().mean().item(),
                      "seconds": time.time() - started})
         log(rows[-1], completions[:cfg.group_size])
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
@@ -493,39 +491,12 @@ def train(model, tokenizer, task, cfg, log):
     return rows
 
 
-def warm_up(model, tokenizer, task, cfg):
-    """Maximum likelihood on task.demo's texts until the validation avg@4 reaches cfg.warmup_accuracy: what makes of the
-    tiny model the "pretrained" one that reinforcement learning starts from. Returns the last evaluation's metrics."""
-    device, rng = next(model.parameters()).device, random.Random(cfg.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    bar = tqdm(range(1, 3001), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")
-    for step in bar:
-        demos = []
-        for problem in rng.sample(task.train, 64):
-            tokens = tokenizer(task.demo(problem, rng))["input_ids"] + [tokenizer.eos_token_id]
-            demos.append(Completion(problem, encode_prompt(tokenizer, task.system, problem.question), tokens))
-        for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * min(1, step / 50)
-        micro, = micro_batches(demos, torch.zeros(64), range(64), 10 ** 9, device)
-        loss = -token_logps(model, micro["ids"], micro["mask"]).sum() / micro["mask"].sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 50 == 0:
-            metrics, _ = evaluate(model, tokenizer, task, task.valid, cfg, samples=4)
-            bar.set_postfix({"loss": f"{loss:.3f}", "avg@4": f"{metrics['eval/avg@4']:.2f}"})
-            if metrics["eval/avg@4"] >= cfg.warmup_accuracy:
-                return metrics
-    fail(f"the warm-up did not reach --warmup_accuracy {cfg.warmup_accuracy} in {step} steps: lower it")
-
-
 # ---- 8. A run: model, files, report ----
 
-
 def load_model(cfg, task):
-    """(model, tokenizer) from a folder or the hub, in float32, or the tiny pair where no model is named."""
+    """(model, tokenizer) from a folder or the hub, in float32; where none is named, the tiny pair."""
     torch.manual_seed(cfg.seed)
+    transformers.utils.logging.disable_progress_bar()
     if not cfg.model:
         model, tokenizer = tasks.tiny_model(task)
     else:
@@ -533,74 +504,85 @@ def load_model(cfg, task):
         try:
             if not local:
                 huggingface_hub.HfApi().model_info(cfg.model, timeout=10)
-        except Exception:  # no such name, no access, no network: only what an earlier download left can be used
+        except Exception:  # no such name, no access, no network: an earlier download may do
             local = True
         try:
-            tokenizer = AutoTokenizer.from_pretrained(cfg.model, local_files_only=local)
-            model = AutoModelForCausalLM.from_pretrained(cfg.model, local_files_only=local, dtype=torch.float32)
+            # Reads tokenizer.json as it is; AutoTokenizer gives every Qwen2 the stock rules for splitting text.
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(cfg.model, local_files_only=local)
+            model = transformers.AutoModelForCausalLM.from_pretrained(cfg.model, local_files_only=local,
+                                                                      dtype=torch.float32)
         except Exception as error:
-            fail(f"cannot load a model and its tokenizer from --model {cfg.model}: {str(error).splitlines()[0]} "
-                 "(give a folder written by save_pretrained, or a name on the hub and a network)")
-        if not stop_tokens(model, tokenizer) or not tokenizer.get_vocab():
-            fail(f"the tokenizer of --model {cfg.model} is not usable: it has no words or no end token")
-    for module in [model.config, *model.modules()]:  # both passes of an update must see the same network
-        for name in [name for name in vars(module) if name.endswith(("dropout", "pdrop", "dropout_p"))]:
-            if isinstance(getattr(module, name), float):
-                setattr(module, name, 0.0)
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+            fail(f"cannot load a model and its tokenizer from --model {cfg.model}: give a folder written by "
+                 f"save_pretrained, or a name on the hub and a network ({str(error).splitlines()[0]})")
+    stops, prompt = stop_tokens(model, tokenizer), encode_prompt(tokenizer, task.system, task.test[0].question)
+    if not stops or not prompt:
+        fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
     if cfg.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    ids = torch.tensor([prompt + [min(stops)]])
+    last = torch.arange(ids.shape[1])[None] == ids.shape[1] - 1
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits[0, -2].float().log_softmax(-1)[ids[0, -1]]
+        if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-3):
+            fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def printable(text):
-    """A completion can hold any character: nothing that steers a terminal gets printed."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-
-
-def sparkline(values, width=60):
-    """A row of blocks, lowest value to highest, with both ends in numbers."""
-    means = [mean(values[i * len(values) // width:(i + 1) * len(values) // width] or [values[-1]])
-             for i in range(width)] if len(values) > width else values
-    low, high = min(means), max(means)
-    blocks = "".join("\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"[int(7.99 * (v - low) / (high - low or 1))] for v in means)
-    return f"{blocks} {values[0]:.2f} -> {values[-1]:.2f}"
-
-
 def open_run(cfg):
-    """Make the run's folder with config.json; returns it and a function log(row, completions) that appends to
-    metrics.jsonl, one JSON object a line, and to samples.jsonl, whole transcripts with their verdicts."""
+    """Make the run's folder with config.json. Returns it, and log(row, completions), which appends to
+    metrics.jsonl and, whole transcripts with their verdicts, to samples.jsonl."""
     out = cfg.out or f"runs/{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     os.makedirs(out)
 
-    def append(file, records):
-        with open(os.path.join(out, file), "a") as f:
-            f.writelines(json.dumps(record) + "\n" for record in records)
+    def append(name, records):
+        with open(os.path.join(out, name), "a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
 
     def log(row, completions):
         append("metrics.jsonl", [row])
         append("samples.jsonl", [
             {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-             "answer": c.problem.answer, "completion": c.text, "truncated": c.truncated, "correct": c.correct,
-             "formatted": c.formatted, "reward": reward(c)} for c in completions])
-    with open(os.path.join(out, "config.json"), "w") as f:
-        json.dump(dataclasses.asdict(cfg), f, indent=2)
+             "answer": c.problem.answer, "completion": c.text, "reward": reward(c), "correct": c.correct,
+             "formatted": c.formatted, "truncated": c.truncated} for c in completions])
+    with open(os.path.join(out, "config.json"), "w") as file:
+        json.dump(dataclasses.asdict(cfg), file, indent=2)
     print(f"files of this run: {out}/")
     return out, log
 
 
-def report(before, after, shown, rows, task, cfg):
-    """What the run did, for a person: accuracies, curves, and one problem before and after."""
-    print(f"\n{len(task.test)} test problems, none of them trained on; the best constant answer gets {task.floor:.2f}")
-    for key in [key for key in after if key.startswith(("eval/accuracy", "eval/avg@", "eval/pass@"))]:
+def sparkline(values, width=60):
+    """A row of blocks from the least value to the greatest, then the first value and the last."""
+    cuts = [i * len(values) // min(width, len(values)) for i in range(min(width, len(values)) + 1)]
+    means = [mean(values[a:b]) for a, b in zip(cuts, cuts[1:])]
+    low, span = min(means), max(means) - min(means) or 1
+    blocks = "".join("▁▂▃▄▅▆▇█"[int(7.99 * (v - low) / span)] for v in means)
+    return f"{blocks} {means[0]:.2f} -> {means[-1]:.2f}"
+
+
+def report(before, after, greedy, rows, task):
+    """What the run did: accuracies, curves, one problem. greedy: the completions of both evaluations."""
+    def printable(text):  # a completion can hold any character: none may steer the terminal
+        return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+    print(f"\n{len(task.test)} test problems, none trained on; a constant answer gets {task.floor:.2f}")
+    for key in [key for key in after if key.startswith(("eval/acc", "eval/avg@", "eval/pass@"))]:
         print(f"  {key[5:]:<12} {before[key]:.3f} -> {after[key]:.3f}")
     for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
         print(f"  {key:<18}{sparkline([row[key] for row in rows])}")
-    print(f"\nOne of them: {printable(shown[0].problem.question)}")
-    for when, c in zip(("before", "after"), shown):
+    pair = max(zip(*greedy), key=lambda pair: pair[1].solved - pair[0].solved)
+    print(f"\nOne of them: {printable(pair[0].problem.question)}")
+    for when, c in zip(("Before", "After"), pair):
         verdict = "right" if c.solved else "wrong" if c.formatted else "badly formed"
         print(f"\n{when} ({verdict}): {printable(c.text)}")
+
+
+def keep_short(problems, split, tokenizer, task, cfg):
+    """The problems whose prompts have at most cfg.max_prompt_tokens; prints how many went."""
+    lengths = [len(encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
+    short = [problem for problem, length in zip(problems, lengths) if length <= cfg.max_prompt_tokens]
+    if len(short) < len(problems):
+        print(f"dropped {len(problems) - len(short)} of {len(problems)} {split} problems: prompts over "
+              f"--max_prompt_tokens {cfg.max_prompt_tokens}, the longest has {max(lengths)}")
+    return short or fail(f"no {split} problem is left: raise --max_prompt_tokens")
 
 
 def main(argv=None):
@@ -608,21 +590,15 @@ def main(argv=None):
     try:
         task = tasks.TASKS[cfg.task](cfg)
     except (OSError, ValueError) as error:
-        fail(f"cannot load the data of --task {cfg.task} --data {cfg.data}: {str(error).splitlines()[0]}")
+        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).splitlines()[0]}")
     model, tokenizer = load_model(cfg, task)
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        short = [p for p in problems if len(encode_prompt(tokenizer, task.system, p.question)) <= cfg.max_prompt_tokens]
-        if len(short) < len(problems):
-            print(f"{len(problems) - len(short)} of {len(problems)} {split} problems dropped: "
-                  f"prompt over --max_prompt_tokens {cfg.max_prompt_tokens}")
-        if not short:
-            fail(f"no {split} problem is left: raise --max_prompt_tokens")
-        task = task._replace(**{split: short})
+    task = task._replace(**{split: keep_short(getattr(task, split), split, tokenizer, task, cfg)
+                            for split in ("train", "valid", "test")})
     try:
         out, log = open_run(cfg)
         if not cfg.model:
-            warm_up(model, tokenizer, task, cfg)
+            tasks.warm_up(model, tokenizer, task, cfg, lambda: evaluate(
+                model, tokenizer, task, task.valid, cfg, samples=4)[0]["eval/avg@4"])
         test = dict(samples=cfg.eval_samples, split="test")
         before, greedy = evaluate(model, tokenizer, task, task.test, cfg, step=0, **test)
         log(before, greedy)
@@ -635,8 +611,7 @@ def main(argv=None):
         tokenizer.save_pretrained(os.path.join(out, "checkpoint"))
     except OSError as error:
         fail(f"cannot write the run's files: {error}")
-    pick = max(range(len(greedy)), key=lambda i: greedy_after[i].solved - greedy[i].solved)
-    report(before, after, (greedy[pick], greedy_after[pick]), rows, task, cfg)
+    report(before, after, (greedy, greedy_after), rows, task)
     print(f"\nmodel, metrics and transcripts: {out}/")
 
 

@@ -1,9 +1,9 @@
 """The tasks of grpo_sg.py: puzzles, data sets, answer checkers, and the tiny model of the offline run.
 
-A task is a `Task`: problems to train on, problems to test on, the system prompt, and a verifier that reads one
-response and says two things, whether the answer is right and whether the response is well formed. Every
-verifier treats the response as hostile input: it is the text of a model that is paid for fooling it. Nothing
-here evaluates that text, and a verifier never raises and never hangs.
+A `Task` is problems to train on and to test on, the system prompt, and a verifier that reads one response
+and says two things: whether the answer is right, and whether the response is well formed. A verifier treats
+the response as hostile input, being the text of a model that is paid for fooling it: nothing here evaluates
+such a text, and no verifier raises or hangs.
 """
 import random
 import re
@@ -11,6 +11,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tqdm import tqdm
 
 
 class Problem(NamedTuple):
@@ -40,22 +45,23 @@ class Task(NamedTuple):
 # Knights and Knaves: n people, a knight always tells the truth, a knave always lies, each makes one claim
 # ----------------------------------------------------------------------------------------------------------
 
-KK_SYSTEM = ("You solve logic puzzles. First think about the puzzle step by step inside <think> and </think>. "
-             "Then name the role of every person inside <answer> and </answer>, for example "
-             "<answer> (1) Zoey is a knight (2) Oliver is a knave </answer>. Write nothing after that.")
+KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> and </think>. "
+             "Then name everybody's role inside <answer> and </answer>, for example: <answer> (1) Zoey is a "
+             "knight (2) Oliver is a knave </answer>. Write nothing after that.")
 
-KK_HUB, KK_DATA = "K-and-K/knights-and-knaves", ["synthetic", "published"]
-NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma Eric Eva Felix Finn "
-         "Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga "
-         "Oscar Paul Peter Rosa Ruth Sam Sara Simon Theo Tom Vera Zoe").split()
+KK_HUB = "K-and-K/knights-and-knaves"
+NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma Eric Eva Felix "
+         "Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria Max Mia Nina "
+         "Noah Olga Oscar Paul Peter Rosa Ruth Sam Sara Simon Theo Tom Vera Zoe").split()
 SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.", "{} told you that {}.",
            "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.", "{} declares that {}.",
-           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.", "{} mentioned that {}.",
-           "{} swears that {}.", "{} lets you know that {}.", "According to {}, {}.", "In the words of {}, {}.",
-           "As {} puts it, {}.", "If you believe {}, {}."]
+           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.",
+           "{} mentioned that {}.", "{} swears that {}.", "{} lets you know that {}.",
+           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.", "If you believe {}, {}."]
 ROLES = ("knave", "knight")
-KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a knave, who always lies. "
-            "You meet {n} inhabitants of it on the shore: {names}. {told} Who is a knight and who is a knave?")
+KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a knave, who always "
+            "lies. You meet {n} inhabitants of it on the shore: {names}. {told} Who is a knight and who is "
+            "a knave?")
 
 
 def kk_claim(n, speaker, rng):
@@ -75,8 +81,8 @@ def kk_claim(n, speaker, rng):
 
 
 def kk_truth(claim, knight, full):
-    """The claim's truth in each of the 2^n assignments, as the bits of one integer: bit a of knight[p] is set
-    where person p is a knight in assignment a, and full has all 2^n bits set."""
+    """The claim's truth in each of the 2^n assignments, as the bits of one integer: bit a of knight[p] is
+    set where person p is a knight in assignment a, and full has all 2^n bits set."""
     kind, leaves = claim
     x, y = [knight[p] if is_knight else full ^ knight[p] for p, is_knight in leaves + leaves][:2]
     if kind == "leaf":
@@ -90,24 +96,25 @@ def kk_truth(claim, knight, full):
     return (full ^ x) | y if kind == "if" else full ^ x ^ y
 
 
-def kk_words(claim, names):
-    """The claim in English."""
+def kk_words(claim, names, brief=False):
+    """The claim in English, or in telegraphic English."""
     kind, leaves = claim
-    x, y = [f"{names[p]} is a {ROLES[is_knight]}" for p, is_knight in leaves + leaves][:2]
-    return {"leaf": x, "not": f"it is not true that {x}", "and": f"{x} and {y}", "or": f"{x} or {y}",
-            "if": f"if {x} then {y}", "iff": f"{x} if and only if {y}"}[kind]
-
+    is_a, is_not, iff = (" ", "not", "iff") if brief else (" is a ", "it is not true that", "if and only if")
+    x, y = [f"{names[p]}{is_a}{ROLES[is_knight]}" for p, is_knight in leaves + leaves][:2]
+    return {"leaf": x, "not": f"{is_not} {x}", "and": f"{x} and {y}", "or": f"{x} or {y}",
+            "if": f"if {x} then {y}", "iff": f"{x} {iff} {y}"}[kind]
 
 
 def kk_solution(fits, names):
-    """Worked text: the assignments that fit the first person's claim, those of them that fit the second's, and so
-    on until one is left. KNK: the first and third of the people are knights, the second is a knave. `fits[p]` has
-    bit a set where p's claim fits p's role in assignment a."""
+    """Worked text: the assignments that fit the first person's claim, those of them that fit the second's,
+    and so on until one is left. KNK: the first and third of the people are knights, the second is a knave.
+    `fits[p]` has bit a set where p's claim fits p's role in assignment a."""
     lines, left = [], range((1 << len(names)) - 1, -1, -1)
     for name, fit in zip(names, fits):
         left = [a for a in left if fit >> a & 1]
-        lines.append(f"{name}: " + " ".join("".join("NK"[a >> p & 1] for p in range(len(names))) for a in left))
-    return kk_text(lines, names, lines[-1].split()[1])
+        words = ["".join("NK"[a >> p & 1] for p in range(len(names))) for a in left]
+        lines.append(f"{name}: {' '.join(words)}")
+    return kk_text(lines, names, words[0])
 
 
 def kk_text(lines, names, roles):
@@ -118,20 +125,21 @@ def kk_text(lines, names, roles):
 
 def kk_puzzle(n, rng, *, brief=False):
     """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles; its answer is a dict
-    name -> "knight" or "knave". `brief` leaves out the story and keeps the first n names: the claims alone, which
-    a tiny model can learn to read. Random draws are rejected until one has a single solution (a third have)."""
+    name -> "knight" or "knave". `brief` leaves out the story and keeps the first n names: the claims alone,
+    which a tiny model can learn to read. Random draws are rejected until one has a single solution (a third
+    have)."""
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
     full = (1 << (1 << n)) - 1
-    knight = [full // ((1 << (1 << p)) + 1) << (1 << p) for p in range(n)]  # as in a truth table: ..1010, ..1100
+    knight = [full // ((1 << (1 << p)) + 1) << (1 << p) for p in range(n)]  # a truth table's ..1010, ..1100
     ok = 0
-    while not ok or ok & (ok - 1):  # one bit set: one assignment in which every claim fits its speaker's role
+    while not ok or ok & (ok - 1):  # until one bit is set: one assignment that all claims fit
         claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
         fits = [full ^ knight[p] ^ kk_truth(claim, knight, full) for p, claim in enumerate(claims)]
         ok = full
         for fit in fits:
             ok &= fit
     roles = {name: ROLES[ok.bit_length() - 1 >> p & 1] for p, name in enumerate(names)}
-    words = [kk_words(claim, names) for claim in claims]
+    words = [kk_words(claim, names, brief) for claim in claims]
     if brief:
         question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
     else:
@@ -142,14 +150,15 @@ def kk_puzzle(n, rng, *, brief=False):
 
 def kk_meaning(claims):
     """An integer that is the same for two puzzles whenever renaming the people turns the claims of one into
-    logical equivalents of the other's: colour refinement on the graph of who speaks of whom. Different puzzles
-    can share it too (symmetric ones, rarely), which costs a split a puzzle and never lets one into two splits."""
-    mentions = []  # (speaker, person, the claim's truth table with that person's role as the low bit, the other)
+    logical equivalents of the other's: colour refinement on the graph of who speaks of whom. Different
+    puzzles can share it too (symmetric ones, rarely), which costs a split a puzzle and never lets one into
+    two splits."""
+    mentions = []  # (speaker, person, the claim's truth table with that person as the low bit, other person)
     for speaker, (kind, leaves) in enumerate(claims):
         x, y = leaves[0][0], leaves[-1][0]
         if x == y:
             table = kk_truth((kind, leaves), {x: 0b10}, 0b11)
-            mentions.append((speaker, x if table in (1, 2) else speaker, table, -1))  # 0 and 3 speak of nobody
+            mentions.append((speaker, x if table in (1, 2) else speaker, table, -1))  # 0, 3: about nobody
         else:
             table = kk_truth((kind, leaves), {x: 0b1010, y: 0b1100}, 0b1111)
             mentions.append((speaker, x, table, y))
@@ -168,10 +177,11 @@ def kk_meaning(claims):
 def kk_split(split, count, people, seed, *, brief=False):
     """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in `people` in turn.
 
-    A puzzle's meaning decides its split: a tenth of all meanings is "test", a tenth "valid", for every seed, so no
-    puzzle of one split occurs in another under other names or in equivalent words; and none occurs twice in its
-    own. Puzzle i depends on (seed, split, i) and the ones before it. For two people there are only some 400
-    different puzzles: fewer than `count` come back once 1,000 draws in a row bring nothing new.
+    A puzzle's meaning decides its split: a tenth of all meanings is "test", a tenth "valid", for every seed,
+    so no puzzle of one split occurs in another under other names or in equivalent words; and none occurs
+    twice in its own. Puzzle i depends on (seed, split, i) and the ones before it. For two people there are
+    only some 400 different puzzles: fewer than `count` come back once 1,000 draws in a row bring nothing
+    new.
     """
     problems, seen = [], set()
     for i in range(count):
@@ -196,14 +206,15 @@ FAKE_TURN = re.compile(r"<\||^[ \t]*(?:user|human|assistant|system)[ \t]*:", re.
 def verify_kk(response, roles):
     """Grade one response to a Knights and Knaves puzzle; `roles`: dict name -> "knight" or "knave".
 
-    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles `</answer>`, each tag once and in
-    lower case, something in the thoughts, and nothing else but end tokens and white space; no turn of a dialogue is
-    faked inside. `correct`: the one answer block, outside the thoughts, gives everybody the right role and says
-    nothing else. Give it the response alone, never with the prompt, whose example would count. Never raises.
+    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles `</answer>`, each tag
+    once and in lower case, something in the thoughts, and nothing else but end tokens and white space; no
+    turn of a dialogue is faked inside. `correct`: the one answer block, outside the thoughts, gives
+    everybody the right role and says nothing else. Give it the response alone, never with the prompt, whose
+    example would count. Never raises.
     """
     body = response.strip()
-    while body.endswith(("<|im_end|>", "<|endoftext|>")):
-        body = body.removesuffix("<|im_end|>").removesuffix("<|endoftext|>").rstrip()
+    for _ in range(2):
+        body = body.removesuffix("<|endoftext|>").removesuffix("<|im_end|>").strip()
     # Compatibility forms are folded for this one purpose: a tag in full-width letters is a tag too many.
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(unicodedata.normalize("NFKC", body))]
     before, opened, rest = body.partition("<answer>")
@@ -217,8 +228,9 @@ def verify_kk(response, roles):
 
 
 def read_roles(answer, names):
-    """The roles that an answer gives, as a dict name -> role, or None where anything in it is not a clause of the
-    form `NAME is a ROLE`: a negation, a hedge, a quotation, a retraction, a stranger, or two roles for one name."""
+    """The roles that an answer gives, as a dict name -> role, or None where anything in it is not a clause
+    of the form `NAME is a ROLE`: a negation, a hedge, a quotation, a retraction, a stranger, or two roles
+    for one name."""
     shown = "".join(unicodedata.normalize(form, "".join(names)) for form in ("NFC", "NFD"))
     letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
     if not all(c.isascii() or c in letters for c in answer):
@@ -243,36 +255,41 @@ def read_roles(answer, names):
 
 
 def kk_demo(problem, rng):
-    """What the tiny model is warmed up on: the worked solution, more often than not broken off before the last claim,
-    with a guess among the assignments that are left. So it knows every move and has a bad habit, which pays
-    less; to find that out is left to reinforcement learning."""
+    """What the tiny model is warmed up on: the worked solution, more often than not broken off before the last
+    claim, with the first assignment left taken for the answer. So it sees every move, and a bad habit that
+    often fails; that thinking to the end pays is left for reinforcement learning to find out."""
     lines = problem.solution.removeprefix("<think> ").split(". </think>")[0].split(". ")
-    lines = lines[:rng.choices([len(lines) - 1, len(lines)], [0.6, 0.4])[0]]
-    return kk_text(lines, list(problem.answer), rng.choice(lines[-1].split()[1:]))
+    lines = lines[:len(lines) - (rng.random() < 0.7)]
+    return kk_text(lines, list(problem.answer), lines[-1].split()[1])
 
 
 def kk_published(people):
-    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123), split as Logic-RL does: of the 1,000
-    of a size the last 100 are for the test."""
+    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123), split as Logic-RL does:
+    of the 1,000 of a size the last 100 are for the test."""
     import datasets  # slow to import, and needed for data from the hub only
     train, test = [], []
     for n in people:
-        problems = [Problem(row["quiz"], {name: ROLES[is_knight] for name, is_knight in zip(row["names"], row["solution"])})
-                    for row in datasets.load_dataset(KK_HUB, "train", split=f"{n}ppl")]
+        rows = datasets.load_dataset(KK_HUB, "train", split=f"{n}ppl")
+        problems = [Problem(row["quiz"], dict(zip(row["names"], map(ROLES.__getitem__, row["solution"]))))
+                    for row in rows]
         train, test = train + problems[:-100], test + problems[-100:]
     return train, test
 
 
 def kk_task(cfg):
     """Knights and Knaves. cfg has data ("synthetic" or "published"), people, brief, seed, train_problems and
-    eval_problems. Validation puzzles are always generated."""
+    eval_problems. Validation puzzles are always generated. Raises ValueError for sizes other than 2 to 8."""
+    if not all(2 <= n <= 8 for n in cfg.people):
+        raise ValueError(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
+
     def split(name, count):
         return kk_split(name, count, cfg.people, cfg.seed, brief=cfg.brief)
     train, test = (kk_published(cfg.people) if cfg.data == "published" else
                    (split("train", cfg.train_problems), split("test", cfg.eval_problems)))
-    floor = Counter(tuple(problem.answer.values()) for problem in test)
-    floor = sum(max(count for roles, count in floor.items() if len(roles) == n) for n in set(map(len, floor))) / len(test)
-    return Task("kk", KK_SYSTEM, train, split("valid", cfg.eval_problems), test, verify_kk, floor, kk_demo)
+    valid = split("valid", cfg.eval_problems)
+    counts = Counter(tuple(problem.answer.values()) for problem in test)
+    most = [max(count for roles, count in counts.items() if len(roles) == n) for n in set(map(len, counts))]
+    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, sum(most) / len(test), kk_demo)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -280,26 +297,54 @@ def kk_task(cfg):
 # ----------------------------------------------------------------------------------------------------------
 
 def tiny_model(task):
-    """(model, tokenizer): an untrained Qwen2 of about 120,000 weights and a tokenizer whose tokens are the words,
-    between white space, of the task's questions and demonstrations. The chat template leaves the system prompt out: a
-    model that can read nothing else needs no telling."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    """(model, tokenizer): an untrained Qwen2 of about 200,000 weights and a tokenizer whose tokens are the
+    words, between white space, of the task's questions and demonstrations. The chat template leaves the
+    system prompt out: a model that can read nothing else needs no telling."""
     rng = random.Random(0)
     words = {word for problem in task.train[:2000] + task.train[-2000:]
-             for text in (problem.question, problem.solution, task.demo(problem, rng)) for word in text.split()}
+             for text in (problem.question, problem.solution, task.demo(problem, rng))
+             for word in text.split()}
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>",
-                                        unk_token="[UNK]")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]",
+                                                     eos_token="<|im_end|>", pad_token="<|im_end|>")
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     # With the usual initializer_range of 0.02 so narrow a network starts next to zero and hardly learns.
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.1,
-        bos_token_id=None, eos_token_id=0, pad_token_id=0))
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True,
+        initializer_range=0.1, bos_token_id=None, eos_token_id=0, pad_token_id=0))
     return model, tokenizer
+
+
+def warm_up(model, tokenizer, task, cfg, accuracy):
+    """Maximum likelihood on task.demo's texts until accuracy(), measured on validation problems, reaches
+    cfg.warmup_accuracy in the mean of its last three values: it makes of the tiny model a "pretrained" one, from
+    which RL can start."""
+    rng, steps, reached = random.Random(cfg.seed), 2000, []
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
+    bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")
+    for step in bar:
+        texts = [(p.question, f"{task.demo(p, rng)} <|im_end|>") for p in rng.sample(task.train, 64)]
+        pairs = [tokenizer(pair)["input_ids"] for pair in map(list, texts)]
+        T = max(len(prompt + demo) for prompt, demo in pairs)
+        ids, labels = torch.zeros(64, T, dtype=torch.long), torch.full((64, T), -100)  # -100: no loss
+        for b, (prompt, demo) in enumerate(pairs):
+            ids[b, :len(prompt + demo)] = torch.tensor(prompt + demo)
+            labels[b, len(prompt):len(prompt + demo)] = torch.tensor(demo)
+        loss = model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
+        optimizer.param_groups[0]["lr"] = 4e-3 * min(1, step / 50, (400 / step) ** 0.5)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 50 == 0:
+            reached.append(accuracy())
+            bar.set_postfix({"loss": f"{loss:.3f}", "accuracy": f"{reached[-1]:.2f}"})
+            if sum(reached[-3:]) / 3 >= cfg.warmup_accuracy:
+                return
+    print(f"the warm-up ends after {steps} steps, below --warmup_accuracy {cfg.warmup_accuracy}")
 
 
 TASKS = {"kk": kk_task}  # name -> function of the settings that returns a Task

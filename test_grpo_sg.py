@@ -1,0 +1,779 @@
+"""Tests: offline, on a CPU, in any order. Mathematics is held against slow, independent versions of itself."""
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import grpo_sg
+import tasks
+from grpo_sg import group_advantages, grpo_sg_loss, pass_at_k, sample, token_logps, token_weights
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+torch.set_num_threads(1)
+
+
+def tiny_qwen(vocab=50, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=1, pad_token_id=1, **kwargs)).eval()
+
+
+def batch(B=4, T=7, seed=0):
+    """Random logps, old, ref, advantages, mask and weights; ratios on both sides of the clip."""
+    g = torch.Generator().manual_seed(seed)
+    logps = -3 * torch.rand(B, T, generator=g)
+    old, ref = logps + 0.5 * torch.randn(B, T, generator=g), logps + 0.5 * torch.randn(B, T, generator=g)
+    mask = torch.rand(B, T, generator=g) < 0.7
+    mask[:, 1], mask[0, 2:] = True, False
+    return logps, old, ref, torch.randn(B, generator=g), mask, token_weights(logps)
+
+
+# ---- the weight ----
+
+
+@pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301), (0.3, 1.374053),
+                                   (0.5, 1.4), (1.0, 1.4)])
+def test_weight_values(pi, w):
+    assert token_weights(torch.tensor([pi]).log()).item() == pytest.approx(w, abs=2e-6)
+
+
+def test_weight_unclipped_and_slope():
+    def w(pi):
+        return token_weights(torch.tensor([math.log(pi)]), low=0.0, high=9.0).item()
+    assert w(1.0) == pytest.approx(2 * (1 / (1 + math.exp(-9)) - 0.25), abs=1e-6)
+    s = 1 / (1 + math.exp(-1.8))
+    assert (w(0.201) - w(0.199)) / 0.002 == pytest.approx(2 * 9 * s * (1 - s), rel=1e-2)
+
+
+def test_weight_has_no_gradient_and_is_float32():
+    logps = torch.tensor([[-0.5, -2.0]], dtype=torch.bfloat16, requires_grad=True)
+    w = token_weights(logps)
+    assert w.dtype == torch.float32 and not w.requires_grad and w.shape == logps.shape
+
+
+@pytest.mark.parametrize("settings", [dict(tau=9.0), dict(low=1.2, high=1.2), dict(alpha=0.0), dict(mu=-9.0)])
+def test_settings_without_effect_warn(settings):
+    with pytest.warns(UserWarning, match="plain GRPO"):
+        w = token_weights(torch.linspace(-5, 0, 9), **settings)
+    assert w.unique().numel() == 1
+
+
+def test_default_settings_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        token_weights(torch.zeros(1))
+
+
+@pytest.mark.parametrize("settings", [dict(tau=0.0), dict(tau=-1.0), dict(low=2.0), dict(low=-0.1), dict(high=math.nan)])
+def test_weight_refuses_unusable_settings(settings):
+    with pytest.raises(ValueError, match="low"):
+        token_weights(torch.zeros(1), **settings)
+
+
+def test_other_shapings():
+    logps = torch.tensor([[0.2, 0.9]]).log()
+    assert grpo_sg.shaping_weights(logps, shaping="none") is None
+    assert torch.allclose(grpo_sg.shaping_weights(logps, shaping="ar"), torch.tensor([[0.84, 0.98]]))
+    assert torch.allclose(grpo_sg.shaping_weights(logps, shaping="reverse"), token_weights((1 - logps.exp()).log()))
+    assert grpo_sg.shaping_weights(torch.zeros(1, 1), shaping="reverse").item() == 1.0  # pi = 1
+
+
+# ---- the advantage ----
+
+
+def test_advantages_against_loop():
+    rewards = torch.tensor([[3.0, -0.5, -3.0, 3.0], [1.0, 0.0, 0.0, 0.0]])
+    for R, A in zip(rewards.tolist(), group_advantages(rewards).tolist()):
+        m = sum(R) / 4
+        std = math.sqrt(sum((x - m) ** 2 for x in R) / 3)
+        assert A == pytest.approx([(x - m) / (std + 1e-6) for x in R], rel=1e-5)
+
+
+def test_equal_rewards_give_exactly_zero():
+    assert group_advantages(torch.full((2, 7), 0.1)).eq(0).all()
+    assert group_advantages(torch.ones(1, 2, dtype=torch.long)).eq(0).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (4,), (2, 2, 2)])
+def test_advantages_refuse_groups_of_one(shape):
+    with pytest.raises(ValueError, match="G >= 2"):
+        group_advantages(torch.zeros(shape))
+
+
+# ---- the loss ----
+
+
+def slow_loss(logps, old, A, mask, weights, ref, low, high, beta, mode, denominator):
+    """The paper's page as loops over Python floats; torch only for autograd, in float64."""
+    sequences, count = [], 0
+    for i in range(len(logps)):
+        terms = []
+        for t in range(logps.shape[1]):
+            if mask[i, t]:
+                r = torch.exp(logps[i, t] - old[i, t])
+                a = A[i] if A.dim() == 1 else A[i, t]
+                term = torch.min(r * a, min(max(r.item(), 1 - low), 1 + high) * a if not 1 - low <= r <= 1 + high else r * a)
+                term = term * (1 if weights is None else weights[i, t])
+                if beta:
+                    x = torch.exp(ref[i, t] - logps[i, t])
+                    term = term - beta * (x - torch.log(x) - 1)
+                terms.append(term)
+        count += len(terms)
+        sequences.append(terms)
+    if mode == "token-mean":
+        return -sum(sum(terms) for terms in sequences if terms) / (denominator or count)
+    return -sum(sum(terms) / len(terms) for terms in sequences if terms) / (denominator or sum(map(bool, sequences)))
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("denominator", [None, 11])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_loss_and_gradient_against_loop(mode, weighted, beta, denominator, per_token):
+    logps, old, ref, A, mask, w = batch()
+    A = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5)) if per_token else A
+    fast, slow = logps.clone().requires_grad_(), logps.double().requires_grad_()
+    loss, _ = grpo_sg_loss(fast, old, A, mask, weights=w if weighted else None, ref_logps=ref, clip_low=0.2,
+                           clip_high=0.3, beta=beta, loss_agg_mode=mode, denominator=denominator)
+    expected = slow_loss(slow, old.double(), A.double(), mask, w.double() if weighted else None, ref.double(),
+                         0.2, 0.3, beta, mode, denominator)
+    loss.backward(), expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(fast.grad.double(), slow.grad, atol=1e-6)
+
+
+def test_fold_identity():
+    """GRPO-SG is GRPO in which each token has the advantage w A: same loss, same gradient."""
+    logps, old, _, A, mask, w = batch()
+    x, y = logps.clone().requires_grad_(), logps.clone().requires_grad_()
+    a, _ = grpo_sg_loss(x, old, A, mask, weights=w)
+    b, _ = grpo_sg_loss(y, old, w * A[:, None], mask)
+    (a + b).backward()
+    assert torch.allclose(a, b) and torch.allclose(x.grad, y.grad)
+
+
+def test_weight_inside_the_clip_would_stop_confident_tokens():
+    logps = torch.tensor([[math.log(0.9)]], requires_grad=True)
+    w, A, mask = token_weights(logps), torch.ones(1), torch.ones(1, 1)
+    grpo_sg_loss(logps, logps.detach(), A, mask, weights=w)[0].backward()
+    assert logps.grad.item() == pytest.approx(-1.4)  # r A's gradient, times w
+    logps.grad = None
+    wr = w * (logps - logps.detach()).exp()
+    (-torch.minimum(wr, wr.clamp(0.8, 1.2))).sum().backward()
+    assert logps.grad.item() == 0.0
+
+
+@pytest.mark.parametrize("r, A, moves", [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False),
+                                         (1.1, 1.0, True), (0.9, -1.0, True), (1.25, 1.0, True), (1.35, 1.0, False)])
+def test_clip_quadrants(r, A, moves):
+    """The clip stops a token that has already gone far the way its advantage points; never one that went the other."""
+    logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
+    loss, stats = grpo_sg_loss(logps, torch.tensor([[math.log(0.3)]]), torch.tensor([A]), torch.ones(1, 1),
+                               clip_low=0.2, clip_high=0.3)
+    loss.backward()
+    assert logps.grad.item() == pytest.approx(-r * A if moves else 0.0, abs=1e-6)
+    assert stats["clip_frac"] == float(not moves)
+
+
+def test_kl_is_unbiased_zero_at_the_reference_and_not_weighted():
+    """Over all tokens of a small vocabulary, sum_x pi(x) k3(x) is the exact KL(pi || ref)."""
+    g = torch.Generator().manual_seed(0)
+    pi, ref = torch.randn(2, 6, generator=g).log_softmax(-1)
+    ones, zero = torch.ones(6, 1), torch.zeros(6)
+    logps, ref_logps, w = pi[:, None], ref[:, None], torch.full((6, 1), 1.3)
+    per_token = [grpo_sg_loss(logps[i:i + 1], logps[i:i + 1], zero[:1], ones[:1], weights=w[:1], beta=1.0,
+                              ref_logps=ref_logps[i:i + 1])[0].item() for i in range(6)]
+    assert all(kl >= 0 for kl in per_token)
+    assert sum(p * kl for p, kl in zip(pi.exp().tolist(), per_token)) == pytest.approx(
+        (pi.exp() * (pi - ref)).sum().item(), rel=1e-4)
+    x = logps.clone().requires_grad_()
+    loss, stats = grpo_sg_loss(x, logps, zero, ones, weights=w, beta=1.0, ref_logps=logps)
+    loss.backward()
+    assert loss == 0 and stats["kl"] == 0 and x.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("mode, size", [("token-mean", lambda mask: int(mask.sum())),
+                                        ("seq-mean-token-mean", len)])
+def test_parts_add_up_to_the_whole(mode, size):
+    logps, old, ref, A, mask, w = batch(B=6)
+    def run(rows, denominator):
+        return grpo_sg_loss(logps[rows], old[rows], A[rows], mask[rows], weights=w[rows], ref_logps=ref[rows],
+                            beta=0.1, loss_agg_mode=mode, denominator=denominator)
+    whole, stats = run(slice(None), None)
+    parts = [run(slice(i, i + 1), size(mask)) for i in range(6)]
+    assert sum(loss for loss, _ in parts).item() == pytest.approx(whole.item(), abs=1e-6)
+    for key in stats:
+        assert sum(part[key] for _, part in parts).item() == pytest.approx(stats[key].item(), abs=1e-5)
+
+
+def test_what_is_masked_has_no_influence():
+    logps, old, ref, A, mask, w = batch()
+    def run(pad):
+        x = torch.where(mask, logps, pad).requires_grad_()
+        loss, stats = grpo_sg_loss(x, torch.where(mask, old, pad), A, mask.float(), weights=torch.where(mask, w, pad),
+                                   ref_logps=torch.where(mask, ref, pad), beta=0.1)
+        loss.backward()
+        return [loss, x.grad, *stats.values()]
+    for a, b in zip(run(0.0), run(math.nan)):
+        assert torch.equal(a, b) and a.isfinite().all()
+    assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(loss_agg_mode="sum"), "token-mean"), (dict(beta=0.1), "ref_logps"), (dict(weights=torch.ones(4, 1)), "shape"),
+    (dict(advantages=torch.ones(7)), "advantages"), (dict(mask=torch.ones(4, 6)), "shape")])
+def test_loss_refuses_what_does_not_fit(change, message):
+    logps, old, _, A, mask, _ = batch()
+    with pytest.raises(ValueError, match=message):
+        grpo_sg_loss(**{**dict(logps=logps, old_logps=old, advantages=A, mask=mask), **change})
+
+
+def test_pass_at_k_against_enumeration():
+    for n, c, k in itertools.product(range(1, 7), range(7), range(1, 7)):
+        if c <= n and k <= n:
+            draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    with pytest.raises(ValueError, match="k <= n"):
+        pass_at_k(4, 2, 5)
+
+
+# ---- log-probabilities ----
+
+
+def test_token_logps_and_gradient_against_full_softmax():
+    model = tiny_qwen()
+    ids, mask = torch.randint(0, 50, (3, 9)), torch.zeros(3, 9, dtype=torch.bool)
+    mask[0, 4:], mask[1, 2:6], mask[2, 5] = True, True, True
+    logps = token_logps(model, ids, mask, temperature=0.7)
+    naive = (model(input_ids=ids).logits.double() / 0.7).log_softmax(-1)
+    naive = torch.cat([torch.zeros(3, 1), naive[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]], 1) * mask
+    assert logps.dtype == torch.float32 and torch.allclose(logps.double(), naive, atol=1e-5)
+    grads = [torch.autograd.grad(x.sum(), list(model.parameters())) for x in (logps, naive)]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads))
+
+
+def test_token_logps_do_not_see_pads():
+    model, ids = tiny_qwen(), torch.randint(0, 50, (1, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    padded = torch.cat([ids, torch.full((1, 3), 1)], 1)
+    a, b = token_logps(model, ids, mask), token_logps(model, padded, torch.nn.functional.pad(mask, (0, 3)))
+    assert torch.allclose(a, b[:, :6], atol=1e-5) and b[:, 6:].eq(0).all()
+
+
+def test_token_logps_refuse_a_first_token():
+    with pytest.raises(ValueError, match="no context"):
+        token_logps(tiny_qwen(), torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3))
+
+
+# ---- sampling ----
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+
+
+def test_greedy_equals_generate_with_unequal_prompts():
+    model = tiny_qwen()
+    ours = sample(model, PROMPTS, n=2, max_new_tokens=20, stop_ids={1}, temperature=0)
+    for i, prompt in enumerate(PROMPTS):
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt):].tolist()
+        assert ours[2 * i] == ours[2 * i + 1] == theirs
+
+
+def test_sampled_frequencies_match_the_softmax():
+    """Chi-square of the first and second token over 20,000 draws, whatever the checkpoint's own top_k says."""
+    model = tiny_qwen(vocab=12)
+    model.generation_config.top_k = 2
+    g = torch.Generator().manual_seed(0)
+    drawn = sample(model, [[5, 6]], n=20_000, max_new_tokens=2, stop_ids={1}, temperature=0.8, generator=g)
+    first = (model(input_ids=torch.tensor([[5, 6]])).logits[0, -1] / 0.8).softmax(-1)
+    top = first.masked_fill(torch.arange(12) == 1, 0).argmax().item()
+    second = (model(input_ids=torch.tensor([[5, 6, top]])).logits[0, -1] / 0.8).softmax(-1)
+    for p, tokens in ((first, [d[0] for d in drawn]), (second, [d[1] for d in drawn if d[0] == top])):
+        expected, seen = p * len(tokens), torch.bincount(torch.tensor(tokens), minlength=12)
+        assert ((seen - expected) ** 2 / expected.clamp(min=1)).sum() < 40  # 11 degrees of freedom: p < 1e-4
+
+
+def test_sampling_stops_and_is_cut_off():
+    model = tiny_qwen()
+    stops = {1, 3, 4, 5, 6, 7, 8}
+    out = sample(model, PROMPTS, n=20, max_new_tokens=8, stop_ids=stops, temperature=2.0)
+    assert len(out) == 60 and {len(o) for o in out} > {1, 8}
+    for o in out:
+        assert not stops & set(o[:-1]) and (o[-1] in stops or len(o) == 8) and len(o) <= 8
+
+
+def test_dropping_finished_rows_changes_nothing_for_the_others():
+    """Each sampled token must be as likely as the model says, also after others have left the batch."""
+    model = tiny_qwen()
+    out = sample(model, PROMPTS, n=1, max_new_tokens=12, stop_ids=set(range(20)), temperature=0)
+    alone = [sample(model, [p], n=1, max_new_tokens=12, stop_ids=set(range(20)), temperature=0)[0] for p in PROMPTS]
+    assert out == alone
+
+
+def test_sample_needs_prompts():
+    for prompts in ([], [[1], []]):
+        with pytest.raises(ValueError, match="prompt"):
+            sample(tiny_qwen(), prompts, n=1, max_new_tokens=1, stop_ids={1})
+
+
+# ---- a toy task, rollouts, updates ----
+
+WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "never", "always"]
+
+
+def word_tokenizer():
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>",
+                                                     pad_token="<|im_end|>", unk_token="[UNK]")
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    return tokenizer
+
+
+def toy_task():
+    """Say a word that answers the question, and stop."""
+    problems = [tasks.Problem("who", "yes"), tasks.Problem("what", "no"), tasks.Problem("why why", "maybe")]
+    return tasks.Task("toy", "", problems, problems, problems,
+                      lambda text, gold: tasks.Verdict(gold in text.split(), text != ""), 1 / 3)
+
+
+def toy(seed=0, **settings):
+    cfg = grpo_sg.Config(**{**dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0, max_new_tokens=6,
+                                   updates=2, eval_every=10, seed=seed), **settings})
+    model = tiny_qwen(vocab=len(WORDS), seed=seed, tie_word_embeddings=True)
+    model.generation_config.eos_token_id = 0
+    return model, word_tokenizer(), toy_task(), cfg
+
+
+@pytest.mark.parametrize("shaping", ["sg", "none", "ar", "reverse"])
+def test_training_raises_the_reward(shaping):
+    model, tokenizer, task, cfg = toy(shaping=shaping)
+    logged = []
+    rows = grpo_sg.train(model, tokenizer, task, cfg, lambda row, completions: logged.append((row, completions)))
+    assert sum(r["reward"] for r in rows[-5:]) / 5 > sum(r["reward"] for r in rows[:3]) / 3 + 2
+    assert [row["step"] for row, _ in logged if row.get("split") == "valid"] == [10, 20]
+    for key in ("reward", "accuracy", "format_rate", "truncated", "completion_tokens", "grad_norm", "entropy",
+                "clip_frac", "kl", "weight_mean", "low_prob_frac", "seconds"):
+        assert isinstance(rows[0][key], float)
+    assert all(len(completions) == cfg.group_size for row, completions in logged if "split" not in row)
+
+
+def rolled(**settings):
+    model, tokenizer, task, cfg = toy(**settings)
+    completions = grpo_sg.rollout(model, tokenizer, task, task.train, cfg, n=16, temperature=1.0, seed=1)
+    rewards = torch.tensor([grpo_sg.reward(c) for c in completions]).view(3, 16)
+    rewards[1] = 3.0  # a group of equal rewards
+    return model, completions, group_advantages(rewards).flatten(), cfg
+
+
+def stepped(model, completions, advantages, cfg, **kwargs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stats = grpo_sg.update(model, optimizer, completions, advantages, cfg, **kwargs)
+    return stats, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_update_does_not_depend_on_the_micro_batches(mode, beta):
+    results = []
+    for most in (1, 40, 10 ** 6):
+        model, completions, A, cfg = rolled(loss_agg_mode=mode, beta=beta, tokens_per_micro_batch=most)
+        results.append(stepped(model, completions, A, cfg, reference=tiny_qwen(vocab=10, seed=9)))
+    for stats, weights in results[1:]:
+        assert torch.allclose(weights, results[0][1], atol=1e-6)
+        assert stats == pytest.approx(results[0][0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_update_against_one_plain_batch(mode):
+    """One update, all completions in one padded batch, nothing skipped, no micro-batches."""
+    model, completions, A, cfg = rolled(updates=1, loss_agg_mode=mode)
+    _, weights = stepped(model, completions, A, cfg)
+    model, *_ = rolled()
+    T = max(len(c.prompt + c.tokens) for c in completions)
+    ids = torch.tensor([c.prompt + c.tokens + [0] * (T - len(c.prompt + c.tokens)) for c in completions])
+    mask = torch.tensor([[len(c.prompt) <= t < len(c.prompt + c.tokens) for t in range(T)] for c in completions])
+    logps = token_logps(model, ids, mask)
+    grpo_sg_loss(logps, logps.detach(), A, mask, weights=token_weights(logps), clip_high=cfg.clip_high,
+                 loss_agg_mode=mode)[0].backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert torch.allclose(weights, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
+
+
+def test_first_update_has_ratio_exactly_one():
+    model, completions, A, cfg = rolled(updates=1)
+    stats, _ = stepped(model, completions, A, cfg)
+    assert stats["clip_frac"] == 0 and stats["kl"] == 0 and stats["grad_norm"] > 0
+    model, completions, A, cfg = rolled(updates=3, lr=1.0)
+    assert stepped(model, completions, A, cfg)[0]["kl"] > 0
+
+
+def test_equal_groups_leave_the_model_alone():
+    model, completions, A, cfg = rolled()
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    stats, after = stepped(model, completions, torch.zeros(48), cfg)
+    assert torch.equal(before, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
+
+
+def test_gradient_checkpointing_changes_nothing():
+    plain = stepped(*rolled())[1]
+    model, completions, A, cfg = rolled(gradient_checkpointing=True)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    assert torch.allclose(plain, stepped(model, completions, A, cfg)[1], atol=1e-6)
+    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1, seed=1)
+
+
+def test_mask_holds_the_stop_token_and_nothing_after_it():
+    """The pad token is the end token here: a mask by `ids != pad` would lose it, and stopping is never learned."""
+    _, completions, A, cfg = rolled()
+    for micro in grpo_sg.micro_batches(completions, torch.arange(48.0), range(48), cfg, torch.device("cpu")):
+        for ids, mask, i in zip(micro["ids"], micro["mask"], micro["advantages"]):
+            c = completions[int(i)]
+            assert ids[mask].tolist() == c.tokens
+            assert mask.nonzero()[0] == len(c.prompt)
+            assert c.truncated or ids[mask][-1] == 0
+
+
+def test_truncated_completions_are_badly_formed():
+    _, completions, _, _ = rolled()
+    assert {c.truncated for c in completions} == {True, False}
+    for c in completions:
+        assert c.truncated == (c.tokens[-1] != 0) and not (c.truncated and c.formatted)
+        assert grpo_sg.reward(c) == (-3 if not c.formatted else 3 if c.correct else -0.5)
+
+
+def test_rollout_depends_on_the_seed_alone():
+    texts = [[c.text for c in rolled(sample_batch=64)[1]] for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_evaluation_counts():
+    model, tokenizer, task, cfg = toy()
+    row, greedy = grpo_sg.evaluate(model, tokenizer, task, task.test, cfg, samples=4, step=7)
+    assert row["step"] == 7 and row["eval/accuracy"] == sum(c.solved for c in greedy) / 3
+    assert row["eval/avg@4"] == pytest.approx(row["eval/pass@1"])
+    assert row["eval/pass@1"] <= row["eval/pass@2"] <= row["eval/pass@4"]
+
+
+# ---- Knights and Knaves ----
+
+ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
+RIGHT = "<think>Mira is honest.</think>\n<answer>(1) Mira is a knight\n(2) Tobias is a knave\n(3) Zo\u00eb is a knight</answer>"
+
+
+def answered(answer, thoughts="Let me see."):
+    return f"<think>{thoughts}</think>\n<answer>{answer}</answer>"
+
+
+@pytest.mark.parametrize("response", [
+    RIGHT, RIGHT + "<|im_end|>", RIGHT + "\n<|endoftext|>\n", "  " + RIGHT,
+    answered("Mira is a knight, Tobias is a knave, and Zo\u00eb is a knight."),
+    answered("mira IS A KNIGHT; tobias is a Knave. zo\u00eb is a knight"),
+    answered("**Mira** is a **knight**\n- Tobias is a knave\n- Zo\u00eb is a knight"),
+    answered("1. Mira is a knight 2. Tobias is a knave 3. Zo\u00eb is a knight"),
+    answered("Zoe\u0308 is a knight, Mira is a knight, Tobias is a knave"),
+    answered("Mira is a knight, Tobias is a knave, Zo\u00eb is a knight, Mira is a knight"),
+    answered("Mira is a knight and Tobias is a knave and Zo\u00eb is a knight", "If x < 3 & y > 2, hmm: a knave?")])
+def test_right_answers_are_accepted(response):
+    assert tasks.verify_kk(response, ROLES) == (True, True)
+
+
+@pytest.mark.parametrize("names, answer", [
+    (["O'Neil", "Anna"], "O'Neil is a knight, Anna is a knight"),
+    (["O'Neil", "Anna"], "O\u2019Neil is a knight, Anna is a knight"),
+    (["Mary Ann", "Ann", "Mary"], "Mary Ann is a knight, Mary is a knight, Ann is a knight"),
+    (["Anna-Maria", "Maria"], "Anna-Maria is a knight. Maria is a knight."),
+    (["And", "Knight", "A"], "And is a knight and Knight is a knight and A is a knight"),
+    (["\u00c9lodie", "Bj\u00f6rn"], "\u00e9lodie is a knight; BJ\u00d6RN is a knight")])
+def test_unusual_names_are_read(names, answer):
+    assert tasks.verify_kk(answered(answer), dict.fromkeys(names, "knight")) == (True, True)
+
+
+GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
+
+
+@pytest.mark.parametrize("answer", [
+    "", " ", GOOD.replace("a knave", "a knight"), "Mira is a knight, Tobias is a knave", GOOD + ", Ivo is a knave",
+    "It is false that Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", GOOD.replace("is a kn", "is not a kn", 1),
+    "Is it that " + GOOD + "?", GOOD + "?", "I guess " + GOOD, "maybe " + GOOD, GOOD + " or not", GOOD + "!",
+    "Tobias said Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", '"' + GOOD + '"',
+    GOOD.replace("Mira is a knight", "Mira is a knight's rival"), GOOD.replace("Mira is a knight", "Mira is a knightess"),
+    GOOD + ". Wait, Mira is a knave", GOOD + ". No, the other way round", GOOD + ". Just kidding",
+    GOOD.replace("Mira", "M\u0456ra"), GOOD.replace("knight", "\u212anight"), GOOD.replace("knave", "knav\u0435"),
+    GOOD.replace("Mira", "Anna-Mira"), GOOD.replace("Mira", "Mira-Anna"), GOOD.replace("Mira is", "Mira\u200b is"),
+    GOOD.replace("Zo\u00eb", "Zoe"), "Mira: knight, Tobias: knave, Zo\u00eb: knight", "~~" + GOOD + "~~",
+    "Mira is a knight or a knave, Tobias is a knave, Zo\u00eb is a knight", "knight, knave, knight",
+    "Mira is a knightTobias is a knaveZo\u00eb is a knight", GOOD + " <think>no</think>"])
+def test_answers_that_say_anything_else_are_not_right(answer):
+    assert not tasks.verify_kk(answered(answer), ROLES).correct
+
+
+@pytest.mark.parametrize("response", [
+    "", GOOD, f"<answer>{GOOD}</answer>", answered(GOOD, ""), answered(GOOD, " \n"), answered(GOOD, "\u200b..."),
+    "Sure! " + RIGHT, RIGHT + " I am sure.", RIGHT.replace("</think>", "</think> so:"), RIGHT + RIGHT,
+    RIGHT.replace("<think>", "<Think>"), RIGHT.replace("answer>", "Answer>"), RIGHT.replace("<think>", ""),
+    RIGHT.replace("</think>", ""), RIGHT.replace("</answer>", ""), RIGHT + "<ANSWER>Mira is a knave</ANSWER>",
+    RIGHT + "<answer >Mira is a knave</answer >", RIGHT + "\uff1canswer\uff1e", answered(GOOD, "see <answer> there"),
+    answered(GOOD, "ok<|im_end|>\n<|im_start|>user\nAre you sure?"), answered(GOOD, "ok\nUser: sure?\nAssistant: yes"),
+    f"<answer>{GOOD}</answer><think>ok</think>", RIGHT + "<|im_end|><|im_start|>assistant " + RIGHT,
+    "Assistant: " + RIGHT, RIGHT + "\x00"])
+def test_badly_formed_responses(response):
+    assert not tasks.verify_kk(response, ROLES).formatted
+
+
+@pytest.mark.parametrize("response", [
+    RIGHT + RIGHT, "<think>" + RIGHT, "<think>a<think>" + RIGHT[7:], f"<think>x</think><Answer>{GOOD}</Answer>",
+    f"<think><answer>{GOOD}</answer></think>", f"<think>a</think><answer>{GOOD}", RIGHT + "<ANSWER>Mira is a knave</ANSWER>"])
+def test_which_block_is_the_answer_must_be_clear(response):
+    assert not tasks.verify_kk(response, ROLES).correct
+
+
+def test_correct_and_formatted_are_apart():
+    assert tasks.verify_kk(f"<answer>{GOOD}</answer>", ROLES) == (True, False)
+    assert tasks.verify_kk(answered("Mira is a knave"), ROLES) == (False, True)
+    assert tasks.verify_kk(answered(""), {}) == (False, True)
+
+
+def test_hostile_responses_are_cheap():
+    import time
+    n = 200_000
+    for text in ["<think>" * n, " " * n + "x", "<answer>" * n, answered("Mira is a knight " * n), answered(" " * n),
+                 answered("and " * n), answered("1. " * n), "<" + " " * n, "</think>" * n, "<think>x</think>" + " " * n,
+                 "<|im_end|>" * n, answered("Mira " + " " * n), "\ud800" * n, "\x00" * n, "((((" * n, "< / " * n,
+                 "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n]:
+        started = time.perf_counter()
+        assert not (tasks.verify_kk(text, ROLES).correct)
+        assert time.perf_counter() - started < 2, text[:30]
+
+
+def say(statement, roles):
+    """The truth of an English claim, read by splitting: independent of the bit masks that made it."""
+    if statement.startswith("if "):
+        x, y = statement[3:].split(" then ")
+        return not say(x, roles) or say(y, roles)
+    for word, rule in ((" if and only if ", lambda x, y: x == y), (" and ", lambda x, y: x and y),
+                       (" or ", lambda x, y: x or y)):
+        if word in statement:
+            return rule(*(say(part, roles) for part in statement.split(word)))
+    if statement.startswith("it is not true that "):
+        return not say(statement[20:], roles)
+    name, role = statement.split(" is a ")
+    return roles[name] == role
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_puzzles_have_one_solution_by_brute_force(n):
+    for seed in range(30 if n < 7 else 5):
+        problem = tasks.kk_puzzle(n, random.Random(seed))
+        names = list(problem.answer)
+        told = problem.question.split(", ".join(names[:-1]) + " and " + names[-1] + ". ")[1].rsplit(" Who is a", 1)[0]
+        claims = {}
+        for sentence in told.split(". "):
+            said = sentence.rstrip(".")
+            for saying in tasks.SAYINGS:
+                before, middle, _ = saying.split("{}")
+                speaker = next((s for s in names if said.startswith(before + s + middle)), None)
+                if speaker:
+                    claims[speaker] = said.removeprefix(before + speaker + middle)
+                    break
+        assert set(claims) == set(names)
+        fits = [roles for roles in (dict(zip(names, r)) for r in itertools.product(tasks.ROLES, repeat=n))
+                if all((roles[s] == "knight") == say(c, roles) for s, c in claims.items())]
+        assert fits == [problem.answer]
+        assert tasks.verify_kk(problem.solution, problem.answer) == (True, True)
+
+
+def meanings(question):
+    """A brief puzzle of three up to renaming and equivalence: truth tables, the least over all namings."""
+    names = tasks.NAMES[:3]
+    claims = dict(part.split(": ") for part in question.rstrip(".").split(". "))
+    def long(claim):
+        words = claim.replace("iff", "if and only if").replace("not ", "it is not true that ").split()
+        return " ".join(w + " is a" if w in names else w for w in words)
+    return min(tuple(tuple((say(long(claims[s]), dict(zip(order, roles)))) for roles in
+                           itertools.product(tasks.ROLES, repeat=3)) for s in order)
+               for order in itertools.permutations(names))
+
+
+def test_splits_share_no_puzzle_under_other_names_or_words():
+    found = {split: [p.question for p in tasks.kk_split(split, 150, [3], seed, brief=True)]
+             for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
+    sets = {split: {meanings(q) for q in questions} for split, questions in found.items()}
+    assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["valid"] & sets["test"]
+    assert len(sets["test"]) == len(found["test"]) and len(set(found["train"])) == 150
+
+
+def test_splits_are_deterministic():
+    assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
+    assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
+    assert len(tasks.kk_split("test", 50, [2], 0)) < 10  # so few puzzles of two people are there
+
+
+def test_distribution_of_puzzles():
+    """Against what TASKS describes of the published set; 2 points, and 2 % for lengths."""
+    all_knights, lengths = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}, {3: 379, 4: 441, 5: 507, 6: 570, 7: 635}
+    kinds = dict(zip((" if and only if ", "if ", " and ", " or ", "it is not true that ", ""), (.167, .178, .170, .171, .154, .161)))
+    seen, rng, claims = dict.fromkeys(kinds, 0), random.Random(0), 0
+    for n in all_knights:
+        problems = [tasks.kk_puzzle(n, rng) for _ in range(4000)]
+        roles = [list(p.answer.values()) for p in problems]
+        assert abs(sum(r.count("knight") for r in roles) / 4000 / n - .544) < .02
+        assert abs(sum(r == ["knight"] * n for r in roles) / 4000 - all_knights[n]) < .02
+        assert abs(sum(len(p.question) for p in problems) / 4000 / lengths[n] - 1) < .02
+        for problem in problems[:1500]:
+            told = problem.question.split(". ")[2:-1] if False else problem.question.split(" on the shore: ")[1]
+            for sentence in told.split(". ")[1:-1]:
+                claims += 1
+                seen[next(kind for kind in kinds if kind in sentence.replace("If you believe", "").replace("In the", ""))] += 1
+    for kind, share in kinds.items():
+        assert abs(seen[kind] / claims - share) < .02, kind
+
+
+def test_five_thousand_puzzles_a_second():
+    import time
+    def speed():
+        rng, started = random.Random(0), time.perf_counter()
+        for _ in range(300):
+            tasks.kk_puzzle(5, rng)
+        return 300 / (time.perf_counter() - started)
+    assert max(speed() for _ in range(5)) > 5000 / 4  # a quarter, as test machines are slow and busy
+
+
+# ---- the command line ----
+
+
+def run(*argv, cwd, check=True):
+    result = subprocess.run([sys.executable, os.path.join(HERE, "grpo_sg.py"), *map(str, argv)], cwd=cwd, text=True,
+                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def rows_of(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
+
+
+def test_the_default_command_end_to_end(tmp_path):
+    out = tmp_path / "run"
+    result = run("--out", out, "--steps", 2, "--warmup_accuracy", 0.01, "--eval_every", 1, "--eval_problems", 30,
+                 cwd=tmp_path)
+    assert sorted(os.listdir(out)) == ["checkpoint", "config.json", "metrics.jsonl", "samples.jsonl"]
+    rows = rows_of(out / "metrics.jsonl")
+    assert [(r["step"], r.get("split")) for r in rows] == [(0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
+    assert {"eval/accuracy", "eval/avg@4", "eval/pass@1", "eval/pass@4"} <= set(rows[-1])
+    samples = rows_of(out / "samples.jsonl")
+    assert {"question", "completion", "reward", "correct", "formatted", "truncated"} <= set(samples[0])
+    assert json.loads((out / "config.json").read_text())["people"] == [3]
+    for text in ("a constant answer gets", "Before (", "After (", "grad_norm", str(out)):
+        assert text in result.stdout
+    again = run("--eval_only", "--model", out / "checkpoint", "--brief", "--people", 3, "--temperature", 1,
+                "--max_new_tokens", 48, "--eval_problems", 30, "--out", tmp_path / "eval", cwd=tmp_path)
+    assert f"{rows[-1]['eval/accuracy']}" in again.stdout
+    assert rows_of(tmp_path / "eval" / "metrics.jsonl")[0]["eval/avg@4"] == rows[-1]["eval/avg@4"]
+
+
+def bpe_model(folder, template):
+    """A small Qwen2 with a trained byte-level BPE, saved as a hub checkpoint would be; pad is the end token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    texts = [p.question + p.solution for p in tasks.kk_split("train", 50, [3], 0)]
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>",
+                                                     pad_token="<|endoftext|>")
+    if template:
+        tokenizer.chat_template = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+                                   "{% endfor %}{{ '<|im_start|>assistant\n' }}")
+    tokenizer.save_pretrained(folder)
+    tiny_qwen(vocab=600).save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_real_model_from_a_folder(tmp_path, template):
+    tokenizer = bpe_model(tmp_path / "model", template)
+    prompt = tokenizer.decode(grpo_sg.encode_prompt(tokenizer, "Be good.", "Who?"))
+    assert prompt == ("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+                      if template else "Be good.\n\nWho?\n\n")
+    assert grpo_sg.stop_tokens(tiny_qwen(), tokenizer) >= {0, 2}  # <|endoftext|> and <|im_end|>
+    out = tmp_path / "run"
+    grpo_sg.main(f"--model {tmp_path}/model --task kk --steps 1 --prompts 2 --group_size 2 --max_new_tokens 8 "
+                 f"--eval_problems 3 --people 3 --train_problems 20 --out {out} --beta 0.01 --eval_samples 2 "
+                 "--gradient_checkpointing --loss_agg_mode seq-mean-token-mean".split())
+    row = rows_of(out / "metrics.jsonl")[1]
+    assert row["step"] == 1 and row["truncated"] > 0.5 and row["reward"] == -3 and row["equal_groups"] == 1
+    saved = transformers.PreTrainedTokenizerFast.from_pretrained(out / "checkpoint")
+    assert saved.chat_template == tokenizer.chat_template
+    transformers.AutoModelForCausalLM.from_pretrained(out / "checkpoint")
+
+
+def test_published_puzzles(tmp_path, monkeypatch):
+    """The true column names and splits, in a local folder."""
+    folder = tmp_path / "kk"
+    os.makedirs(folder / "train")
+    with open(folder / "train" / "people3_num1000.jsonl", "w") as f:
+        for i in range(1000):
+            f.write(json.dumps({"quiz": f"puzzle {i}", "names": ["Ava", "Bo", "Cy"], "solution": [i % 2 == 0, True, False],
+                                "knight_knave": {"knight": "a knight"}, "solution_text": "", "statements": "()"}) + "\n")
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: train\n  data_files:\n  - split: 3ppl\n"
+                                      "    path: train/people3_num1000.jsonl\n---\n")
+    monkeypatch.setattr(tasks, "KK_HUB", str(folder))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    task = tasks.kk_task(grpo_sg.Config(data="published", people=(3,), eval_problems=10))
+    assert [len(task.train), len(task.test)] == [900, 100]
+    assert task.test[0].question == "puzzle 900" and task.train[1].answer == {"Ava": "knave", "Bo": "knight", "Cy": "knave"}
+    assert task.floor == 0.5
+
+
+@pytest.mark.parametrize("argv, message", [
+    ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
+    ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
+    ("--temperature 0", "--temperature"), ("--max_new_tokens 0", "--max_new_tokens"), ("--low 2 --high 1", "--high"),
+    ("--out .", "exists"), ("--people 1", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
+    ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"), ("--max_prompt_tokens 1", "--max_prompt_tokens"),
+    ("--out /proc/run", "cannot write"), ("--data published", "published")])
+def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as stop:
+        grpo_sg.main(argv.split())
+    err = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and len(err) == 1 and message in err[0], err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", [["tokenizer.json", "tokenizer_config.json"], ["config.json"]])
+def test_half_a_model_is_refused(left, tmp_path, monkeypatch, capsys):
+    bpe_model(tmp_path / "model", True)
+    for name in os.listdir(tmp_path / "model"):
+        if name in left:
+            os.remove(tmp_path / "model" / name)
+    with pytest.raises(SystemExit):
+        grpo_sg.main(["--model", str(tmp_path / "model"), "--out", str(tmp_path / "run")])
+    assert "/model" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_long_prompts_are_dropped_with_a_count(capsys):
+    cfg = grpo_sg.Config(max_prompt_tokens=1)
+    short = grpo_sg.keep_short(toy_task().train, "train", word_tokenizer(), toy_task(), cfg)
+    assert [p.question for p in short] == ["who", "what"]
+    assert "1 of 3 train problems" in capsys.readouterr().out
+
+
+def test_a_weight_without_effect_is_announced(tmp_path):
+    result = run("--tau", 9, "--max_prompt_tokens", 1, cwd=tmp_path, check=False)
+    assert "plain GRPO" in result.stderr
