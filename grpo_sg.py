@@ -14,15 +14,13 @@ that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in whi
 advantage wA. Tokens that the policy finds unlikely, whose gradients are the largest, count for less than the
 others.
 
-Read it from the top: the algorithm, log-probabilities, sampling, rollouts and rewards, evaluation, settings,
-training, a run. Left out on purpose: value networks, reward models, LoRA, many GPUs, inference engines.
+Left out on purpose: value networks, reward models, LoRA, several GPUs, inference engines.
 
     python grpo_sg.py                                         a tiny model on a CPU, no download: two minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk     the same loop on a real model and a GPU: hours
     python grpo_sg.py --eval_only --model DIR                 accuracy of a saved model: minutes
 """
 import argparse
-import contextlib
 import copy
 import dataclasses
 import json
@@ -37,8 +35,9 @@ from statistics import fmean as mean
 import huggingface_hub
 import torch
 import torch.nn.functional as F
-import transformers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
 
 import tasks
 
@@ -66,10 +65,11 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
 
 
 def group_advantages(rewards, *, eps=1e-6):
-    """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G) with G >= 2. Returns (P, G), float32.
+    """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G), G >= 2. Returns (P, G), float32.
 
-    std is the sample standard deviation (divided by G - 1), as in TRL and verl. A group of equal rewards
-    gets exactly 0: a rounding error of the mean, divided by eps, would make a signal out of nothing.
+    std is the sample standard deviation (divided by G - 1), as in TRL and verl. Where all rewards of a group
+    are equal A is exactly 0: a rounding error of the mean, divided by eps, would make a signal out of
+    nothing.
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(f"rewards must have the shape (P, G) with G >= 2, not {tuple(rewards.shape)}")
@@ -83,15 +83,13 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     """(loss to minimise, statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
     logps, old_logps, ref_logps: (B, T) log-probabilities under pi_theta (with gradient), the policy that
-    sampled, and the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what
-    stands elsewhere has no influence. loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over
-    completions of their token means (GRPO's first form, in which a token of a long completion counts less).
-    denominator: how many tokens (in the second mode, completions) the whole batch has, where this is a part
-    of it; losses and statistics of the parts then add up to the whole's. Raises ValueError for shapes or a
-    mode that do not fit.
-
-    On the first update after sampling r = 1 everywhere, and as the advantages of a
-    group sum to 0 the loss is about 0 too. Its gradient is not.
+    sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what stands
+    elsewhere has no influence. loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over
+    completions of their token means (GRPO's first form: a token of a long completion counts less).
+    denominator: the number of tokens (in the second mode, of completions) of the whole batch, where this is
+    a part of one; losses and statistics of the parts then add up to the whole's. Raises ValueError for
+    shapes or a mode that do not fit. On the first update after sampling r = 1 everywhere, and as the
+    advantages of a group sum to 0 the loss is about 0. Its gradient is not.
     """
     mask = mask.bool()
     shapes = {tuple(x.shape) for x in (logps, old_logps, mask, weights, ref_logps) if x is not None}
@@ -108,8 +106,8 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         if loss_agg_mode == "token-mean":
             return x.sum() / (denominator or tokens.sum().clamp(min=1))
         return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
-
-    logps, old_logps = logps.float(), old_logps.detach().float()
+    logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
+    old_logps = old_logps.detach().to(logps.dtype)
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
     r = (logps - old_logps).masked_fill(~mask, 0.0).exp()  # masked before exp: no nan of a pad gets through
@@ -117,7 +115,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
     # 1 + eps_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    to = old_logps if ref_logps is None else ref_logps.detach().float()
+    to = old_logps if ref_logps is None else ref_logps.detach()
     log_ratio = (to - logps).masked_fill(~mask, 0.0)
     kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 at r = 1
     if beta:
@@ -134,11 +132,11 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 def shaping_weights(logps, *, shaping, **sg):
     """The weights (B, T) of a method, None for all 1: "sg" (settings of token_weights), "none" (GRPO), and
     for comparison "reverse", the same curve over 1 - pi, and "ar", AR-Lopti's (arXiv 2505.12929)."""
-    logps = logps.detach().float()
+    pi = logps.detach().float().exp()
     if shaping == "ar":
-        return 0.2 * logps.exp() + 0.8
+        return 0.2 * pi + 0.8
     if shaping == "reverse":
-        return token_weights(torch.log1p(-logps.exp()), **sg)
+        return token_weights(torch.log1p(-pi), **sg)
     return token_weights(logps, **sg) if shaping == "sg" else None
 
 
@@ -153,7 +151,7 @@ def pass_at_k(n, c, k):
 # ---- 2. Log-probabilities of the policy ----
 
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, and 0 where mask is
+    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 where mask is
     False.
 
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
@@ -190,7 +188,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)  # (P, S)
     position, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(sorted(stop_ids), device=device)
-    cache = transformers.DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)
     logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                    use_cache=True, logits_to_keep=1).logits[:, -1]  # (P, V)
     cache.batch_repeat_interleave(n)  # a prompt is read once, not n times
@@ -242,14 +240,6 @@ def reward(completion):
     return (3.0 if completion.correct else -0.5) if completion.formatted else -3.0
 
 
-def encode_prompt(tokenizer, system, question):
-    """Token ids of a prompt, through the tokenizer's chat template where it has one."""
-    if not tokenizer.chat_template:
-        return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
-    chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-
-
 def stop_tokens(model, tokenizer):
     """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
     <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both."""
@@ -258,27 +248,22 @@ def stop_tokens(model, tokenizer):
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
 
 
-def autocast(device):
-    """bfloat16 arithmetic on a GPU, over float32 weights: at a learning rate of 1e-6 most updates are
-    smaller than half a step of bfloat16, and would be rounded away."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     """n verified completions of each problem, problem-major; the same ones for the same seed and weights."""
     device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
-    prompts = [encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
+    prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
     generator = torch.Generator(device).manual_seed(seed)
     at_once = max(1, cfg.sample_batch // n)
+    opened = "<think>" * tokenizer.decode(prompts[0]).rstrip().endswith("<think>")  # if the template writes it
     model.eval()
     completions = []
     for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):
-        with autocast(device):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             sampled = sample(model, prompts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
                              stop_ids=stops, temperature=temperature, generator=generator)
         for j, tokens in enumerate(sampled):
             problem, truncated = problems[i + j // n], tokens[-1] not in stops
-            text = tokenizer.decode(tokens if truncated else tokens[:-1])
+            text = opened + tokenizer.decode(tokens if truncated else tokens[:-1])
             correct, formatted = task.verify(text, problem.answer)
             completions.append(Completion(problem, prompts[i + j // n], tokens, text, truncated, correct,
                                           formatted and not truncated))
@@ -288,9 +273,9 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
 # ---- 5. Evaluation ----
 
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
-    """(row for metrics.jsonl, greedy completions). The row holds greedy accuracy with its standard error,
-    and for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4,
-    ... k."""
+    """(row for metrics.jsonl, greedy completions). The row has greedy accuracy and its standard error, and
+    for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4, ...
+    k."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
     row["eval/accuracy_se"] = math.sqrt(row["eval/accuracy"] * (1 - row["eval/accuracy"]) / len(greedy))
@@ -358,8 +343,8 @@ class Config:
 
 
 # The tiny model's own defaults. What is given on the command line wins over both.
-TINY = dict(people=(3,), brief=True, train_problems=20000, steps=100, prompts=32, updates=4, lr=4e-4,
-            temperature=1.0, max_new_tokens=48, sample_batch=1024)
+TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, prompts=32, updates=4, lr=2e-4,
+            temperature=1.0, max_new_tokens=48, sample_batch=1024, eval_every=25)
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
@@ -390,14 +375,13 @@ def parse(argv=None):
         fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
     if cfg.low > cfg.high:
         fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
-    shaping_weights(torch.zeros(1), **{k: getattr(cfg, k) for k in WEIGHT_SETTINGS})  # warns if it has no effect
+    shaping_weights(torch.zeros(1), **{k: getattr(cfg, k) for k in WEIGHT_SETTINGS})  # warns if useless
     if cfg.out and os.path.lexists(cfg.out):
         fail(f"--out {cfg.out} exists: name a folder that does not, so that no run writes over another")
     return cfg
 
 
 # ---- 7. Training ----
-
 
 def micro_batches(completions, advantages, rows, cfg, device):
     """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
@@ -406,16 +390,15 @@ def micro_batches(completions, advantages, rows, cfg, device):
     lengths = [len(c.prompt) + len(c.tokens) for c in completions]
     order, batches = sorted(rows, key=lambda i: -lengths[i]), []
     while order:
-        T = lengths[order[0]]
-        fit = max(1, cfg.tokens_per_micro_batch // T)
+        fit = max(1, cfg.tokens_per_micro_batch // lengths[order[0]])
         rows, order = order[:fit], order[fit:]
-        ids, mask = torch.zeros(len(rows), T, dtype=torch.long), torch.zeros(len(rows), T, dtype=torch.bool)
-        for b, c in enumerate(completions[i] for i in rows):
-            ids[b, :len(c.prompt + c.tokens)] = torch.tensor(c.prompt + c.tokens)
-  # By position, never by `ids != pad`: many models pad with their end token, which has to be learned.
-            mask[b, len(c.prompt):len(c.prompt + c.tokens)] = True
-        micro = {"ids": ids, "mask": mask, "advantages": advantages[rows]}
-        batches.append({key: value.to(device) for key, value in micro.items()})
+        chosen = [completions[i] for i in rows]
+        ids = [torch.tensor(c.prompt + c.tokens) for c in chosen]
+        # By position, never by `ids != pad`: many models pad with their end token, which is to be learned.
+        mask = [torch.tensor([False] * len(c.prompt) + [True] * len(c.tokens)) for c in chosen]
+        batches.append({"ids": pad_sequence(ids, batch_first=True).to(device),
+                        "mask": pad_sequence(mask, batch_first=True).to(device),
+                        "advantages": advantages[rows].to(device)})
     return batches
 
 
@@ -436,7 +419,8 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
         return sum(len(completions[i].tokens) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
 
     def logps_of(net, micro):
-        with autocast(device):
+        # bfloat16 arithmetic on a GPU, over float32 weights: bfloat16's would round small updates away.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             return token_logps(net, micro["ids"], micro["mask"], temperature=cfg.temperature)
     model.eval()  # no dropout, in this pass as in the others: r is 1 where nothing has changed
     for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
@@ -496,36 +480,35 @@ def train(model, tokenizer, task, cfg, log):
 def load_model(cfg, task):
     """(model, tokenizer) from a folder or the hub, in float32; where none is named, the tiny pair."""
     torch.manual_seed(cfg.seed)
-    transformers.utils.logging.disable_progress_bar()
     if not cfg.model:
         model, tokenizer = tasks.tiny_model(task)
     else:
         local = os.path.isdir(cfg.model)
         try:
-            if not local:
-                huggingface_hub.HfApi().model_info(cfg.model, timeout=10)
+            local or huggingface_hub.HfApi().model_info(cfg.model, timeout=10)
         except Exception:  # no such name, no access, no network: an earlier download may do
             local = True
         try:
-            # Reads tokenizer.json as it is; AutoTokenizer gives every Qwen2 the stock rules for splitting text.
-            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(cfg.model, local_files_only=local)
-            model = transformers.AutoModelForCausalLM.from_pretrained(cfg.model, local_files_only=local,
-                                                                      dtype=torch.float32)
+            # As tokenizer.json says. AutoTokenizer gives every Qwen2 the stock rules for splitting a text.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.model, local_files_only=local)
+            model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype="float32", local_files_only=local)
         except Exception as error:
             fail(f"cannot load a model and its tokenizer from --model {cfg.model}: give a folder written by "
-                 f"save_pretrained, or a name on the hub and a network ({str(error).splitlines()[0]})")
-    stops, prompt = stop_tokens(model, tokenizer), encode_prompt(tokenizer, task.system, task.test[0].question)
+                 f"save_pretrained, or a name on the hub and a network ({str(error).split(chr(10))[0]})")
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    stops = stop_tokens(model, tokenizer)
+    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
     if not stops or not prompt:
         fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
     if cfg.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    ids = torch.tensor([prompt + [min(stops)]])
-    last = torch.arange(ids.shape[1])[None] == ids.shape[1] - 1
+    ids = torch.tensor([prompt + [min(stops)]], device=model.device)
     with torch.no_grad():
-        expected = model.eval()(input_ids=ids).logits[0, -2].float().log_softmax(-1)[ids[0, -1]]
-        if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-3):
+        expected = model(input_ids=ids).logits[0, -2].float().log_softmax(-1)[ids[0, -1]]
+        last = torch.arange(ids.shape[1], device=model.device)[None] == len(prompt)
+        if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-2):
             fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    return model, tokenizer
 
 
 def open_run(cfg):
@@ -544,19 +527,17 @@ def open_run(cfg):
             {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
              "answer": c.problem.answer, "completion": c.text, "reward": reward(c), "correct": c.correct,
              "formatted": c.formatted, "truncated": c.truncated} for c in completions])
-    with open(os.path.join(out, "config.json"), "w") as file:
-        json.dump(dataclasses.asdict(cfg), file, indent=2)
+    append("config.json", [dataclasses.asdict(cfg)])
     print(f"files of this run: {out}/")
     return out, log
 
 
 def sparkline(values, width=60):
-    """A row of blocks from the least value to the greatest, then the first value and the last."""
-    cuts = [i * len(values) // min(width, len(values)) for i in range(min(width, len(values)) + 1)]
-    means = [mean(values[a:b]) for a, b in zip(cuts, cuts[1:])]
-    low, span = min(means), max(means) - min(means) or 1
-    blocks = "".join("▁▂▃▄▅▆▇█"[int(7.99 * (v - low) / span)] for v in means)
-    return f"{blocks} {means[0]:.2f} -> {means[-1]:.2f}"
+    """Up to `width` blocks, each the mean of a stretch of values, and the first and the last mean."""
+    size = math.ceil(len(values) / width)
+    means = [mean(values[i:i + size]) for i in range(0, len(values), size)]
+    heights = [int(7.99 * (m - min(means)) / (max(means) - min(means) or 1)) for m in means]
+    return "".join("▁▂▃▄▅▆▇█"[h] for h in heights) + f" {means[0]:.2f} -> {means[-1]:.2f}"
 
 
 def report(before, after, greedy, rows, task):
@@ -564,7 +545,7 @@ def report(before, after, greedy, rows, task):
     def printable(text):  # a completion can hold any character: none may steer the terminal
         return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
     print(f"\n{len(task.test)} test problems, none trained on; a constant answer gets {task.floor:.2f}")
-    for key in [key for key in after if key.startswith(("eval/acc", "eval/avg@", "eval/pass@"))]:
+    for key in [key for key in after if key.startswith(("eval/accuracy", "eval/avg@", "eval/pass@"))]:
         print(f"  {key[5:]:<12} {before[key]:.3f} -> {after[key]:.3f}")
     for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
         print(f"  {key:<18}{sparkline([row[key] for row in rows])}")
@@ -577,7 +558,7 @@ def report(before, after, greedy, rows, task):
 
 def keep_short(problems, split, tokenizer, task, cfg):
     """The problems whose prompts have at most cfg.max_prompt_tokens; prints how many went."""
-    lengths = [len(encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
+    lengths = [len(tasks.encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
     short = [problem for problem, length in zip(problems, lengths) if length <= cfg.max_prompt_tokens]
     if len(short) < len(problems):
         print(f"dropped {len(problems) - len(short)} of {len(problems)} {split} problems: prompts over "
@@ -590,15 +571,15 @@ def main(argv=None):
     try:
         task = tasks.TASKS[cfg.task](cfg)
     except (OSError, ValueError) as error:
-        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).splitlines()[0]}")
+        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
     model, tokenizer = load_model(cfg, task)
     task = task._replace(**{split: keep_short(getattr(task, split), split, tokenizer, task, cfg)
                             for split in ("train", "valid", "test")})
     try:
         out, log = open_run(cfg)
         if not cfg.model:
-            tasks.warm_up(model, tokenizer, task, cfg, lambda: evaluate(
-                model, tokenizer, task, task.valid, cfg, samples=4)[0]["eval/avg@4"])
+            tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
+                model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
         test = dict(samples=cfg.eval_samples, split="test")
         before, greedy = evaluate(model, tokenizer, task, task.test, cfg, step=0, **test)
         log(before, greedy)

@@ -41,6 +41,14 @@ class Task(NamedTuple):
     demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
 
 
+def encode_prompt(tokenizer, system, question):
+    """Token ids of a prompt, through the tokenizer's chat template where it has one."""
+    if not tokenizer.chat_template:
+        return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
+    chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Knights and Knaves: n people, a knight always tells the truth, a knave always lies, each makes one claim
 # ----------------------------------------------------------------------------------------------------------
@@ -177,11 +185,11 @@ def kk_meaning(claims):
 def kk_split(split, count, people, seed, *, brief=False):
     """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in `people` in turn.
 
-    A puzzle's meaning decides its split: a tenth of all meanings is "test", a tenth "valid", for every seed,
-    so no puzzle of one split occurs in another under other names or in equivalent words; and none occurs
-    twice in its own. Puzzle i depends on (seed, split, i) and the ones before it. For two people there are
-    only some 400 different puzzles: fewer than `count` come back once 1,000 draws in a row bring nothing
-    new.
+    A puzzle's meaning decides its split: a seventh of all meanings is "test", a seventh "valid", for every
+    seed, so no puzzle of one split occurs in another under other names or in equivalent words; and none
+    occurs twice in its own. Puzzle i depends on (seed, split, i) and the ones before it. For two people
+    there are only some 400 different puzzles: fewer than `count` come back once 1,000 draws in a row bring
+    nothing new.
     """
     problems, seen = [], set()
     for i in range(count):
@@ -189,7 +197,7 @@ def kk_split(split, count, people, seed, *, brief=False):
         for _ in range(1000):
             problem = kk_puzzle(people[i % len(people)], rng, brief=brief)
             key = problem.question if split == "train" else problem.meaning
-            if ("test", "valid", *["train"] * 8)[problem.meaning % 10] == split and key not in seen:
+            if ("test", "valid", *["train"] * 5)[problem.meaning % 7] == split and key not in seen:
                 seen.add(key)
                 problems.append(problem)
                 break
@@ -200,7 +208,9 @@ def kk_split(split, count, people, seed, *, brief=False):
 KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
 KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
 TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
-FAKE_TURN = re.compile(r"<\||^[ \t]*(?:user|human|assistant|system)[ \t]*:", re.I | re.M)
+FAKE_TURN = re.compile(r"<\|[^<>|\s]{1,40}\|>|\[INST\]|(?:^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])[\s>*#]{0,8}"
+                       r"(?:user|human|assistant|system)\W{0,3}:", re.I)
+BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
 
 def verify_kk(response, roles):
@@ -215,23 +225,30 @@ def verify_kk(response, roles):
     body = response.strip()
     for _ in range(2):
         body = body.removesuffix("<|endoftext|>").removesuffix("<|im_end|>").strip()
-    # Compatibility forms are folded for this one purpose: a tag in full-width letters is a tag too many.
-    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(unicodedata.normalize("NFKC", body))]
-    before, opened, rest = body.partition("<answer>")
+    # Full-width letters and such are folded to plain ones to look for tags and turns, so that none hides.
+    # Character by character: normalising a long run of accents as a whole takes quadratic time.
+    folded = body.translate({ord(c): unicodedata.normalize("NFKC", c) for c in set(body)})
+    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(folded)]
+    before, _, rest = body.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
     think = re.fullmatch(r"<think>(.*)</think>\s*", before, re.S)
     formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and bool(closed) and not after
-                 and think is not None and any(map(str.isalnum, think[1])) and not FAKE_TURN.search(body))
-    one_block = [t for t in tags if "answer" in t] == ["<answer>", "</answer>"] and bool(closed)
-    outside = "think" not in answer.lower() and before.count("<think>") == before.count("</think>")
-    return Verdict(one_block and outside and read_roles(answer, list(roles)) == roles, formatted)
+                 and think is not None and any(c.isalnum() and c not in BLANK for c in think[1])
+                 and not FAKE_TURN.search(folded))
+    if [tag for tag in tags if "answer" in tag] != ["<answer>", "</answer>"] or not closed:
+        return Verdict(False, formatted)
+    thinks = [tag for tag in tags[:tags.index("<answer>")] if "think" in tag]
+    outside = not thinks or thinks[-1] == "</think>" and 2 * thinks.count("</think>") >= len(thinks)
+    return Verdict(outside and read_roles(answer, list(roles)) == roles, formatted)
 
 
 def read_roles(answer, names):
     """The roles that an answer gives, as a dict name -> role, or None where anything in it is not a clause
     of the form `NAME is a ROLE`: a negation, a hedge, a quotation, a retraction, a stranger, or two roles
     for one name."""
-    shown = "".join(unicodedata.normalize(form, "".join(names)) for form in ("NFC", "NFD"))
+    if len(answer) > sum(200 + 2 * len(name) for name in names):
+        return None  # nobody needs that much: a bound on the work
+    shown = "".join(names) + "".join(unicodedata.normalize(form, "".join(names)) for form in ("NFC", "NFD"))
     letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
     if not all(c.isascii() or c in letters for c in answer):
         return None  # a letter that only looks like one of a name or of a role
@@ -255,12 +272,12 @@ def read_roles(answer, names):
 
 
 def kk_demo(problem, rng):
-    """What the tiny model is warmed up on: the worked solution, more often than not broken off before the last
-    claim, with the first assignment left taken for the answer. So it sees every move, and a bad habit that
-    often fails; that thinking to the end pays is left for reinforcement learning to find out."""
+    """What the tiny model is warmed up on: the worked solution, more often than not broken off before the
+    last claim, with the last of the assignments left taken for the answer. So it sees every move, and a bad
+    habit that often fails; that thinking to the end pays is left for reinforcement learning to find out."""
     lines = problem.solution.removeprefix("<think> ").split(". </think>")[0].split(". ")
     lines = lines[:len(lines) - (rng.random() < 0.7)]
-    return kk_text(lines, list(problem.answer), lines[-1].split()[1])
+    return kk_text(lines, list(problem.answer), lines[-1].split()[-1])
 
 
 def kk_published(people):
@@ -320,8 +337,8 @@ def tiny_model(task):
 
 def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), measured on validation problems, reaches
-    cfg.warmup_accuracy in the mean of its last three values: it makes of the tiny model a "pretrained" one, from
-    which RL can start."""
+    cfg.warmup_accuracy in the mean of its last three values. It makes of the tiny model a "pretrained" one,
+    with which reinforcement learning can start."""
     rng, steps, reached = random.Random(cfg.seed), 2000, []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
     bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")

@@ -42,7 +42,8 @@ def batch(B=4, T=7, seed=0):
 # ---- the weight ----
 
 
-@pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301), (0.3, 1.374053),
+@pytest.mark.parametrize("pi, w",
+                         [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301), (0.3, 1.374053),
                                    (0.5, 1.4), (1.0, 1.4)])
 def test_weight_values(pi, w):
     assert token_weights(torch.tensor([pi]).log()).item() == pytest.approx(w, abs=2e-6)
@@ -62,7 +63,8 @@ def test_weight_has_no_gradient_and_is_float32():
     assert w.dtype == torch.float32 and not w.requires_grad and w.shape == logps.shape
 
 
-@pytest.mark.parametrize("settings", [dict(tau=9.0), dict(low=1.2, high=1.2), dict(alpha=0.0), dict(mu=-9.0)])
+@pytest.mark.parametrize("settings",
+                         [dict(tau=9.0), dict(low=1.2, high=1.2), dict(alpha=0.0), dict(mu=-9.0)])
 def test_settings_without_effect_warn(settings):
     with pytest.warns(UserWarning, match="plain GRPO"):
         w = token_weights(torch.linspace(-5, 0, 9), **settings)
@@ -75,7 +77,8 @@ def test_default_settings_do_not_warn():
         token_weights(torch.zeros(1))
 
 
-@pytest.mark.parametrize("settings", [dict(tau=0.0), dict(tau=-1.0), dict(low=2.0), dict(low=-0.1), dict(high=math.nan)])
+@pytest.mark.parametrize("settings",
+                         [dict(tau=0.0), dict(tau=-1.0), dict(low=2.0), dict(low=-0.1), dict(high=math.nan)])
 def test_weight_refuses_unusable_settings(settings):
     with pytest.raises(ValueError, match="low"):
         token_weights(torch.zeros(1), **settings)
@@ -85,7 +88,8 @@ def test_other_shapings():
     logps = torch.tensor([[0.2, 0.9]]).log()
     assert grpo_sg.shaping_weights(logps, shaping="none") is None
     assert torch.allclose(grpo_sg.shaping_weights(logps, shaping="ar"), torch.tensor([[0.84, 0.98]]))
-    assert torch.allclose(grpo_sg.shaping_weights(logps, shaping="reverse"), token_weights((1 - logps.exp()).log()))
+    assert torch.allclose(grpo_sg.shaping_weights(logps, shaping="reverse"),
+                          token_weights((1 - logps.exp()).log()))
     assert grpo_sg.shaping_weights(torch.zeros(1, 1), shaping="reverse").item() == 1.0  # pi = 1
 
 
@@ -123,7 +127,9 @@ def slow_loss(logps, old, A, mask, weights, ref, low, high, beta, mode, denomina
             if mask[i, t]:
                 r = torch.exp(logps[i, t] - old[i, t])
                 a = A[i] if A.dim() == 1 else A[i, t]
-                term = torch.min(r * a, min(max(r.item(), 1 - low), 1 + high) * a if not 1 - low <= r <= 1 + high else r * a)
+                term = torch.min(r * a,
+                                 min(max(r.item(), 1 - low),
+                                     1 + high) * a if not 1 - low <= r <= 1 + high else r * a)
                 term = term * (1 if weights is None else weights[i, t])
                 if beta:
                     x = torch.exp(ref[i, t] - logps[i, t])
@@ -133,7 +139,8 @@ def slow_loss(logps, old, A, mask, weights, ref, low, high, beta, mode, denomina
         sequences.append(terms)
     if mode == "token-mean":
         return -sum(sum(terms) for terms in sequences if terms) / (denominator or count)
-    return -sum(sum(terms) / len(terms) for terms in sequences if terms) / (denominator or sum(map(bool, sequences)))
+    return -sum(sum(terms) / len(terms) for terms in sequences if terms) / (denominator or sum(map(bool,
+                                                                                                   sequences)))
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
@@ -147,11 +154,20 @@ def test_loss_and_gradient_against_loop(mode, weighted, beta, denominator, per_t
     fast, slow = logps.clone().requires_grad_(), logps.double().requires_grad_()
     loss, _ = grpo_sg_loss(fast, old, A, mask, weights=w if weighted else None, ref_logps=ref, clip_low=0.2,
                            clip_high=0.3, beta=beta, loss_agg_mode=mode, denominator=denominator)
-    expected = slow_loss(slow, old.double(), A.double(), mask, w.double() if weighted else None, ref.double(),
+    expected = slow_loss(slow, old.double(), A.double(), mask, w.double() if weighted else None,
+                         ref.double(),
                          0.2, 0.3, beta, mode, denominator)
     loss.backward(), expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.allclose(fast.grad.double(), slow.grad, atol=1e-6)
+
+
+def test_loss_keeps_float64_and_lifts_bfloat16():
+    logps, old, ref, A, mask, w = (x.double() if x.is_floating_point() else x for x in batch())
+    loss, _ = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=0.1)
+    slow = slow_loss(logps, old, A, mask, w, ref, 0.2, 0.2, 0.1, "token-mean", None)
+    assert loss.item() == pytest.approx(slow.item(), rel=1e-12)
+    assert grpo_sg_loss(logps.bfloat16(), old.bfloat16(), A.float(), mask)[0].dtype == torch.float32
 
 
 def test_fold_identity():
@@ -175,8 +191,10 @@ def test_weight_inside_the_clip_would_stop_confident_tokens():
     assert logps.grad.item() == 0.0
 
 
-@pytest.mark.parametrize("r, A, moves", [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False),
-                                         (1.1, 1.0, True), (0.9, -1.0, True), (1.25, 1.0, True), (1.35, 1.0, False)])
+@pytest.mark.parametrize("r, A, moves",
+                         [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False),
+                                         (1.1, 1.0, True), (0.9, -1.0, True), (1.25, 1.0, True),
+                          (1.35, 1.0, False)])
 def test_clip_quadrants(r, A, moves):
     """The clip stops a token that has already gone far the way its advantage points; never one that went the other."""
     logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
@@ -209,7 +227,8 @@ def test_kl_is_unbiased_zero_at_the_reference_and_not_weighted():
 def test_parts_add_up_to_the_whole(mode, size):
     logps, old, ref, A, mask, w = batch(B=6)
     def run(rows, denominator):
-        return grpo_sg_loss(logps[rows], old[rows], A[rows], mask[rows], weights=w[rows], ref_logps=ref[rows],
+        return grpo_sg_loss(logps[rows], old[rows], A[rows], mask[rows], weights=w[rows],
+                            ref_logps=ref[rows],
                             beta=0.1, loss_agg_mode=mode, denominator=denominator)
     whole, stats = run(slice(None), None)
     parts = [run(slice(i, i + 1), size(mask)) for i in range(6)]
@@ -222,7 +241,8 @@ def test_what_is_masked_has_no_influence():
     logps, old, ref, A, mask, w = batch()
     def run(pad):
         x = torch.where(mask, logps, pad).requires_grad_()
-        loss, stats = grpo_sg_loss(x, torch.where(mask, old, pad), A, mask.float(), weights=torch.where(mask, w, pad),
+        loss, stats = grpo_sg_loss(x, torch.where(mask, old, pad), A, mask.float(),
+                                   weights=torch.where(mask, w, pad),
                                    ref_logps=torch.where(mask, ref, pad), beta=0.1)
         loss.backward()
         return [loss, x.grad, *stats.values()]
@@ -232,7 +252,8 @@ def test_what_is_masked_has_no_influence():
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(loss_agg_mode="sum"), "token-mean"), (dict(beta=0.1), "ref_logps"), (dict(weights=torch.ones(4, 1)), "shape"),
+    (dict(loss_agg_mode="sum"), "token-mean"), (dict(beta=0.1), "ref_logps"),
+    (dict(weights=torch.ones(4, 1)), "shape"),
     (dict(advantages=torch.ones(7)), "advantages"), (dict(mask=torch.ones(4, 6)), "shape")])
 def test_loss_refuses_what_does_not_fit(change, message):
     logps, old, _, A, mask, _ = batch()
@@ -286,7 +307,8 @@ def test_greedy_equals_generate_with_unequal_prompts():
     model = tiny_qwen()
     ours = sample(model, PROMPTS, n=2, max_new_tokens=20, stop_ids={1}, temperature=0)
     for i, prompt in enumerate(PROMPTS):
-        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt):].tolist()
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0,
+                                                                                            len(prompt):].tolist()
         assert ours[2 * i] == ours[2 * i + 1] == theirs
 
 
@@ -317,7 +339,8 @@ def test_dropping_finished_rows_changes_nothing_for_the_others():
     """Each sampled token must be as likely as the model says, also after others have left the batch."""
     model = tiny_qwen()
     out = sample(model, PROMPTS, n=1, max_new_tokens=12, stop_ids=set(range(20)), temperature=0)
-    alone = [sample(model, [p], n=1, max_new_tokens=12, stop_ids=set(range(20)), temperature=0)[0] for p in PROMPTS]
+    alone = [sample(model, [p], n=1, max_new_tokens=12, stop_ids=set(range(20)),
+                    temperature=0)[0] for p in PROMPTS]
     assert out == alone
 
 
@@ -349,7 +372,8 @@ def toy_task():
 
 
 def toy(seed=0, **settings):
-    cfg = grpo_sg.Config(**{**dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0, max_new_tokens=6,
+    cfg = grpo_sg.Config(**{**dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0,
+                                   max_new_tokens=6,
                                    updates=2, eval_every=10, seed=seed), **settings})
     model = tiny_qwen(vocab=len(WORDS), seed=seed, tie_word_embeddings=True)
     model.generation_config.eos_token_id = 0
@@ -360,10 +384,12 @@ def toy(seed=0, **settings):
 def test_training_raises_the_reward(shaping):
     model, tokenizer, task, cfg = toy(shaping=shaping)
     logged = []
-    rows = grpo_sg.train(model, tokenizer, task, cfg, lambda row, completions: logged.append((row, completions)))
+    rows = grpo_sg.train(model, tokenizer, task, cfg, lambda row,
+                         completions: logged.append((row, completions)))
     assert sum(r["reward"] for r in rows[-5:]) / 5 > sum(r["reward"] for r in rows[:3]) / 3 + 2
     assert [row["step"] for row, _ in logged if row.get("split") == "valid"] == [10, 20]
-    for key in ("reward", "accuracy", "format_rate", "truncated", "completion_tokens", "grad_norm", "entropy",
+    for key in ("reward", "accuracy", "format_rate", "truncated", "completion_tokens", "grad_norm",
+                "entropy",
                 "clip_frac", "kl", "weight_mean", "low_prob_frac", "seconds"):
         assert isinstance(rows[0][key], float)
     assert all(len(completions) == cfg.group_size for row, completions in logged if "split" not in row)
@@ -432,7 +458,8 @@ def test_gradient_checkpointing_changes_nothing():
     model, completions, A, cfg = rolled(gradient_checkpointing=True)
     model.activation_checkpointing_enable({"use_reentrant": False})
     assert torch.allclose(plain, stepped(model, completions, A, cfg)[1], atol=1e-6)
-    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1, seed=1)
+    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1,
+                           seed=1)
 
 
 def test_mask_holds_the_stop_token_and_nothing_after_it():
@@ -485,7 +512,8 @@ def answered(answer, thoughts="Let me see."):
     answered("1. Mira is a knight 2. Tobias is a knave 3. Zo\u00eb is a knight"),
     answered("Zoe\u0308 is a knight, Mira is a knight, Tobias is a knave"),
     answered("Mira is a knight, Tobias is a knave, Zo\u00eb is a knight, Mira is a knight"),
-    answered("Mira is a knight and Tobias is a knave and Zo\u00eb is a knight", "If x < 3 & y > 2, hmm: a knave?")])
+    answered("Mira is a knight and Tobias is a knave and Zo\u00eb is a knight",
+             "If x < 3 & y > 2, hmm: a knave?")])
 def test_right_answers_are_accepted(response):
     assert tasks.verify_kk(response, ROLES) == (True, True)
 
@@ -496,6 +524,7 @@ def test_right_answers_are_accepted(response):
     (["Mary Ann", "Ann", "Mary"], "Mary Ann is a knight, Mary is a knight, Ann is a knight"),
     (["Anna-Maria", "Maria"], "Anna-Maria is a knight. Maria is a knight."),
     (["And", "Knight", "A"], "And is a knight and Knight is a knight and A is a knight"),
+    (["Think", "\u095boya"], "Think is a knight, \u095boya is a knight"),
     (["\u00c9lodie", "Bj\u00f6rn"], "\u00e9lodie is a knight; BJ\u00d6RN is a knight")])
 def test_unusual_names_are_read(names, answer):
     assert tasks.verify_kk(answered(answer), dict.fromkeys(names, "knight")) == (True, True)
@@ -505,14 +534,19 @@ GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
 
 
 @pytest.mark.parametrize("answer", [
-    "", " ", GOOD.replace("a knave", "a knight"), "Mira is a knight, Tobias is a knave", GOOD + ", Ivo is a knave",
-    "It is false that Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", GOOD.replace("is a kn", "is not a kn", 1),
+    "", " ", GOOD.replace("a knave", "a knight"), "Mira is a knight, Tobias is a knave",
+    GOOD + ", Ivo is a knave",
+    "It is false that Mira is a knight, Tobias is a knave, Zo\u00eb is a knight",
+    GOOD.replace("is a kn", "is not a kn", 1),
     "Is it that " + GOOD + "?", GOOD + "?", "I guess " + GOOD, "maybe " + GOOD, GOOD + " or not", GOOD + "!",
     "Tobias said Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", '"' + GOOD + '"',
-    GOOD.replace("Mira is a knight", "Mira is a knight's rival"), GOOD.replace("Mira is a knight", "Mira is a knightess"),
+    GOOD.replace("Mira is a knight", "Mira is a knight's rival"),
+    GOOD.replace("Mira is a knight", "Mira is a knightess"),
     GOOD + ". Wait, Mira is a knave", GOOD + ". No, the other way round", GOOD + ". Just kidding",
-    GOOD.replace("Mira", "M\u0456ra"), GOOD.replace("knight", "\u212anight"), GOOD.replace("knave", "knav\u0435"),
-    GOOD.replace("Mira", "Anna-Mira"), GOOD.replace("Mira", "Mira-Anna"), GOOD.replace("Mira is", "Mira\u200b is"),
+    GOOD.replace("Mira", "M\u0456ra"), GOOD.replace("knight", "\u212anight"),
+    GOOD.replace("knave", "knav\u0435"),
+    GOOD.replace("Mira", "Anna-Mira"), GOOD.replace("Mira", "Mira-Anna"),
+    GOOD.replace("Mira is", "Mira\u200b is"),
     GOOD.replace("Zo\u00eb", "Zoe"), "Mira: knight, Tobias: knave, Zo\u00eb: knight", "~~" + GOOD + "~~",
     "Mira is a knight or a knave, Tobias is a knave, Zo\u00eb is a knight", "knight, knave, knight",
     "Mira is a knightTobias is a knaveZo\u00eb is a knight", GOOD + " <think>no</think>"])
@@ -521,12 +555,16 @@ def test_answers_that_say_anything_else_are_not_right(answer):
 
 
 @pytest.mark.parametrize("response", [
-    "", GOOD, f"<answer>{GOOD}</answer>", answered(GOOD, ""), answered(GOOD, " \n"), answered(GOOD, "\u200b..."),
+    "", GOOD, f"<answer>{GOOD}</answer>", answered(GOOD, ""), answered(GOOD, " \n"),
+    answered(GOOD, "\u200b..."),
     "Sure! " + RIGHT, RIGHT + " I am sure.", RIGHT.replace("</think>", "</think> so:"), RIGHT + RIGHT,
     RIGHT.replace("<think>", "<Think>"), RIGHT.replace("answer>", "Answer>"), RIGHT.replace("<think>", ""),
-    RIGHT.replace("</think>", ""), RIGHT.replace("</answer>", ""), RIGHT + "<ANSWER>Mira is a knave</ANSWER>",
-    RIGHT + "<answer >Mira is a knave</answer >", RIGHT + "\uff1canswer\uff1e", answered(GOOD, "see <answer> there"),
-    answered(GOOD, "ok<|im_end|>\n<|im_start|>user\nAre you sure?"), answered(GOOD, "ok\nUser: sure?\nAssistant: yes"),
+    RIGHT.replace("</think>", ""), RIGHT.replace("</answer>", ""),
+    RIGHT + "<ANSWER>Mira is a knave</ANSWER>",
+    RIGHT + "<answer >Mira is a knave</answer >", RIGHT + "\uff1canswer\uff1e",
+    answered(GOOD, "see <answer> there"),
+    answered(GOOD, "ok<|im_end|>\n<|im_start|>user\nAre you sure?"),
+    answered(GOOD, "ok\nUser: sure?\nAssistant: yes"),
     f"<answer>{GOOD}</answer><think>ok</think>", RIGHT + "<|im_end|><|im_start|>assistant " + RIGHT,
     "Assistant: " + RIGHT, RIGHT + "\x00"])
 def test_badly_formed_responses(response):
@@ -534,10 +572,31 @@ def test_badly_formed_responses(response):
 
 
 @pytest.mark.parametrize("response", [
-    RIGHT + RIGHT, "<think>" + RIGHT, "<think>a<think>" + RIGHT[7:], f"<think>x</think><Answer>{GOOD}</Answer>",
-    f"<think><answer>{GOOD}</answer></think>", f"<think>a</think><answer>{GOOD}", RIGHT + "<ANSWER>Mira is a knave</ANSWER>"])
+    RIGHT + RIGHT, "<think>" + RIGHT, "<think>a<think>" + RIGHT[7:],
+    f"<think>x</think><Answer>{GOOD}</Answer>",
+    f"<think><answer>{GOOD}</answer></think>", f"<think>a</think><answer>{GOOD}",
+    RIGHT + "<ANSWER>Mira is a knave</ANSWER>"])
 def test_which_block_is_the_answer_must_be_clear(response):
     assert not tasks.verify_kk(response, ROLES).correct
+
+
+@pytest.mark.parametrize("response, verdict", [
+    (answered(GOOD, "a</think>\u0338 text outside <think>\u0338 b"), (True, False)),
+    (answered(GOOD) + "<answer>\u0338Mira is a knave</answer>\u0338", (False, False)),
+    (f"</think><think><answer>{GOOD}</answer></think>", (False, False)),
+    (f"<THINK>a<answer>{GOOD}</answer></THINK>", (False, False)),
+    (f"<think>a</think><THINK>b <answer>{GOOD}</answer></THINK>", (False, False)),
+    (f"a</think>\n<answer>{GOOD}</answer>", (True, False)),
+    (answered(GOOD, "ok\rUser: sure?"), (True, False)), (answered(GOOD, "ok\u2028 **User**: s"), (True, False)),
+    (answered(GOOD, "<\uff5cUser\uff5c> sure?"), (True, False)), (answered(GOOD, "\u3164"), (True, False)),
+    (answered(GOOD, "|x|<|y| and x < 3"), (True, True))])
+def test_hidden_tags_and_turns(response, verdict):
+    assert tasks.verify_kk(response, ROLES) == verdict
+
+
+def test_a_puzzle_without_people_has_no_answer():
+    for answer in ("", " is a knight", "1.  is a knave"):
+        assert tasks.verify_kk(answered(answer), {}) == (False, True)
 
 
 def test_correct_and_formatted_are_apart():
@@ -549,10 +608,14 @@ def test_correct_and_formatted_are_apart():
 def test_hostile_responses_are_cheap():
     import time
     n = 200_000
-    for text in ["<think>" * n, " " * n + "x", "<answer>" * n, answered("Mira is a knight " * n), answered(" " * n),
-                 answered("and " * n), answered("1. " * n), "<" + " " * n, "</think>" * n, "<think>x</think>" + " " * n,
-                 "<|im_end|>" * n, answered("Mira " + " " * n), "\ud800" * n, "\x00" * n, "((((" * n, "< / " * n,
-                 "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n]:
+    for text in ["<think>" * n, " " * n + "x", "<answer>" * n, answered("Mira is a knight " * n),
+                 answered(" " * n),
+                 answered("and " * n), answered("1. " * n), "<" + " " * n, "</think>" * n,
+                 "<think>x</think>" + " " * n,
+                 "<|im_end|>" * n, answered("Mira " + " " * n), "\ud800" * n, "\x00" * n, "((((" * n,
+                 "< / " * n,
+                 "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n,
+                 "\u0301" * n + "\u0323" * n, answered(GOOD, "\u0344" * n + "\u0338" * n), "\n" * n + "user"]:
         started = time.perf_counter()
         assert not (tasks.verify_kk(text, ROLES).correct)
         assert time.perf_counter() - started < 2, text[:30]
@@ -623,8 +686,10 @@ def test_splits_are_deterministic():
 
 def test_distribution_of_puzzles():
     """Against what TASKS describes of the published set; 2 points, and 2 % for lengths."""
-    all_knights, lengths = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}, {3: 379, 4: 441, 5: 507, 6: 570, 7: 635}
-    kinds = dict(zip((" if and only if ", "if ", " and ", " or ", "it is not true that ", ""), (.167, .178, .170, .171, .154, .161)))
+    all_knights, lengths = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}, {3: 379, 4: 441, 5: 507, 6: 570,
+                                                                           7: 635}
+    kinds = dict(zip((" if and only if ", "if ", " and ", " or ", "it is not true that ", ""),
+                     (.167, .178, .170, .171, .154, .161)))
     seen, rng, claims = dict.fromkeys(kinds, 0), random.Random(0), 0
     for n in all_knights:
         problems = [tasks.kk_puzzle(n, rng) for _ in range(4000)]
@@ -633,10 +698,11 @@ def test_distribution_of_puzzles():
         assert abs(sum(r == ["knight"] * n for r in roles) / 4000 - all_knights[n]) < .02
         assert abs(sum(len(p.question) for p in problems) / 4000 / lengths[n] - 1) < .02
         for problem in problems[:1500]:
-            told = problem.question.split(". ")[2:-1] if False else problem.question.split(" on the shore: ")[1]
+            told = problem.question.split(" on the shore: ")[1]
             for sentence in told.split(". ")[1:-1]:
                 claims += 1
-                seen[next(kind for kind in kinds if kind in sentence.replace("If you believe", "").replace("In the", ""))] += 1
+                seen[next(kind for kind in kinds if kind in sentence.replace("If you believe",
+                                                                             "").replace("In the", ""))] += 1
     for kind, share in kinds.items():
         assert abs(seen[kind] / claims - share) < .02, kind
 
@@ -655,7 +721,8 @@ def test_five_thousand_puzzles_a_second():
 
 
 def run(*argv, cwd, check=True):
-    result = subprocess.run([sys.executable, os.path.join(HERE, "grpo_sg.py"), *map(str, argv)], cwd=cwd, text=True,
+    result = subprocess.run([sys.executable, os.path.join(HERE, "grpo_sg.py"), *map(str, argv)], cwd=cwd,
+                            text=True,
                             capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert not check or result.returncode == 0, result.stderr
     return result
@@ -668,11 +735,13 @@ def rows_of(path):
 
 def test_the_default_command_end_to_end(tmp_path):
     out = tmp_path / "run"
-    result = run("--out", out, "--steps", 2, "--warmup_accuracy", 0.01, "--eval_every", 1, "--eval_problems", 30,
+    result = run("--out", out, "--steps", 2, "--warmup_accuracy", 0.01, "--eval_every", 1, "--eval_problems",
+                 30,
                  cwd=tmp_path)
     assert sorted(os.listdir(out)) == ["checkpoint", "config.json", "metrics.jsonl", "samples.jsonl"]
     rows = rows_of(out / "metrics.jsonl")
-    assert [(r["step"], r.get("split")) for r in rows] == [(0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
+    assert [(r["step"], r.get("split")) for r in rows] == [(0, "test"), (1, None), (1, "valid"), (2, None),
+                                                           (2, "test")]
     assert {"eval/accuracy", "eval/avg@4", "eval/pass@1", "eval/pass@4"} <= set(rows[-1])
     samples = rows_of(out / "samples.jsonl")
     assert {"question", "completion", "reward", "correct", "formatted", "truncated"} <= set(samples[0])
@@ -706,7 +775,7 @@ def bpe_model(folder, template):
 @pytest.mark.parametrize("template", [True, False])
 def test_a_real_model_from_a_folder(tmp_path, template):
     tokenizer = bpe_model(tmp_path / "model", template)
-    prompt = tokenizer.decode(grpo_sg.encode_prompt(tokenizer, "Be good.", "Who?"))
+    prompt = tokenizer.decode(tasks.encode_prompt(tokenizer, "Be good.", "Who?"))
     assert prompt == ("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
                       if template else "Be good.\n\nWho?\n\n")
     assert grpo_sg.stop_tokens(tiny_qwen(), tokenizer) >= {0, 2}  # <|endoftext|> and <|im_end|>
@@ -727,24 +796,29 @@ def test_published_puzzles(tmp_path, monkeypatch):
     os.makedirs(folder / "train")
     with open(folder / "train" / "people3_num1000.jsonl", "w") as f:
         for i in range(1000):
-            f.write(json.dumps({"quiz": f"puzzle {i}", "names": ["Ava", "Bo", "Cy"], "solution": [i % 2 == 0, True, False],
-                                "knight_knave": {"knight": "a knight"}, "solution_text": "", "statements": "()"}) + "\n")
+            f.write(json.dumps({"quiz": f"puzzle {i}", "names": ["Ava", "Bo", "Cy"],
+                                "solution": [i % 2 == 0, True, False],
+                                "knight_knave": {"knight": "a knight"}, "solution_text": "",
+                                "statements": "()"}) + "\n")
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: train\n  data_files:\n  - split: 3ppl\n"
                                       "    path: train/people3_num1000.jsonl\n---\n")
     monkeypatch.setattr(tasks, "KK_HUB", str(folder))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     task = tasks.kk_task(grpo_sg.Config(data="published", people=(3,), eval_problems=10))
     assert [len(task.train), len(task.test)] == [900, 100]
-    assert task.test[0].question == "puzzle 900" and task.train[1].answer == {"Ava": "knave", "Bo": "knight", "Cy": "knave"}
+    assert task.test[0].question == "puzzle 900" and task.train[1].answer == {"Ava": "knave", "Bo": "knight",
+                                                                              "Cy": "knave"}
     assert task.floor == 0.5
 
 
 @pytest.mark.parametrize("argv, message", [
     ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
-    ("--temperature 0", "--temperature"), ("--max_new_tokens 0", "--max_new_tokens"), ("--low 2 --high 1", "--high"),
+    ("--temperature 0", "--temperature"), ("--max_new_tokens 0", "--max_new_tokens"),
+    ("--low 2 --high 1", "--high"),
     ("--out .", "exists"), ("--people 1", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
-    ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"), ("--max_prompt_tokens 1", "--max_prompt_tokens"),
+    ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"),
+    ("--max_prompt_tokens 1", "--max_prompt_tokens"),
     ("--out /proc/run", "cannot write"), ("--data published", "published")])
 def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

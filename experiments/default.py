@@ -1,0 +1,33 @@
+"""What `python grpo_sg.py` reaches, over five seeds. Writes default.json beside this file.
+
+    python experiments/default.py          about ten minutes on two cores
+"""
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+runs = []
+for seed in range(5):
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        subprocess.run([sys.executable, os.path.join(HERE, "..", "grpo_sg.py"), "--seed", str(seed), "--out",
+                        f"{folder}/run"],
+                       check=True)
+        rows = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+    test = [row for row in rows if row.get("split") == "test"]
+    runs.append({"seed": seed, "seconds": round(time.time() - started), "before": test[0], "after": test[1],
+                 "peak_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)})
+with open(os.path.join(HERE, "default.json"), "w") as f:
+    json.dump(runs, f, indent=1)
+for key in ("eval/accuracy", "eval/avg@4"):
+    for when in ("before", "after"):
+        values = [run[when][key] for run in runs]
+        error = statistics.stdev(values) / len(values) ** 0.5
+        print(f"{key:<14} {when:<7} {statistics.mean(values):.3f} +- {error:.3f}", *(f"{v:.3f}" for v in values))
+print("seconds", [run["seconds"] for run in runs], "peak MB", max(run["peak_mb"] for run in runs))
