@@ -254,7 +254,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
     generator = torch.Generator(device).manual_seed(seed)
     at_once = max(1, cfg.sample_batch // n)
-    opened = "<think>" * tokenizer.decode(prompts[0]).rstrip().endswith("<think>")  # if the template writes it
+    opened = "<think>" * tokenizer.decode(prompts[0]).rstrip().endswith("<think>")  # by the template
     model.eval()
     completions = []
     for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):

@@ -344,6 +344,19 @@ def test_dropping_finished_rows_changes_nothing_for_the_others():
     assert out == alone
 
 
+def test_left_padding_with_learned_positions():
+    """Rotary positions forgive a shift; GPT-2's do not."""
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.5,
+        bos_token_id=None, eos_token_id=1)).eval()
+    out = sample(model, PROMPTS, n=1, max_new_tokens=10, stop_ids={1}, temperature=0)
+    assert out == [sample(model, [p], n=1, max_new_tokens=10, stop_ids={1}, temperature=0)[0] for p in PROMPTS]
+    ids, mask = torch.tensor([PROMPTS[0] + out[0]]), torch.tensor([[0] * 3 + [1] * len(out[0])])
+    naive = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(token_logps(model, ids, mask)[:, 3:], naive[:, 2:], atol=1e-4)
+
+
 def test_sample_needs_prompts():
     for prompts in ([], [[1], []]):
         with pytest.raises(ValueError, match="prompt"):
@@ -453,13 +466,19 @@ def test_equal_groups_leave_the_model_alone():
     assert torch.equal(before, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
 
 
-def test_gradient_checkpointing_changes_nothing():
-    plain = stepped(*rolled())[1]
-    model, completions, A, cfg = rolled(gradient_checkpointing=True)
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    assert torch.allclose(plain, stepped(model, completions, A, cfg)[1], atol=1e-6)
-    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1,
-                           seed=1)
+def test_gradient_checkpointing_is_on_and_changes_nothing():
+    weights, calls = [], []
+    for checkpointing in (False, True):
+        model, completions, A, cfg = rolled(gradient_checkpointing=checkpointing)
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        calls.append(0)
+        def count(*_):
+            calls[-1] += 1
+        model.model.layers[0].input_layernorm.register_forward_hook(count)
+        weights.append(stepped(model, completions, A, cfg)[1])
+    assert torch.allclose(*weights, atol=1e-6) and calls[1] > calls[0]
+    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1, seed=1)
 
 
 def test_mask_holds_the_stop_token_and_nothing_after_it():
@@ -542,7 +561,7 @@ GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
     "Tobias said Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", '"' + GOOD + '"',
     GOOD.replace("Mira is a knight", "Mira is a knight's rival"),
     GOOD.replace("Mira is a knight", "Mira is a knightess"),
-    GOOD + ". Wait, Mira is a knave", GOOD + ". No, the other way round", GOOD + ". Just kidding",
+    GOOD + ". Wait, Mira is a knave", "Mira is a knave, " + GOOD, GOOD + ". No, the other way round", GOOD + ". Just kidding",
     GOOD.replace("Mira", "M\u0456ra"), GOOD.replace("knight", "\u212anight"),
     GOOD.replace("knave", "knav\u0435"),
     GOOD.replace("Mira", "Anna-Mira"), GOOD.replace("Mira", "Mira-Anna"),
@@ -617,7 +636,7 @@ def test_hostile_responses_are_cheap():
                  "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n,
                  "\u0301" * n + "\u0323" * n, answered(GOOD, "\u0344" * n + "\u0338" * n), "\n" * n + "user"]:
         started = time.perf_counter()
-        assert not (tasks.verify_kk(text, ROLES).correct)
+        assert not all(tasks.verify_kk(text, ROLES))
         assert time.perf_counter() - started < 2, text[:30]
 
 
@@ -652,6 +671,7 @@ def test_puzzles_have_one_solution_by_brute_force(n):
                     claims[speaker] = said.removeprefix(before + speaker + middle)
                     break
         assert set(claims) == set(names)
+        assert not any(f"{name} is a knave" in claim for name, claim in claims.items())
         fits = [roles for roles in (dict(zip(names, r)) for r in itertools.product(tasks.ROLES, repeat=n))
                 if all((roles[s] == "knight") == say(c, roles) for s, c in claims.items())]
         assert fits == [problem.answer]
@@ -720,10 +740,10 @@ def test_five_thousand_puzzles_a_second():
 # ---- the command line ----
 
 
-def run(*argv, cwd, check=True):
+def run(*argv, cwd, check=True, **env):
     result = subprocess.run([sys.executable, os.path.join(HERE, "grpo_sg.py"), *map(str, argv)], cwd=cwd,
                             text=True,
-                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
     assert not check or result.returncode == 0, result.stderr
     return result
 
@@ -819,10 +839,9 @@ def test_published_puzzles(tmp_path, monkeypatch):
     ("--out .", "exists"), ("--people 1", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
     ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"),
     ("--max_prompt_tokens 1", "--max_prompt_tokens"),
-    ("--out /proc/run", "cannot write"), ("--data published", "published")])
+    ("--out /proc/run", "cannot write")])
 def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SystemExit) as stop:
         grpo_sg.main(argv.split())
     err = capsys.readouterr().err.strip().splitlines()
@@ -851,3 +870,9 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
 def test_a_weight_without_effect_is_announced(tmp_path):
     result = run("--tau", 9, "--max_prompt_tokens", 1, cwd=tmp_path, check=False)
     assert "plain GRPO" in result.stderr
+
+
+def test_published_puzzles_without_a_network(tmp_path):
+    result = run("--data", "published", cwd=tmp_path, check=False, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
+    assert result.returncode == 2 and "cannot load --data published" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
