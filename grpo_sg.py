@@ -3,8 +3,7 @@
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
 makes completions that beat the mean of their own group more likely, token by token, and the others less:
 
-    maximise the mean over completion tokens of   w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)  -  beta
-    * KL
+    maximise the mean over completion tokens of   w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A) - beta KL
 
     r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
