@@ -3,7 +3,7 @@
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
 makes completions that beat the mean of their own group more likely, token by token, and the others less:
 
-    maximise the mean over completion tokens of   w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A) - beta KL
+    maximise the mean over completion tokens of  w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A) - beta KL
 
     r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
@@ -163,7 +163,7 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
     # Only the N completion tokens go through the vocabulary matrix. With Qwen's 151,936 words, the logits of
     # prompts and pads, which nobody asks for, would take most of the memory and time of an update.
-    logits = model.get_output_embeddings()(h[targets]).float() / temperature  # (N, V)
+    logits = model.get_output_embeddings()(h[targets]).float().div_(temperature)  # (N, V)
     logps = torch.zeros(ids.shape, device=ids.device)
     logps[:, 1:][targets] = -F.cross_entropy(logits, ids[:, 1:][targets], reduction="none")
     return logps
@@ -178,7 +178,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     A completion ends with the stop token it drew; one without was cut off at max_new_tokens. Tokens are
     drawn from the whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not
     know of, r would compare two different kinds of distribution. temperature=0 takes the likeliest token.
-    Raises ValueError for an empty prompt.
+    Give it a model in eval mode, without dropout. Raises ValueError for an empty prompt.
     """
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
@@ -186,7 +186,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)  # (P, S)
-    position, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(sorted(stop_ids), device=device)
+    position, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(list(stop_ids), device=device).long()
     cache = DynamicCache(config=model.config)
     logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                    use_cache=True, logits_to_keep=1).logits[:, -1]  # (P, V)
@@ -328,8 +328,8 @@ class Config:
     temperature: float = setting(0.7, "of sampling and of all log-probabilities")
     max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped and counted")
     max_new_tokens: int = setting(2048, "a completion is cut off here, and then counts as badly formed")
-    tokens_per_micro_batch: int = setting(32768, "most tokens in a backward pass; lower it to save memory")
-    sample_batch: int = setting(512, "most completions sampled at once; lower it to save memory")
+    tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
+    sample_batch: int = setting(256, "most completions sampled at once; lower it to save memory")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set")
     eval_problems: int = setting(200, "size of a generated validation or test set")
@@ -343,7 +343,7 @@ class Config:
 
 # The tiny model's own defaults. What is given on the command line wins over both.
 TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, prompts=32, updates=4, lr=2e-4,
-            temperature=1.0, max_new_tokens=48, sample_batch=1024, eval_every=25)
+            eval_every=25, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 

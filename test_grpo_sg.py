@@ -357,6 +357,10 @@ def test_left_padding_with_learned_positions():
     assert torch.allclose(token_logps(model, ids, mask)[:, 3:], naive[:, 2:], atol=1e-4)
 
 
+def test_sampling_without_stop_tokens_goes_to_the_limit():
+    assert [len(o) for o in sample(tiny_qwen(), PROMPTS, n=1, max_new_tokens=5, stop_ids=())] == [5, 5, 5]
+
+
 def test_sample_needs_prompts():
     for prompts in ([], [[1], []]):
         with pytest.raises(ValueError, match="prompt"):

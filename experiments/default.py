@@ -16,9 +16,8 @@ runs = []
 for seed in range(5):
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
-        subprocess.run([sys.executable, os.path.join(HERE, "..", "grpo_sg.py"), "--seed", str(seed), "--out",
-                        f"{folder}/run"],
-                       check=True)
+        script = os.path.join(HERE, "..", "grpo_sg.py")
+        subprocess.run([sys.executable, script, "--seed", str(seed), "--out", f"{folder}/run"], check=True)
         rows = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
     test = [row for row in rows if row.get("split") == "test"]
     runs.append({"seed": seed, "seconds": round(time.time() - started), "before": test[0], "after": test[1],
@@ -28,6 +27,6 @@ with open(os.path.join(HERE, "default.json"), "w") as f:
 for key in ("eval/accuracy", "eval/avg@4"):
     for when in ("before", "after"):
         values = [run[when][key] for run in runs]
-        error = statistics.stdev(values) / len(values) ** 0.5
-        print(f"{key:<14} {when:<7} {statistics.mean(values):.3f} +- {error:.3f}", *(f"{v:.3f}" for v in values))
+        average, error = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
+        print(f"{key:<14} {when:<7} {average:.3f} +- {error:.3f}", [round(v, 3) for v in values])
 print("seconds", [run["seconds"] for run in runs], "peak MB", max(run["peak_mb"] for run in runs))
