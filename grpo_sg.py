@@ -3,7 +3,7 @@
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
 makes completions that beat the mean of their own group more likely, token by token, and the others less:
 
-    maximise the mean over completion tokens of  w * min(r A, clip(r, 1 - eps_low, 1 + eps_high) A) - beta KL
+    maximise the mean over tokens of w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
 
     r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
@@ -17,7 +17,7 @@ Left out on purpose: value networks, reward models, LoRA, several GPUs, inferenc
 
     python grpo_sg.py                                         a tiny model on a CPU, no download: two minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk     the same loop on a real model and a GPU: hours
-    python grpo_sg.py --eval_only --model DIR                 accuracy of a saved model: minutes
+    python grpo_sg.py --eval_only --model DIR                 a saved model, with the task flags of its run
 """
 import argparse
 import copy
@@ -87,8 +87,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     completions of their token means (GRPO's first form: a token of a long completion counts less).
     denominator: the number of tokens (in the second mode, of completions) of the whole batch, where this is
     a part of one; losses and statistics of the parts then add up to the whole's. Raises ValueError for
-    shapes or a mode that do not fit. On the first update after sampling r = 1 everywhere, and as the
-    advantages of a group sum to 0 the loss is about 0. Its gradient is not.
+    shapes or a mode that do not fit.
+    On the first update after sampling r = 1, and as the advantages of a group sum to 0 the loss is about 0
+    (not quite, as lengths and weights differ). Its gradient is not.
     """
     mask = mask.bool()
     shapes = {tuple(x.shape) for x in (logps, old_logps, mask, weights, ref_logps) if x is not None}
@@ -112,11 +113,11 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     r = (logps - old_logps).masked_fill(~mask, 0.0).exp()  # masked before exp: no nan of a pad gets through
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
-    # 1 + eps_high from the start, have no gradient, and never learn.
+    # 1 + clip_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    to = old_logps if ref_logps is None else ref_logps.detach()
-    log_ratio = (to - logps).masked_fill(~mask, 0.0)
-    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 at r = 1
+    other = old_logps if ref_logps is None else ref_logps.detach()
+    log_ratio = (other - logps).masked_fill(~mask, 0.0)
+    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 where the two agree
     if beta:
         objective = objective - beta * kl  # not weighted by w: the pull to the reference is no surprise
     with torch.no_grad():
@@ -248,12 +249,12 @@ def stop_tokens(model, tokenizer):
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
-    """n verified completions of each problem, problem-major; the same ones for the same seed and weights."""
+    """n verified completions of each problem, problem-major: a function of weights, seed, sample_batch."""
     device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
     generator = torch.Generator(device).manual_seed(seed)
     at_once = max(1, cfg.sample_batch // n)
-    opened = "<think>" * tokenizer.decode(prompts[0]).rstrip().endswith("<think>")  # by the template
+    opened = "<think>" if tokenizer.decode(prompts[0]).rstrip().endswith("<think>") else ""  # by template
     model.eval()
     completions = []
     for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):
@@ -273,8 +274,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
 
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
     """(row for metrics.jsonl, greedy completions). The row has greedy accuracy and its standard error, and
-    for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4, ...
-    k."""
+    for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4..k."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
     row["eval/accuracy_se"] = math.sqrt(row["eval/accuracy"] * (1 - row["eval/accuracy"]) / len(greedy))
@@ -342,8 +342,8 @@ class Config:
 
 
 # The tiny model's own defaults. What is given on the command line wins over both.
-TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, prompts=32, updates=4, lr=2e-4,
-            eval_every=25, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
+TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
+            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
@@ -482,18 +482,18 @@ def load_model(cfg, task):
     if not cfg.model:
         model, tokenizer = tasks.tiny_model(task)
     else:
-        local = os.path.isdir(cfg.model)
+        local, why = os.path.isdir(cfg.model), ""
         try:
             local or huggingface_hub.HfApi().model_info(cfg.model, timeout=10)
-        except Exception:  # no such name, no access, no network: an earlier download may do
-            local = True
+        except Exception as error:  # no such name, no access, no network: an earlier download may do
+            local, why = True, error
         try:
-            # As tokenizer.json says. AutoTokenizer gives every Qwen2 the stock rules for splitting a text.
+            # AutoTokenizer would put Qwen2's own rules in place of those in the tiny model's tokenizer.json.
             tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.model, local_files_only=local)
             model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype="float32", local_files_only=local)
         except Exception as error:
             fail(f"cannot load a model and its tokenizer from --model {cfg.model}: give a folder written by "
-                 f"save_pretrained, or a name on the hub and a network ({str(error).split(chr(10))[0]})")
+                 f"save_pretrained, or a hub name and a network ({str(why or error).split(chr(10))[0]})")
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     stops = stop_tokens(model, tokenizer)
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
@@ -543,9 +543,10 @@ def report(before, after, greedy, rows, task):
     """What the run did: accuracies, curves, one problem. greedy: the completions of both evaluations."""
     def printable(text):  # a completion can hold any character: none may steer the terminal
         return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-    print(f"\n{len(task.test)} test problems, none trained on; a constant answer gets {task.floor:.2f}")
-    for key in [key for key in after if key.startswith(("eval/accuracy", "eval/avg@", "eval/pass@"))]:
-        print(f"  {key[5:]:<12} {before[key]:.3f} -> {after[key]:.3f}")
+    print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
+    for key in [key for key in after if key == "eval/accuracy" or "@" in key]:
+        print(f"  {key.removeprefix('eval/'):<10} {before[key]:.3f} -> {after[key]:.3f}")
+    print("during training, sampled:")
     for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
         print(f"  {key:<18}{sparkline([row[key] for row in rows])}")
     pair = max(zip(*greedy), key=lambda pair: pair[1].solved - pair[0].solved)

@@ -2,7 +2,7 @@
 
 A `Task` is problems to train on and to test on, the system prompt, and a verifier that reads one response
 and says two things: whether the answer is right, and whether the response is well formed. A verifier treats
-the response as hostile input, being the text of a model that is paid for fooling it: nothing here evaluates
+the response as hostile input, being the text of a model that is paid for fooling it: nothing here executes
 such a text, and no verifier raises or hangs.
 """
 import random
@@ -92,7 +92,7 @@ def kk_truth(claim, knight, full):
     """The claim's truth in each of the 2^n assignments, as the bits of one integer: bit a of knight[p] is
     set where person p is a knight in assignment a, and full has all 2^n bits set."""
     kind, leaves = claim
-    x, y = [knight[p] if is_knight else full ^ knight[p] for p, is_knight in leaves + leaves][:2]
+    x, y = [knight[p] if is_knight else full ^ knight[p] for p, is_knight in (leaves[0], leaves[-1])]
     if kind == "leaf":
         return x
     if kind == "not":
@@ -108,7 +108,7 @@ def kk_words(claim, names, brief=False):
     """The claim in English, or in telegraphic English."""
     kind, leaves = claim
     is_a, is_not, iff = (" ", "not", "iff") if brief else (" is a ", "it is not true that", "if and only if")
-    x, y = [f"{names[p]}{is_a}{ROLES[is_knight]}" for p, is_knight in leaves + leaves][:2]
+    x, y = [f"{names[p]}{is_a}{ROLES[is_knight]}" for p, is_knight in (leaves[0], leaves[-1])]
     return {"leaf": x, "not": f"{is_not} {x}", "and": f"{x} and {y}", "or": f"{x} or {y}",
             "if": f"if {x} then {y}", "iff": f"{x} {iff} {y}"}[kind]
 
@@ -138,7 +138,7 @@ def kk_puzzle(n, rng, *, brief=False):
     have)."""
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
     full = (1 << (1 << n)) - 1
-    knight = [full // ((1 << (1 << p)) + 1) << (1 << p) for p in range(n)]  # a truth table's ..1010, ..1100
+    knight = [sum(1 << a for a in range(1 << n) if a >> p & 1) for p in range(n)]
     ok = 0
     while not ok or ok & (ok - 1):  # until one bit is set: one assignment that all claims fit
         claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
@@ -186,21 +186,22 @@ def kk_split(split, count, people, seed, *, brief=False):
     """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in `people` in turn.
 
     A puzzle's meaning decides its split: a seventh of all meanings is "test", a seventh "valid", for every
-    seed, so no puzzle of one split occurs in another under other names or in equivalent words; and none
-    occurs twice in its own. Puzzle i depends on (seed, split, i) and the ones before it. For two people
-    there are only some 400 different puzzles: fewer than `count` come back once 1,000 draws in a row bring
-    nothing new.
+    seed, so no puzzle of one split occurs in another under other names or in equivalent words. In its own
+    it occurs once (in "train": once word for word). Puzzle i depends on (seed, split, i) and those before.
+    Of a size that has no new puzzle in 1,000 draws no more come: for two people there are only 41 meanings.
     """
-    problems, seen = [], set()
+    problems, seen, spent = [], set(), set()
     for i in range(count):
-        rng = random.Random(f"{seed} {split} {i}")
-        for _ in range(1000):
-            problem = kk_puzzle(people[i % len(people)], rng, brief=brief)
+        n, rng = people[i % len(people)], random.Random(f"{seed} {split} {i}")
+        for _ in range(0 if n in spent else 1000):
+            problem = kk_puzzle(n, rng, brief=brief)
             key = problem.question if split == "train" else problem.meaning
             if ("test", "valid", *["train"] * 5)[problem.meaning % 7] == split and key not in seen:
                 seen.add(key)
                 problems.append(problem)
                 break
+        else:
+            spent.add(n)
     return problems
 
 
@@ -295,9 +296,11 @@ def kk_published(people):
 
 def kk_task(cfg):
     """Knights and Knaves. cfg has data ("synthetic" or "published"), people, brief, seed, train_problems and
-    eval_problems. Validation puzzles are always generated. Raises ValueError for sizes other than 2 to 8."""
+    eval_problems. Validation puzzles are always generated. Raises ValueError where they do not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise ValueError(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
+    if cfg.brief and cfg.data == "published":
+        raise ValueError("published puzzles have no --brief form, which the tiny model needs: add --model")
 
     def split(name, count):
         return kk_split(name, count, cfg.people, cfg.seed, brief=cfg.brief)
@@ -343,10 +346,10 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
     bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")
     for step in bar:
-        texts = [(p.question, f"{task.demo(p, rng)} <|im_end|>") for p in rng.sample(task.train, 64)]
-        pairs = [tokenizer(pair)["input_ids"] for pair in map(list, texts)]
+        pairs = [tokenizer([problem.question, f"{task.demo(problem, rng)} <|im_end|>"])["input_ids"]
+                 for problem in rng.sample(task.train, min(64, len(task.train)))]
         T = max(len(prompt + demo) for prompt, demo in pairs)
-        ids, labels = torch.zeros(64, T, dtype=torch.long), torch.full((64, T), -100)  # -100: no loss
+        ids, labels = torch.zeros(len(pairs), T, dtype=torch.long), torch.full((len(pairs), T), -100)
         for b, (prompt, demo) in enumerate(pairs):
             ids[b, :len(prompt + demo)] = torch.tensor(prompt + demo)
             labels[b, len(prompt):len(prompt + demo)] = torch.tensor(demo)

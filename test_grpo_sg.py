@@ -708,6 +708,10 @@ def test_splits_are_deterministic():
     assert len(tasks.kk_split("test", 50, [2], 0)) < 10  # so few puzzles of two people are there
 
 
+def test_a_size_that_runs_out_ends_the_split():
+    assert 200 < len(tasks.kk_split("train", 20_000, [2], 0, brief=True)) < 1000
+
+
 def test_distribution_of_puzzles():
     """Against what TASKS describes of the published set; 2 points, and 2 % for lengths."""
     all_knights, lengths = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}, {3: 379, 4: 441, 5: 507, 6: 570,
@@ -770,7 +774,7 @@ def test_the_default_command_end_to_end(tmp_path):
     samples = rows_of(out / "samples.jsonl")
     assert {"question", "completion", "reward", "correct", "formatted", "truncated"} <= set(samples[0])
     assert json.loads((out / "config.json").read_text())["people"] == [3]
-    for text in ("a constant answer gets", "Before (", "After (", "grad_norm", str(out)):
+    for text in ("best constant answer:", "Before (", "After (", "grad_norm", str(out)):
         assert text in result.stdout
     again = run("--eval_only", "--model", out / "checkpoint", "--brief", "--people", 3, "--temperature", 1,
                 "--max_new_tokens", 48, "--eval_problems", 30, "--out", tmp_path / "eval", cwd=tmp_path)
@@ -843,7 +847,7 @@ def test_published_puzzles(tmp_path, monkeypatch):
     ("--out .", "exists"), ("--people 1", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
     ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"),
     ("--max_prompt_tokens 1", "--max_prompt_tokens"),
-    ("--out /proc/run", "cannot write")])
+    ("--out /proc/run", "cannot write"), ("--data published", "add --model")])
 def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
@@ -877,6 +881,6 @@ def test_a_weight_without_effect_is_announced(tmp_path):
 
 
 def test_published_puzzles_without_a_network(tmp_path):
-    result = run("--data", "published", cwd=tmp_path, check=False, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
+    result = run("--model", "any", "--data", "published", cwd=tmp_path, check=False, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
     assert result.returncode == 2 and "cannot load --data published" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
