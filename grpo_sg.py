@@ -404,9 +404,9 @@ def micro_batches(completions, advantages, rows, cfg, device):
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
     """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
-    Returns the largest gradient norm, and the loss and grpo_sg_loss's statistics as means over what was
-    trained on, None if that is nothing. A group of equal rewards has advantage 0 and no gradient: where beta
-    is 0 it is left out of the passes, though not out of the denominators.
+    Returns the largest gradient norm, and the loss and grpo_sg_loss's statistics as means over the tokens
+    trained on (None where there are none). A group of equal rewards has advantage 0 and no gradient: where
+    beta is 0 it is left out of the passes, though not out of the denominators.
     """
     device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))

@@ -134,8 +134,10 @@ def kk_text(lines, names, roles):
 def kk_puzzle(n, rng, *, brief=False):
     """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles; its answer is a dict
     name -> "knight" or "knave". `brief` leaves out the story and keeps the first n names: the claims alone,
-    which a tiny model can learn to read. Random draws are rejected until one has a single solution (a third
-    have)."""
+    which a tiny model can learn to read. Random draws are rejected until one has a single solution; a third
+    have. Raises ValueError for other sizes."""
+    if not 2 <= n <= 8:
+        raise ValueError(f"a puzzle needs 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
     full = (1 << (1 << n)) - 1
     knight = [sum(1 << a for a in range(1 << n) if a >> p & 1) for p in range(n)]

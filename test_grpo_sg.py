@@ -708,6 +708,12 @@ def test_splits_are_deterministic():
     assert len(tasks.kk_split("test", 50, [2], 0)) < 10  # so few puzzles of two people are there
 
 
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_other_sizes_are_refused(n):
+    with pytest.raises(ValueError, match="2 to 8"):
+        tasks.kk_puzzle(n, random.Random(0))
+
+
 def test_a_size_that_runs_out_ends_the_split():
     assert 200 < len(tasks.kk_split("train", 20_000, [2], 0, brief=True)) < 1000
 
