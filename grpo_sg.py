@@ -119,7 +119,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     log_ratio = (other - logps).masked_fill(~mask, 0.0)
     kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 where the two agree
     if beta:
-        objective = objective - beta * kl  # not weighted by w: the pull to the reference is no surprise
+        objective = objective - beta * kl  # without w, which shapes the advantage alone
     with torch.no_grad():
         stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
                  "kl": aggregate(kl),  # to the old policy, if no reference
@@ -151,8 +151,7 @@ def pass_at_k(n, c, k):
 # ---- 2. Log-probabilities of the policy ----
 
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 where mask is
-    False.
+    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 outside of mask.
 
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
     tokens. No attention mask is needed: pads come last, and nothing attends to what follows it. Raises

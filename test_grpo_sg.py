@@ -705,7 +705,11 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
 def test_splits_are_deterministic():
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
-    assert len(tasks.kk_split("test", 50, [2], 0)) < 10  # so few puzzles of two people are there
+
+
+def test_there_are_41_puzzles_of_two_people():
+    rng = random.Random(0)
+    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(6000)}) == 41
 
 
 @pytest.mark.parametrize("n", [0, 1, 9])
