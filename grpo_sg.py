@@ -29,7 +29,7 @@ import random
 import sys
 import time
 import warnings
-from statistics import fmean as mean
+from statistics import fmean as mean, pstdev
 
 import huggingface_hub
 import torch
@@ -272,18 +272,22 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
 # ---- 5. Evaluation ----
 
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
-    """(row for metrics.jsonl, greedy completions). The row has greedy accuracy and its standard error, and
-    for samples = k > 0 also avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4..k."""
+    """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
+    truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4..k. `_se` is the
+    standard error of a mean over the problems: what another draw of problems might change."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
-    row["eval/accuracy_se"] = math.sqrt(row["eval/accuracy"] * (1 - row["eval/accuracy"]) / len(greedy))
+    values = {"accuracy": [c.solved for c in greedy]}
     if samples:
         drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
                         seed=cfg.seed)
+        row[f"eval/truncated@{samples}"] = mean(c.truncated for c in drawn)
         right = [sum(c.solved for c in drawn[i:i + samples]) for i in range(0, len(drawn), samples)]
-        row[f"eval/avg@{samples}"] = mean(right) / samples
+        values[f"avg@{samples}"] = [c / samples for c in right]
         for k in [2 ** i for i in range(samples.bit_length())]:
-            row[f"eval/pass@{k}"] = mean(pass_at_k(samples, c, k) for c in right)
+            values[f"pass@{k}"] = [pass_at_k(samples, c, k) for c in right]
+    for key, each in values.items():
+        row[f"eval/{key}"], row[f"eval/{key}_se"] = mean(each), pstdev(each) / math.sqrt(len(each))
     return row, greedy
 
 
@@ -304,7 +308,8 @@ def setting(default, help, choices=None):
 class Config:
     model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
     task: str = setting("kk", "what to learn", list(tasks.TASKS))
-    data: str = setting("synthetic", "generated, or kk's published puzzles", ["synthetic", "published"])
+    data: str = setting("synthetic", "or published (kk), or gsm8k, math, deepscaler, FILE.jsonl (math)")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24, FILE.jsonl; none: what belongs to --data")
     people: tuple = setting((3, 4, 5, 6, 7), "kk: sizes of puzzles, 2 to 8")
     brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
     shaping: str = setting("sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi",
@@ -335,7 +340,7 @@ class Config:
     eval_every: int = setting(10, "steps between evaluations on the validation set")
     eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
     eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 at which its warm-up ends")
+    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends its warm-up; math: 0.4")
     seed: int = setting(0, "of everything that is random")
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
@@ -343,6 +348,7 @@ class Config:
 # The tiny model's own defaults. What is given on the command line wins over both.
 TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
+TINY_OF = {"math": dict(warmup_accuracy=0.4)}  # where a task needs others
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
@@ -363,7 +369,8 @@ def parse(argv=None):
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
                             help=f"{field.metadata['help']} (default: {field.default}{tiny})")
     given = vars(parser.parse_args(argv))
-    cfg = Config(**{**({} if given.get("model") else TINY), **given})
+    tiny = {} if given.get("model") else {**TINY, **TINY_OF.get(given.get("task"), {})}
+    cfg = Config(**{**tiny, **given})
     may_be_0 = ("alpha", "mu", "low", "high", "clip_low", "clip_high", "beta", "eval_samples", "seed")
     for name, value in dataclasses.asdict(cfg).items():
         zero = name in may_be_0
@@ -543,8 +550,9 @@ def report(before, after, greedy, rows, task):
     def printable(text):  # a completion can hold any character: none may steer the terminal
         return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
     print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
-    for key in [key for key in after if key == "eval/accuracy" or "@" in key]:
-        print(f"  {key.removeprefix('eval/'):<10} {before[key]:.3f} -> {after[key]:.3f}")
+    for key in [key for key in after if f"{key}_se" in after]:
+        pair = [f"{row[key]:.3f} ± {row[key + '_se']:.3f}" for row in (before, after)]
+        print(f"  {key.removeprefix('eval/'):<10} {' -> '.join(pair)}")
     print("during training, sampled:")
     for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
         print(f"  {key:<18}{sparkline([row[key] for row in rows])}")
@@ -555,25 +563,14 @@ def report(before, after, greedy, rows, task):
         print(f"\n{when} ({verdict}): {printable(c.text)}")
 
 
-def keep_short(problems, split, tokenizer, task, cfg):
-    """The problems whose prompts have at most cfg.max_prompt_tokens; prints how many went."""
-    lengths = [len(tasks.encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
-    short = [problem for problem, length in zip(problems, lengths) if length <= cfg.max_prompt_tokens]
-    if len(short) < len(problems):
-        print(f"dropped {len(problems) - len(short)} of {len(problems)} {split} problems: prompts over "
-              f"--max_prompt_tokens {cfg.max_prompt_tokens}, the longest has {max(lengths)}")
-    return short or fail(f"no {split} problem is left: raise --max_prompt_tokens")
-
-
 def main(argv=None):
     cfg = parse(argv)
     try:
         task = tasks.TASKS[cfg.task](cfg)
+        model, tokenizer = load_model(cfg, task)
+        task = tasks.keep_short(task, tokenizer, cfg.max_prompt_tokens)
     except (OSError, ValueError) as error:
         fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
-    model, tokenizer = load_model(cfg, task)
-    task = task._replace(**{split: keep_short(getattr(task, split), split, tokenizer, task, cfg)
-                            for split in ("train", "valid", "test")})
     try:
         out, log = open_run(cfg)
         if not cfg.model:

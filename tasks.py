@@ -5,6 +5,7 @@ and says two things: whether the answer is right, and whether the response is we
 the response as hostile input, being the text of a model that is paid for fooling it: nothing here executes
 such a text, and no verifier raises or hangs.
 """
+import json
 import random
 import re
 import unicodedata
@@ -14,13 +15,15 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
+
+from math_equal import MAX_CHARS, math_equal
 
 
 class Problem(NamedTuple):
     question: str
-    answer: object      # what the verifier compares with: here a dict name -> role
+    answer: object      # what the verifier compares with: a dict name -> role, a gold answer or several
     solution: str = ""  # worked text that ends in the answer, for the warm-up of the tiny model
     meaning: int = 0    # equal for problems that are the same up to wording
 
@@ -39,6 +42,17 @@ class Task(NamedTuple):
     verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
     floor: float             # test accuracy of the best constant answer
     demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
+    tokens: str = ""         # pattern of the tiny model's tokens, which it writes without spaces; "": words
+
+
+def split_of(meaning):
+    """A seventh of all meanings is "test", a seventh "valid", whatever the seed."""
+    return ("test", "valid", *["train"] * 5)[meaning % 7]
+
+
+def hub_rows(*name, split):
+    import datasets  # slow to import, and needed for data from the hub only
+    return datasets.load_dataset(*name, split=split)
 
 
 def encode_prompt(tokenizer, system, question):
@@ -47,6 +61,23 @@ def encode_prompt(tokenizer, system, question):
         return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
     chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
+def keep_short(task, tokenizer, most):
+    """The task with those problems whose prompts have at most `most` tokens; prints how many went. Raises
+    ValueError where none is left."""
+    kept = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        lengths = [len(encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
+        kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
+        if len(kept[split]) < len(problems):
+            gone = len(problems) - len(kept[split])
+            print(f"dropped {gone} of {len(problems)} {split} problems: prompts over --max_prompt_tokens {most}, "
+                  f"the longest has {max(lengths)}")
+        if not kept[split]:
+            raise ValueError(f"no {split} problem is left: raise --max_prompt_tokens")
+    return task._replace(**kept)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -198,7 +229,7 @@ def kk_split(split, count, people, seed, *, brief=False):
         for _ in range(0 if n in spent else 1000):
             problem = kk_puzzle(n, rng, brief=brief)
             key = problem.question if split == "train" else problem.meaning
-            if ("test", "valid", *["train"] * 5)[problem.meaning % 7] == split and key not in seen:
+            if split_of(problem.meaning) == split and key not in seen:
                 seen.add(key)
                 problems.append(problem)
                 break
@@ -286,10 +317,9 @@ def kk_demo(problem, rng):
 def kk_published(people):
     """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123), split as Logic-RL does:
     of the 1,000 of a size the last 100 are for the test."""
-    import datasets  # slow to import, and needed for data from the hub only
     train, test = [], []
     for n in people:
-        rows = datasets.load_dataset(KK_HUB, "train", split=f"{n}ppl")
+        rows = hub_rows(KK_HUB, "train", split=f"{n}ppl")
         problems = [Problem(row["quiz"], dict(zip(row["names"], map(ROLES.__getitem__, row["solution"]))))
                     for row in rows]
         train, test = train + problems[:-100], test + problems[-100:]
@@ -301,6 +331,8 @@ def kk_task(cfg):
     eval_problems. Validation puzzles are always generated. Raises ValueError where they do not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise ValueError(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
+    if cfg.data not in ("synthetic", "published") or cfg.eval_data:
+        raise ValueError("it must be synthetic or published, and brings its own test set: no --eval_data")
     if cfg.brief and cfg.data == "published":
         raise ValueError("published puzzles have no --brief form, which the tiny model needs: add --model")
 
@@ -315,20 +347,206 @@ def kk_task(cfg):
 
 
 # ----------------------------------------------------------------------------------------------------------
+# Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator
+# ----------------------------------------------------------------------------------------------------------
+
+MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."  # Qwen2.5's own
+
+
+def final_answer(response):
+    """The text of the final answer, or "" where there is none; see verify_math."""
+    text = response.rpartition("</think>")[2]
+    closed = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(closed, 0))
+    if "<think>" in text or ("<answer>" in text or closed >= 0) and start < 0:
+        return ""
+    if start >= 0:
+        text = text[start + len("<answer>"):text.index("</answer>", start)]
+    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if last < 0:
+        return text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
+    text, depth = text[last:last + MAX_CHARS], 0
+    box = re.match(r"\\(?:boxed|fbox)\s*\{", text)
+    for brace in re.finditer(r"\\.|[{}]", text, re.S):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if brace[0] == "}" and depth <= 0:
+            return text[box.end():brace.start()].strip() if box else ""
+    return ""
+
+
+def verify_math(response, gold):
+    """Grade one response to a mathematical problem; `gold`: the answer, or several of which any will do.
+
+    The final answer stands after the last </think>, and a <think> after that voids it. It is what the last
+    complete <answer>...</answer> holds: the content of the last \\boxed{...} in it, or else all of it.
+    Without answer tags it is the content of the last \\boxed{...}. Where that is empty or unfinished, there
+    is none: an earlier box, prose, or the last number never count. `formatted`: there is one, of at most
+    MAX_CHARS characters. `correct`: it also equals the gold answer by math_equal. Never raises.
+    """
+    answer, golds = final_answer(response), [gold] if isinstance(gold, str) else gold
+    return Verdict(bool(answer) and any(math_equal(answer, gold) for gold in golds), bool(answer))
+
+
+def gsm8k(split):
+    for row in hub_rows("openai/gsm8k", "main", split=split):
+        yield row["question"], row["answer"].partition("####")[2].strip().replace(",", "")
+
+
+def math_train():
+    for row in hub_rows("DigitalLearningGmbH/MATH-lighteval", split="train"):
+        yield row["problem"], final_answer(row["solution"])
+
+
+def deepscaler():
+    for row in hub_rows("agentica-org/DeepScaleR-Preview-Dataset", split="train"):
+        yield row["problem"], row["answer"]
+
+
+def math500():
+    for row in hub_rows("HuggingFaceH4/MATH-500", split="test"):
+        yield row["problem"], row["answer"]
+
+
+def aime24():
+    for row in hub_rows("HuggingFaceH4/aime_2024", split="train"):  # its only split: 30 problems
+        yield row["problem"], row["answer"]
+
+
+def jsonl(path):
+    """The rows {"question": text, "answer": text, number, or a list of them of which any counts} of a file.
+    Raises ValueError that names file, line and what is wrong."""
+    with open(path, "rb") as file:
+        for i, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                question, answer = row["question"], row["answer"]
+                golds = answer if isinstance(answer, list) else [answer]
+                if not isinstance(question, str) or any(type(gold) in (bool, dict, list) for gold in golds):
+                    raise TypeError("question must be text, and answer text, a number, or a list of those")
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise ValueError(f'{path}, line {i} is no row like {{"question": "1 + 1?", "answer": "2"}}: '
+                                 f"{type(error).__name__}: {error}") from None
+            yield question, ["" if gold is None else str(gold) for gold in golds]
+
+
+MATH_TRAIN = {"gsm8k": lambda: gsm8k("train"), "math": math_train, "deepscaler": deepscaler}
+MATH_TEST = {"gsm8k": lambda: gsm8k("test"), "math500": math500, "aime24": aime24}
+MATH_PAIRS = {"gsm8k": "gsm8k", "math": "math500", "deepscaler": "aime24"}  # --data: its --eval_data
+
+
+def math_problems(name, sets):
+    """The problems of one of the data sets or of a .jsonl file. Prints how many had no gold answer."""
+    if name not in sets and not name.endswith(".jsonl"):
+        raise ValueError(f"{name} is not one of synthetic, {', '.join(sets)}, or a file that ends in .jsonl")
+    rows, problems = list(sets[name]() if name in sets else jsonl(name)), []
+    for question, golds in rows:
+        golds = [gold for gold in (golds if isinstance(golds, list) else [golds]) if gold and gold.strip()]
+        if golds:
+            problems.append(Problem(question, golds[0] if len(golds) == 1 else golds))
+    if len(problems) < len(rows):
+        print(f"dropped {len(rows) - len(problems)} of {len(rows)} problems of {name}: no gold answer")
+    return problems
+
+
+def without(problems, held_out):
+    """The problems whose question is not, white space and case aside, one of those held out."""
+    def key(problem):
+        return " ".join(problem.question.split()).casefold()
+    keys = {key(problem) for problem in held_out}
+    return [problem for problem in problems if key(problem) not in keys]
+
+
+def arithmetic(rng):
+    """A sum of two numbers of three digits, or a product of one with a digit. The worked solution goes
+    through the columns from the right, for 347*6 "7*6+0=42,4*6+4=28,3*6+2=20.", and adds to each what the
+    one before carries over. A carry of 0 and a leading 0 are written too: so a digit that is needed always
+    stands at the same distance, which is learned sooner. The meaning is the unordered pair of operands."""
+    a, sign = rng.randrange(100, 1000), rng.choice("+*")
+    b = rng.randrange(100, 1000) if sign == "+" else rng.randrange(2, 10)
+    columns, carry = [], 0
+    for place in (1, 10, 100):
+        x, y = a // place % 10, b // place % 10 if sign == "+" else b
+        result = carry + (x + y if sign == "+" else x * y)
+        columns.append(f"{x}{sign}{y}+{carry}={result:02d}")
+        carry = result // 10
+    answer = str(a + b if sign == "+" else a * b)
+    solution = f"{','.join(columns)}. \\boxed{{{answer}}}"
+    return Problem(f"{a}{sign}{b}", answer, solution, hash((min(a, b), max(a, b))))  # as in kk_meaning
+
+
+def arithmetic_split(split, count, seed):
+    """`count` problems of a split ("train", "valid" or "test").
+
+    The pair of operands decides a problem's split: a seventh of all pairs is "test", a seventh "valid", for
+    every seed, so no two numbers that meet in one split meet in another, in whatever order or operation. In
+    a held-out split they meet once; training problems repeat. Problem i depends on (seed, split, i) and
+    those before.
+    """
+    problems, seen = [], set()
+    for i in range(count):
+        rng = random.Random(f"{seed} {split} {i}")
+        problem = arithmetic(rng)
+        while split_of(problem.meaning) != split or problem.meaning in seen:
+            problem = arithmetic(rng)
+        problems.append(problem)
+        if split != "train":
+            seen.add(problem.meaning)
+    return problems
+
+
+def arithmetic_demo(problem, rng):
+    """What the tiny model is warmed up on: the worked solution, or as often the bare answer. So it learns to
+    calculate, and a bad habit: to answer at once, which it gets right less often. That working it out pays
+    is left for reinforcement learning to find out."""
+    return problem.solution if rng.random() < 0.5 else problem.solution.split()[-1]
+
+
+def math_task(cfg):
+    """Mathematics. cfg has data ("synthetic", a name of MATH_TRAIN, or a file), eval_data (a name of
+    MATH_TEST, a file, or "" for the set that belongs to data), model, seed, train_problems, eval_problems.
+    The validation problems of a data set are drawn from its training problems. Raises ValueError where these
+    do not fit."""
+    train, valid, test = (arithmetic_split(split, count, cfg.seed) for split, count in (
+        ("train", cfg.train_problems), ("valid", cfg.eval_problems), ("test", cfg.eval_problems)))
+    eval_data = cfg.eval_data or {"synthetic": "synthetic", **MATH_PAIRS}.get(cfg.data)
+    if not eval_data:
+        raise ValueError("name a set or a file to test on, --eval_data")
+    if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
+        raise ValueError("the tiny model can only read synthetic problems: add --model")
+    if eval_data != "synthetic":
+        test = math_problems(eval_data, MATH_TEST)
+    if cfg.data != "synthetic":
+        found = math_problems(cfg.data, MATH_TRAIN)
+        train = without(found, test)
+        if len(train) < len(found):
+            print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
+        valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
+        train = without(train, valid)
+    if not (train and valid and test):
+        raise ValueError("training needs 10 problems or more, and the test one")
+    floor = max(Counter(str(problem.answer) for problem in test).values()) / len(test)
+    return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo, r"\\boxed\{|.")
+
+
+# ----------------------------------------------------------------------------------------------------------
 # The tiny model: a Qwen2 small enough to learn on a laptop
 # ----------------------------------------------------------------------------------------------------------
 
 def tiny_model(task):
     """(model, tokenizer): an untrained Qwen2 of about 200,000 weights and a tokenizer whose tokens are the
-    words, between white space, of the task's questions and demonstrations. The chat template leaves the
-    system prompt out: a model that can read nothing else needs no telling."""
+    words, between white space, of the task's questions and demonstrations, or what matches task.tokens. The
+    chat template leaves the system prompt out: a model that can read nothing else needs no telling."""
     rng = random.Random(0)
+    pieces = (pre_tokenizers.Split(Regex(task.tokens), "isolated") if task.tokens else
+              pre_tokenizers.WhitespaceSplit())
     words = {word for problem in task.train[:2000] + task.train[-2000:]
              for text in (problem.question, problem.solution, task.demo(problem, rng))
-             for word in text.split()}
+             for word, _ in pieces.pre_tokenize_str(text)}
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = pieces
+    if task.tokens:
+        tokenizer.decoder = decoders.Fuse()  # without it, tokens are joined with spaces
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]",
                                                      eos_token="<|im_end|>", pad_token="<|im_end|>")
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
@@ -348,7 +566,7 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
     bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")
     for step in bar:
-        pairs = [tokenizer([problem.question, f"{task.demo(problem, rng)} <|im_end|>"])["input_ids"]
+        pairs = [tokenizer([problem.question, f"{task.demo(problem, rng)}<|im_end|>"])["input_ids"]
                  for problem in rng.sample(task.train, min(64, len(task.train)))]
         T = max(len(prompt + demo) for prompt, demo in pairs)
         ids, labels = torch.zeros(len(pairs), T, dtype=torch.long), torch.full((len(pairs), T), -100)
@@ -369,4 +587,4 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     print(f"the warm-up ends after {steps} steps, below --warmup_accuracy {cfg.warmup_accuracy}")
 
 
-TASKS = {"kk": kk_task}  # name -> function of the settings that returns a Task
+TASKS = {"kk": kk_task, "math": math_task}  # name -> function of the settings that returns a Task

@@ -4,9 +4,13 @@ import json
 import math
 import os
 import random
+import re
+import statistics
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -755,6 +759,348 @@ def test_five_thousand_puzzles_a_second():
     assert max(speed() for _ in range(5)) > 5000 / 4  # a quarter, as test machines are slow and busy
 
 
+# ---- mathematics ----
+
+# The answers of a line are equal to its first; answers of different lines never are.
+EQUAL = r"""
+0 | 0.0 | -0 | \frac{0}{7} | \sin\pi | 1 - 1
+7 | 7.0 | 007 | +7 | 3 + 4 | x = 7 | \frac{14}{2} | \left(7\right) | $7$ | \boxed{7} | 7 \text{ apples} | \sqrt{49} | 7.
+-7 | − 7 | \frac{-7}{1} | y = -7
+1/2 | 0.5 | \frac12 | \frac{1}{2} | \dfrac 1 2 | .5 | 2^{-1} | ½ | \tfrac{3}{6} | \cos 60^\circ | \cos\frac{\pi}{3}
+2\frac{1}{3} | \frac{7}{3} | 7/3 | 2 1/3 | 2 + \frac{1}{3} | 2.\overline{3}
+1234567 | 1,234,567 | 1{,}234{,}567 | 1,\!234,\!567 | 1234567.00
+1000000 | 10^6 | 1 \times 10^{6} | 1e6 | 1,000,000 | 10^{2} \cdot 10^4
+3.2 \times 10^{-5} | 0.000032 | 3.2e-5 | 32 \cdot 10^{-6}
+100000000000000000000 | 10^{20}
+100000000000000000001 | 10^{20} + 1
+10^{20} + \sqrt{2}
+\sqrt{2} | 2^{1/2} | \frac{2}{\sqrt{2}} | \sqrt 2 | √2 | 1.414214 | 1.4142135 | \sqrt{2} \approx 1.41
+1.4142
+2\sqrt{3} | \sqrt{12} | \frac{6}{\sqrt{3}} | 2 \cdot \sqrt3
+\sqrt[3]{5} | 5^{\frac{1}{3}} | \sqrt[6]{25}
+1 + \sqrt{2} | \frac{1}{\sqrt{2} - 1} | \sqrt2+1
+\pi | π | \frac{2\pi}{2} | 3.141593
+\frac{3\pi}{4} | 0.75\pi | \frac{3}{4}\pi | 3\pi/4
+3 + 4i | 4i + 3 | (2 + i)^2 | 3+4\mathrm{i}
+3 - 4i | -4i + 3
+120^\circ | 120° | 120 | 120 \text{ degrees} | 120^{\circ}
+35\% | 0.35 | 35 | \frac{7}{20}
+\$12.50 | 12.5 | \frac{25}{2} | 12.50 \text{ dollars} | \$ 12.50
+9.8 \text{ m/s}^2 | 9.8 \text{ m}/\text{s}^2 | 9.8
+15 \text{ cm}^2 | 15\text{ square centimeters} | 15
+x^2 - 1 | (x-1)(x+1) | -(1 - x)(1 + x) | x^{2}-1
+x^2 - 2x + 1 | (x-1)^2 | (1-x)^2 | y = x^2 - 2x + 1
+\frac{1}{x+1} | (x+1)^{-1} | \frac{2}{2x+2}
+2^{n+1} | 2 \cdot 2^n | 4^{(n+1)/2}
+ab + a | a(b+1) | a + ba
+\log_2 3 | \frac{\ln 3}{\ln 2} | \log_{4}{9}
+\sin 2x | 2 \sin x \cos x
+n! - 1
+\binom{10}{4} | 210 | \frac{10!}{4!\,6!}
+2x + 3y = 6 | 4x + 6y = 12 | y = 2 - \frac{2x}{3} | 2x + 3y - 6 = 0
+x^2 + y^2 = 9 | y^2 + x^2 - 9 = 0
+(3, -4) | (3,-4) | \left( 3, -4 \right) | (x, y) = (3, -4) | \left(\frac{6}{2},-4.0\right)
+(-4, 3)
+[3, 4] | \left[3, 4\right] | 3 \le x \le 4 | x \in [3, 4]
+(3, 4] | 3 < x \leq 4 | x \in (3,4]
+(3, 4) | 3 < x < 4 | \left(3,4\right)
+[3, \infty) | x \ge 3 | 3 \leq t
+(-\infty, 3) | x < 3 | 3 > x | (-\infty,3)
+(-\infty, 1) \cup (2, \infty) | (2,\infty)\cup(-\infty,1) | x < 1 \text{ or } x > 2
+\{3, 5\} | 5, 3 | 3, 5 | \left\{ 5, 3 \right\} | x = 3 \text{ or } x = 5 | 3 \text{ and } 5 | 4 \pm 1
+\{\{3\}, \{5\}\}
+3, 3, 5
+3
+1 \pm \sqrt{5} | 1 + \sqrt{5}, 1 - \sqrt{5}
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \begin{bmatrix}1&2\\3&\frac82\end{bmatrix}
+\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}
+\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}
+\begin{pmatrix} 1 \\ 2 \\ 3 \\ 4 \end{pmatrix}
+2043_5 | 2043_{5}
+2043_6
+2043
+\text{Evelyn} | Evelyn | \textbf{Evelyn} | evelyn
+\text{Martha} | Martha
+\text{(C)} | C | (C) | \textbf{C}
+\text{(D)} | D
+\text{yes} | Yes
+\text{no}
+3:4 | 3 : 4
+\emptyset | \{\} | \varnothing
+\infty | +\infty
+-\infty
+f(3)
+3f
+6m
+\overline{AB}
+\vec{v} \times \vec{w}
+2.88 \times 10^{-19}
+4.6 \times 10^{-24}
+"""
+EQUAL = [[answer.strip() for answer in line.split(" | ")] for line in EQUAL.strip().split("\n")]
+
+
+def boxed(answer, gold):
+    return tasks.verify_math(f"So it is $\\boxed{{{answer}}}$.", gold).correct
+
+
+@pytest.mark.parametrize("line", EQUAL, ids=lambda line: line[0])
+def test_equal_answers_are_accepted(line):
+    assert [answer for answer in line if not boxed(answer, line[0])] == []
+
+
+def test_different_answers_are_rejected():
+    assert [(answer, other[0]) for line in EQUAL for other in EQUAL for answer in line
+            if other is not line and boxed(answer, other[0])] == []
+
+
+def test_labelled_pairs():
+    """Responses as models write them, labelled by hand, some by somebody who had not seen the verifier."""
+    rows = rows_of(os.path.join(HERE, "experiments", "math_pairs.jsonl"))
+    assert len(rows) == 1389
+    assert [row for row in rows if tasks.verify_math(row["response"], row["gold"]).correct != row["correct"]] == []
+
+
+@pytest.mark.parametrize("answer, gold", [
+    ("5, 6", "5"), ("5 \\text{ or } 6", "5"), ("\\text{not } 5", "5"), ("5 \\text{ or maybe } 7", "5"),
+    ("4=3", "3"), ("x+y+4=0", "0"), ("6m", "6"), ("\u0665", "5"), ("5_0", "50"), ("(1,000)", "1000"), ("1,00", "100"),
+    ("1,0000", "10000"), ("nan", "nan1"), ("10^{400}", "\\infty"), ("10^{-400}", "0"), ("0.9999999", "1"), ("3.14", "\\pi"),
+    ("1/3", "0.333333"), ("\\infty - \\infty", "0"), ("\\tan\\frac{\\pi}{2}", "16331239353195370"), ("5 \\text{ km}", "5 \\text{ m}"),
+    ("0<y<1", "0<x<1"), ("(1,2", "(1,2)"), ("50\\%", "0.005"), ("0.5\\%", "50"), ("\\text{yes and no}", "\\text{yes}"), ("", ""),
+    ("10^{15}", "10^{15}+\\pi")])
+def test_near_misses(answer, gold):
+    assert not boxed(answer, gold)
+
+
+@pytest.mark.parametrize("response, correct, formatted", [
+    ("\\boxed{4} no, \\boxed{5}", True, True), ("\\boxed{5} no, \\boxed{4}", False, True), ("\\boxed{5} \\boxed{}", False, False),
+    ("\\boxed{5} and \\boxed{5", False, False), ("5", False, False), ("The answer is 5.", False, False), ("", False, False),
+    ("<think>\\boxed{4}</think> \\boxed{5}", True, True), ("<think>\\boxed{5}</think> done", False, False),
+    ("<think>\\boxed{5}", False, False), ("\\boxed{5} <think> hm", False, False), ("</think> \\boxed{5}", True, True),
+    ("<answer>5</answer>", True, True), ("<answer>so \\boxed{5}</answer>", True, True), ("<answer>\\boxed{}5</answer>", False, False),
+    ("\\boxed{4} <answer>5</answer>", True, True), ("\\boxed{5} <answer>4</answer>", False, True),
+    ("<answer>5</answer><answer>4</answer>", False, True), ("\\boxed{5} <answer>4", False, False),
+    ("<answer></answer>", False, False), ("\\boxed{\\boxed{5}}", True, True), ("\\fbox{5}", True, True),
+    ("\\boxed 5", False, False), ("\\boxed{\\text{a \\} b}}", False, True), ("\\boxed{" + " " * 2000 + "5}", False, False)])
+def test_where_the_final_answer_stands(response, correct, formatted):
+    assert tasks.verify_math(response, "5") == (correct, formatted)
+
+
+def test_any_of_several_golds():
+    assert tasks.verify_math("\\boxed{5}", ["4", "5"]).correct and not tasks.verify_math("\\boxed{6}", ["4", "5"]).correct
+    assert not tasks.verify_math("\\boxed{5}", []).correct
+
+
+HOSTILE = (
+    [f"\\boxed{{{middle}}}" for middle in (
+        "9^{9^{9^9}}", "9^9^9^9", "99999!", "400!^{400!}", "((" * 400 + "1", "2^{-99999999}", "10^{10^{10}}", "0^{-1}", "1/0", "0^0", "\\frac00",
+        "\\log 0", "\\log_1 5", "\\ln 0", "\\tan 90^\\circ", "i^i^i", "\\sqrt[0]{2}", "\\binom{400}{200}^{99}", "\\binom{-1}{2}", "(-1)!",
+        "1e400", "1e-400", "1e999999999", "1e+", "e^{1000}", "e^{-1000}", "\\sinh 800", "9" * 900 + "!", "nan", "inf", "-inf", "1e308*10",
+        "__import__('os').system('true')", "lambda: 0", "{}.__class__", "%s%s%n", "{0.__class__}", "\\input{/etc/passwd}", "\x00", "5\x00",
+        "\ud800", "\udfff5", "\u0665", "\uff15", "5\u20dd", "\u0661\u0662", "\u202e5", "5\u200b0", "\u00b9", "Ⅴ", "⑤", "ﬁve", "∑", "∫_0^1",
+        "\\frac" * 150, "\\sqrt" * 150, "\\text{" * 100, "-" * 900, "+-" * 400, "\\pm" * 300, "=" * 900, "<" * 900, "5=" * 300, "x<" * 300,
+        "{" * 400 + "5" + "}" * 400, "(" * 450 + "5" + ")" * 450, "\\{" * 200 + "5" + "\\}" * 200, "[" * 900, "|" * 900, "|x|" * 300, "1," * 400,
+        "\\begin{matrix}" * 50, "\\begin{matrix}" + "1&" * 400 + "\\end{matrix}", "\\begin{matrix}1\\end{matrix", "\\end{matrix}", "^" * 900, "_" * 900,
+        "x_" * 400, "x^" * 400, "x^{" * 300, "!" * 900, "5" + "!" * 300, "°" * 900, "%" * 900, "5" + "%" * 900, "$" * 900, "\\$" * 400, "'" * 900,
+        "x" + "'" * 900, ";" * 900, "\\\\" * 450, "&" * 900, "\\" * 901, "~" * 900, "\\," * 450, "\\left" * 150, "\\right." * 100, '"' * 900,
+        "\\text{and}" * 100, "or" * 450, "0." + "3" * 900, "\\overline{" * 90, "0.\\overline{" + "3" * 900 + "}", "1,000" * 180, "1e5" * 300,
+        "\\frac{1}{" * 100 + "2" + "}" * 100, "\\sin" * 240, "\\log_" * 180, "\\log_{\\log_2 3}" * 60, "f(" * 450, "f(3)" * 220, "∞" * 900,
+        "\\infty-\\infty", "\\cup" * 220, "\\in" * 300, "x\\in" * 200, "3/" * 450, "1 1/2" * 180, "2\\frac{1}{2}" * 75, "\\abs" * 200)]
+    + [c * 10 ** 6 for c in ("\\boxed{", "\\boxed{}", "<answer>", "</answer>", "<think>", "</think>", "{", "}", "\\", " ", "9", "\\boxed{5")]
+    + ["\\boxed{" + c * 10 ** 6 + "}" for c in ("9", " ", ",", "(", "{}", "\\,", "$", "e", "\n", "'")]
+    + ["\\boxed{4}" * 10 ** 5, "\\boxed{" * 5000 + "4" + "}" * 5000, "<answer>4</answer>" * 10 ** 5, "\\boxed" + " " * 10 ** 6 + "{4}"])
+
+
+def test_hostile_answers_are_cheap_and_wrong():
+    """Each within 50 ms (the machine's pauses aside: the best of three), and from a worker thread."""
+    def attack():
+        for response in HOSTILE:
+            for gold in ("5", "x^2+1", "(1, 2)"):
+                seconds = []
+                for _ in range(3):
+                    started = time.perf_counter()
+                    assert not tasks.verify_math(response, gold).correct, response[:80]
+                    seconds.append(time.perf_counter() - started)
+                    if seconds[-1] < 0.05:
+                        break
+                assert min(seconds) < 0.05, response[:80]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(attack).result()
+    assert len(HOSTILE) > 110
+
+
+def test_soups_of_tokens_raise_nothing():
+    rng = random.Random(0)
+    pieces = sorted({token for line in EQUAL for answer in line for token in re.findall(r"\\\w+|\w+|.", answer)} - {"\\boxed"})
+    for _ in range(5000):
+        soup, gold = ("".join(rng.choices(pieces, k=rng.randrange(1, 15))) for _ in range(2))
+        tasks.verify_math(f"\\boxed{{{soup}}}", gold)
+        assert "{" in soup or "}" in soup or not soup.strip() or soup.endswith("\\") or boxed(soup, soup.strip()), soup
+
+
+def expression(rng, depth):
+    """A random expression: (LaTeX, the same as a Python function of x, y), by another way than the reader's."""
+    if depth == 0:
+        a = rng.randrange(1, 20)
+        return rng.choice([(str(a), lambda x, y: a), ("x", lambda x, y: x), ("y", lambda x, y: y),
+                           (f"\\frac{{{a}}}{{7}}", lambda x, y: a / 7), (f"\\sqrt{{{a}}}", lambda x, y: a ** 0.5)])
+    (s, f), (t, g) = expression(rng, depth - 1), expression(rng, rng.randrange(depth))
+    return rng.choice([(f"({s}) + {t}", lambda x, y: f(x, y) + g(x, y)), (f"({s}) - ({t})", lambda x, y: f(x, y) - g(x, y)),
+                       (f"({s})({t})", lambda x, y: f(x, y) * g(x, y)), (f"\\frac{{{s}}}{{{t}}}", lambda x, y: f(x, y) / g(x, y)),
+                       (f"{{({s})}}^2", lambda x, y: f(x, y) ** 2), (f"\\left({s}\\right) \\cdot ({t})", lambda x, y: f(x, y) * g(x, y))])
+
+
+def test_random_expressions_are_equal_when_their_values_are():
+    rng, points = random.Random(1), [(0.37, 1.9), (2.3, 0.71), (1.3, 3.1)]
+    drawn = []
+    for depth in [1, 2] * 75:
+        text, f = expression(rng, depth)
+        try:
+            drawn.append((text, [f(*point) for point in points]))
+        except ZeroDivisionError:
+            continue
+    equal = 0
+    for (s, u), (t, v) in itertools.combinations(drawn, 2):
+        same = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(u, v))
+        equal += same
+        assert boxed(s, t) == same, (s, t)
+    assert equal > 20
+    for text, _ in drawn:
+        assert boxed(f"3\\left({text}\\right) - 2 \\cdot ({text})", text), text
+
+
+def test_verifying_takes_a_millisecond_at_most():
+    def seconds(answer, gold):
+        started = time.perf_counter()
+        boxed(answer, gold)
+        return time.perf_counter() - started
+    assert statistics.median(seconds(answer, line[0]) for line in EQUAL for answer in line) < 1e-3
+
+
+def test_arithmetic_by_python():
+    for problem in tasks.arithmetic_split("train", 300, 0):
+        a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
+        assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
+        columns = re.findall(r"(\d)([+*])(\d)\+(\d)=(\d\d)", problem.solution)
+        assert len(columns) == 3 and tasks.verify_math(problem.solution, problem.answer) == (True, True)
+        for x, sign, y, carry, result in columns:
+            assert int(result) == int(carry) + (int(x) + int(y) if sign == "+" else int(x) * int(y))
+
+
+def test_arithmetic_splits_share_no_operands():
+    pairs = {split: [frozenset(re.findall(r"\d+", p.question)) for p in tasks.arithmetic_split(split, count, 3)]
+             for split, count in (("train", 5000), ("valid", 300), ("test", 300))}
+    assert not set(pairs["train"]) & set(pairs["valid"]) and not set(pairs["train"]) & set(pairs["test"])
+    assert not set(pairs["valid"]) & set(pairs["test"]) and len(set(pairs["test"])) == 300
+    assert tasks.arithmetic_split("test", 50, 3) == tasks.arithmetic_split("test", 300, 3)[:50]
+
+
+def test_the_tiny_model_writes_digits_without_spaces():
+    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=3000, eval_problems=5))
+    _, tokenizer = tasks.tiny_model(task)
+    ids = tokenizer(task.train[0].solution + "<|im_end|>")["input_ids"]
+    assert ids[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids[:-1]) == task.train[0].solution
+
+
+def hub_folder(folder, name, config, splits):
+    """A data set as a local folder with the hub's name: load_dataset prefers it to the hub."""
+    os.makedirs(folder / name)
+    files = []
+    for split, rows in splits.items():
+        (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files.append(f"  - split: {split}\n    path: {split}.jsonl\n")
+    (folder / name / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{''.join(files)}---\n")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Small data sets with the true names, columns and splits, and the work folder beside them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    def gsm(i):
+        return {"question": f"Ann has {i} apples.", "answer": f"She has <<{i}*1000={i}000>>.\n#### {i},000"}
+    hub_folder(tmp_path, "openai/gsm8k", "main", {"train": [gsm(i) for i in range(60)] + [{"question": "?", "answer": "no gold"}],
+                                                  "test": [gsm(i) for i in (3, 70, 71)]})
+    hub_folder(tmp_path, "DigitalLearningGmbH/MATH-lighteval", "default", {"train": [
+        {"problem": f"Problem {i}", "level": "Level 1", "type": "Algebra",
+         "solution": f"First \\boxed{{0}}, then $\\boxed{{\\frac{{{i}}}{{2}}}}$." if i else "nothing boxed"} for i in range(40)]})
+    hub_folder(tmp_path, "HuggingFaceH4/MATH-500", "default", {"test": [
+        {"problem": f"  PROBLEM   {i}", "solution": "", "answer": f"\\frac{{{i}}}{{2}}", "subject": "Algebra", "level": 1,
+         "unique_id": str(i)} for i in (5, 90)]})
+    hub_folder(tmp_path, "agentica-org/DeepScaleR-Preview-Dataset", "default", {"train": [
+        {"problem": f"Deep {i}", "answer": str(i) if i else "", "solution": ""} for i in range(30)]})
+    hub_folder(tmp_path, "HuggingFaceH4/aime_2024", "default", {"train": [
+        {"id": 60, "problem": "Find it.", "solution": "", "answer": "033", "url": "", "year": 2024}]})
+    return tmp_path
+
+
+def math_task(**settings):
+    return tasks.math_task(grpo_sg.Config(task="math", model="m", eval_problems=5, train_problems=20, **settings))
+
+
+def test_gsm8k(hub, capsys):
+    task = math_task(data="gsm8k")
+    printed = capsys.readouterr().out
+    assert "dropped 1 of 61 problems of gsm8k: no gold answer" in printed and "removed 1 training problems" in printed
+    assert [len(task.train), len(task.valid), len(task.test)] == [54, 5, 3]
+    assert task.test[1][:2] == ("Ann has 70 apples.", "70000") and "boxed" in task.system
+    assert not {p.question for p in task.train} & {p.question for p in task.valid + task.test}
+
+
+def test_math_and_math500(hub, capsys):
+    task = math_task(data="math")
+    printed = capsys.readouterr().out
+    assert "dropped 1 of 40 problems of math" in printed and "removed 1 training problems that occur in math500" in printed
+    assert len(task.train) + len(task.valid) == 38 and task.test[0].answer == "\\frac{5}{2}"
+    assert all(p.answer == f"\\frac{{{p.question.split()[1]}}}{{2}}" for p in task.train)
+
+
+def test_deepscaler_and_aime(hub, capsys):
+    task = math_task(data="deepscaler")
+    assert "dropped 1 of 30" in capsys.readouterr().out
+    assert task.test[0].answer == "033" and task.verify("\\boxed{33}", "033").correct
+    assert math_task(eval_data="aime24").test == task.test  # and synthetic training problems
+
+
+def test_problems_from_a_file(hub, capsys):
+    rows = [{"question": f"What is {i}?", "answer": [i, f"{i} apples"], "more": 0} for i in range(20)]
+    (hub / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + [{"question": "?", "answer": None}]))
+    (hub / "test.jsonl").write_text('{"question": "what  IS 7?", "answer": 7.5}\n')
+    task = math_task(data="train.jsonl", eval_data="test.jsonl")
+    assert "removed 1 training problems that occur in test.jsonl" in capsys.readouterr().out
+    assert len(task.train) == 18 and len(task.valid) == 1 and task.test[0].answer == "7.5"
+    assert task.train[0].answer[1].endswith("apples")
+
+
+@pytest.mark.parametrize("row, what", [
+    ("{", "JSONDecodeError"), ("[]", "TypeError"), ("5", "TypeError"), ('{"question": "?"}', "'answer'"),
+    ('{"question": 5, "answer": "5"}', "must be text"), ('{"question": "?", "answer": {"a": 1}}', "must be text"),
+    ('{"question": "?", "answer": true}', "must be text"), ("", "JSONDecodeError"), ("\udcff", "UnicodeDecodeError"), ("[" * 99999, "Recursion")])
+def test_a_bad_row_is_named(row, what, hub, capsys):
+    (hub / "bad.jsonl").write_bytes(b'{"question": "?", "answer": "1"}\n' + row.encode(errors="surrogateescape") + b"\n")
+    with pytest.raises(SystemExit):
+        grpo_sg.main("--task math --model m --data bad.jsonl --eval_data bad.jsonl".split())
+    error = capsys.readouterr().err
+    assert "bad.jsonl, line 2" in error and what in error and error.count("\n") == 1
+
+
+def test_standard_errors_of_an_evaluation():
+    """Against an independent bootstrap over problems."""
+    model, tokenizer, task, cfg = toy()
+    problems = task.test * 40
+    row, greedy = grpo_sg.evaluate(model, tokenizer, task, problems, cfg, samples=2)
+    p = row["eval/accuracy"]
+    assert row["eval/accuracy_se"] == pytest.approx((p * (1 - p) / 120) ** 0.5)
+    drawn = grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=2, temperature=cfg.temperature, seed=cfg.seed)
+    solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
+    resampled = solved[torch.randint(120, (4000, 120), generator=torch.Generator().manual_seed(0))]  # (4000, 120, 2)
+    assert row["eval/avg@2"] == pytest.approx(solved.mean().item())
+    assert row["eval/avg@2_se"] == pytest.approx(resampled.mean((1, 2)).std().item(), rel=0.1)
+    assert row["eval/pass@2_se"] == pytest.approx(resampled.amax(2).mean(1).std().item(), rel=0.1)
+    assert row["eval/truncated@2"] == sum(c.truncated for c in drawn) / 240
+
+
 # ---- the command line ----
 
 
@@ -879,9 +1225,8 @@ def test_half_a_model_is_refused(left, tmp_path, monkeypatch, capsys):
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
-    cfg = grpo_sg.Config(max_prompt_tokens=1)
-    short = grpo_sg.keep_short(toy_task().train, "train", word_tokenizer(), toy_task(), cfg)
-    assert [p.question for p in short] == ["who", "what"]
+    short = tasks.keep_short(toy_task(), word_tokenizer(), 1)
+    assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
 
 

@@ -1,6 +1,7 @@
-"""What `python grpo_sg.py` reaches, over five seeds. Writes default.json beside this file.
+"""What `python grpo_sg.py --task TASK` reaches, over five seeds. Writes default_TASK.json beside this file.
 
-    python experiments/default.py          about ten minutes on two cores
+    python experiments/default.py kk        about ten minutes on two cores
+    python experiments/default.py math
 """
 import json
 import os
@@ -11,18 +12,20 @@ import sys
 import tempfile
 import time
 
+TASK = sys.argv[1]
 HERE = os.path.dirname(os.path.abspath(__file__))
 runs = []
 for seed in range(5):
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         script = os.path.join(HERE, "..", "grpo_sg.py")
-        subprocess.run([sys.executable, script, "--seed", str(seed), "--out", f"{folder}/run"], check=True)
+        subprocess.run([sys.executable, script, "--task", TASK, "--seed", str(seed), "--out", f"{folder}/run"],
+                       check=True)
         rows = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
     test = [row for row in rows if row.get("split") == "test"]
     runs.append({"seed": seed, "seconds": round(time.time() - started), "before": test[0], "after": test[1],
                  "peak_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)})
-with open(os.path.join(HERE, "default.json"), "w") as f:
+with open(os.path.join(HERE, f"default_{TASK}.json"), "w") as f:
     json.dump(runs, f, indent=1)
 for key in ("eval/accuracy", "eval/avg@4"):
     for when in ("before", "after"):

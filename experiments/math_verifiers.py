@@ -1,0 +1,42 @@
+"""verify_math and, where it is installed, math-verify on math_pairs.jsonl: 1,389 answers labelled by hand.
+
+    python experiments/math_verifiers.py          some seconds; prints where the two differ
+
+The first 607 rows were at hand when verify_math got its last repairs. The other 782 came from somebody who had
+not seen the code, and were first run after that: 99.2 % agreement and 2 wrong acceptances of 424. The causes
+were then repaired, so what is printed now is no measurement on unseen answers.
+"""
+import json
+import os
+import statistics
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from tasks import verify_math  # noqa: E402
+
+with open(os.path.join(HERE, "math_pairs.jsonl")) as file:
+    rows = [json.loads(line) for line in file]
+verifiers = {"verify_math": lambda response, gold: verify_math(response, gold).correct}
+try:
+    import math_verify
+    verifiers["math-verify"] = lambda response, gold: bool(math_verify.verify(
+        math_verify.parse(f"${gold}$"), math_verify.parse(response)))
+except ImportError:
+    print("math-verify is not installed: pip install 'math-verify[antlr4_13_2]' to compare")
+verdicts = {}
+for name, verify in verifiers.items():
+    verdicts[name], seconds = [], []
+    for row in rows:
+        started = time.perf_counter()
+        verdicts[name].append(verify(row["response"], row["gold"]))
+        seconds.append(time.perf_counter() - started)
+    for part, chosen in (("first 607", range(607)), ("other 782", range(607, len(rows)))):
+        wrong = [rows[i]["correct"] for i in chosen if verdicts[name][i] != rows[i]["correct"]]
+        print(f"{name:<12} {part}: agrees on {1 - len(wrong) / len(chosen):.2%}, accepts {wrong.count(False)} wrong "
+              f"answers and rejects {wrong.count(True)} right ones; median {1e3 * statistics.median(seconds):.2f} ms")
+for row, *pair in zip(rows, *verdicts.values()):
+    if len(set(pair)) > 1 and "-v" in sys.argv:
+        print(f"{pair[1] and 'only math-verify' or 'only verify_math'} accepts ({'right' if row['correct'] else 'wrong'}): "
+              f"gold {row['gold']!r}, {row['response'][-80:]!r}")

@@ -1,0 +1,457 @@
+"""Do two answers say the same mathematics? math_equal(answer, gold) reads both and compares.
+
+An answer is LaTeX or plain text, as models and data sets write it. It is cut into tokens; a recursive
+descent reads the tokens as items: values, tuples, intervals, sets, matrices, equations, words; and items are
+compared. A value is an exact fraction as long as it can be. With a root, pi or a logarithm it is a complex
+number, and with free symbols its values at five fixed points. Two expressions are equal where all their
+values are, up to a relative error of 1e-11, which fractions are not granted. What cannot be read is compared
+as text.
+
+Answers are hostile input: nothing here runs them as code, and their length, integers and exponents are
+bounded, so that none takes longer than some milliseconds, in any thread.
+"""
+import cmath
+import functools
+import math
+import random
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_CHARS, MAX_BITS = 1000, 4100  # of an answer, of the integers in a Fraction: they bound the cost
+
+
+class Unreadable(ValueError):
+    """No mathematics that the reader knows, or a number out of bounds."""
+
+
+# A number is a Fraction as long as it can be, else a complex; zero is always a Fraction.
+def bounded(x):
+    """x without rounding dust. Overflow and underflow are failures: they become neither infinity nor 0."""
+    if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
+        return x
+    if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
+        raise Unreadable("too large or too small")
+    return complex(*(part if abs(part) > 1e-13 * abs(x) else 0.0 for part in (x.real, x.imag)))
+
+
+def plus(x, y):
+    if isinstance(x + y, complex) and x and y:
+        size, scale = abs(x + y), max(abs(x), abs(y))
+        if size < 1e-13 * scale:
+            return Fraction(0)
+        if min(abs(x), abs(y), size) < 1e-10 * scale:
+            raise Unreadable("too few digits are left")  # else 10^20 + sqrt(2) would equal 10^20
+    return x + y if x and y else x or y
+
+
+def power(x, y):
+    if isinstance(y, Fraction) and y.denominator == 1:
+        if isinstance(x, Fraction) and abs(y) * max(map(int.bit_length, x.as_integer_ratio())) > MAX_BITS:
+            raise Unreadable("too large")
+        return x ** int(y)
+    if isinstance(y, Fraction) and y.denominator % 2 and not x.imag and x.real < 0:
+        return (-1) ** y.numerator * cmath.exp(y * cmath.log(-x))  # an odd root of a negative number is real
+    return cmath.exp(y * cmath.log(x)) if x else x
+
+
+def whole(f, *xs):
+    if not all(isinstance(x, Fraction) and x.denominator == 1 and 0 <= x <= 400 for x in xs):
+        raise Unreadable("not a whole number from 0 to 400")
+    return Fraction(f(*map(int, xs)))
+
+
+@functools.lru_cache(1024)
+def sample_points(name):
+    """The values of a free symbol at five points: real, of both signs, below and above 1. At the first two
+    all symbols are positive, so that roots and logarithms can be compared."""
+    rng = random.Random(ascii(name))
+    spans = (21, 95), (171, 300), (-299, -20), (-299, 300), (-299, 300)
+    return tuple(Fraction(rng.randrange(*span, 2), 101) for span in spans)  # odd / 101: never 0
+
+
+OPERATORS = {
+    "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
+    "√": lambda n, x: power(x, 1 / n), "!": lambda n: whole(math.factorial, n),
+    "\\binom": lambda n, k: whole(math.comb, n, k)}
+def without_dust(f):
+    return lambda x: f(x) if abs(f(x)) > 1e-14 else Fraction(0)  # sin pi is 0, not 1e-16, and tan has poles
+
+
+sin, cos = without_dust(cmath.sin), without_dust(cmath.cos)
+FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
+    sin=sin, cos=cos, tan=lambda x: sin(x) / cos(x), sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x),
+    cot=lambda x: cos(x) / sin(x), sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh, arcsin=cmath.asin,
+    arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log, log=cmath.log10, exp=cmath.exp, abs=abs,
+    floor=lambda x: Fraction(math.floor(x.real)), ceil=lambda x: Fraction(math.ceil(x.real))).items()}
+CONSTANTS = {"π": complex(math.pi), "e": complex(math.e), "i": 1j}
+SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar").split()}
+UNITS = {name: names.split()[0] for names in (
+    "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer kilometre|ft foot feet|in inch inche|"
+    "yd yard|mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|"
+    "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
+    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
+NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but half "
+               "dozen hundred thousand million billion squared cubed plus minus times over".split())
+SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
+ALIASES = {alias: names.split()[0] for names in (
+    r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
+    r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|: \colon|' \prime|\{ \lbrace|\} \rbrace|√ \sqrt|∞ \infty|π \pi|"
+    r"≈ \approx|\epsilon \varepsilon|\phi \varphi|\emptyset \varnothing ∅|\theta θ"
+).split("|") for alias in names.split()}
+UNICODE = str.maketrans({
+    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ", "½": r"\frac12",
+    "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34"})
+SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
+CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
+STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "∞", "√", "\\frac", "\\binom"}
+REWRITES = [(re.compile(pattern), new) for pattern, new in (
+    (r"(?<!\\)\$(?!\d[^$]*\Z)|(?<!\\)\\[()\[\]]", " "),  # the ends of $5$ or \(5\), but not the sign in $5
+    (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
+    (r"(?<!\\)\\[,;:! ]|~", " "),
+    (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|f?boxe?d?)(?![A-Za-z])\.?", " "),
+    (r"\^\s*(\{\s*)?((?:\s*\\(?:prime|circ))+)(?(1)\s*\})", r"\2"),  # 30^\circ and y^{\prime}
+    (r"\\mathbb\s*(?:\{R\}|R)", r"\\R "),
+    (r"\\(?:[lr]?vert|mid)(?![A-Za-z])", "|"),
+    (r"\|([^|]*)\|", r"\\abs{\1}"),
+    (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
+    (r"(?<=[!)])\s*(?=\d)", "*"),  # 3!4!
+    (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
+    (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
+    (r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}",
+     lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?(?:(?<=\.)(m)\.)?", r'"\1\2"', match[1])),
+    (r'(?:\\circ|°)\s*"?[CF]\b"?', "°"),  # Celsius
+    (r"\b([ap])\.m\.", r'"\1m"'),
+    (r"(?<=\d)\s*(k?m)\s*/\s*(s|h|hr)(?![A-Za-z])", r' "\1"/"\2"'),
+    (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),
+    (r"\\[dtc]?(frac|binom)(?![A-Za-z])", r"\\\1"),
+    (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
+    (r"(?<![\d.^_])(\d+)\s*(\\frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\})", r"(\1+\2)"),  # mixed numbers
+    (r"(?<![\d.^_/])(\d+)\s+(\d+/\d+)(?![\d.])", r"(\1+\2)"))]
+TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
+    |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z0-9])|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
+    |\d+(?:\.\d+)?_(?:\d+|\{\d+\})|\d[\dA-F]*_(?:1[1-6]|\{1[1-6]\})   # numerals with a base
+    |\d*\.\d*\\overline\{\d+\}|(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?
+    |\.\d+(?:[eE][+-]?\d+)?|\S""", re.X | re.S | re.A)
+UNIT = re.compile(r'(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[%$€£]|(?<=/ )[mshgL])'
+                  r'(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
+
+
+def math_tokens(text):
+    """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in double quotes."""
+    text = text.translate(UNICODE)
+    for pattern, new in REWRITES:
+        text = pattern.sub(new, text)
+    tokens, brackets = [], 0
+    for token in TOKEN.findall(text.rstrip(" \n\t.,;*").lstrip(" \n\t*")):
+        token = ALIASES.get(token, token).strip()
+        word = token.strip('"')
+        brackets += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
+        if "," in token and brackets > 0:  # (1,000) is a pair
+            tokens += re.findall(r"[^,]+|,", token)
+        elif not word.isascii() or not word.isalpha():
+            tokens.append(token)
+        elif "\\" + word in FUNCTIONS or word in ("pi", "sqrt"):
+            tokens.append(ALIASES.get("\\" + word, "\\" + word))
+        elif len(word) > 3 or word.lower() in SHORT_WORDS or (
+                word != token and (len(word) > 1 or word in UNITS)) or (
+                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in "0123456789.})"):
+            tokens.append(f'"{word}"')
+        else:
+            tokens += word
+    return tokens
+
+
+def plain(tokens):
+    """Tokens as one text; only numbers are kept apart."""
+    return "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
+
+
+class Item(NamedTuple):
+    """One thing that an answer says."""
+    kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
+    parts: tuple     # of a value its numbers at the five points; of an equation that gives one, also that
+    name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
+    unit: str = ""
+    digits: int = 0  # of a number written as a decimal
+
+    @property
+    def constant(self):
+        return self.kind == "value" and len({*self.parts}) == 1
+
+
+def each(op, *items):
+    """An operation at every point; a matrix in the last place is multiplied entry by entry."""
+    if items[-1].kind in ("\\begin", "&") and op == "*":
+        return items[-1]._replace(parts=tuple(each(op, *items[:-1], part) for part in items[-1].parts))
+    if any(item.kind != "value" for item in items):
+        raise Unreadable("arithmetic is for numbers")
+    f = OPERATORS.get(op) or FUNCTIONS[op]
+    return Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
+
+
+def number(x):
+    return Item("value", (x,) * 5)
+
+
+def minus(item):
+    if item in INFINITIES:  # no value: infinity - infinity is not 0
+        return INFINITIES[1 - INFINITIES.index(item)]
+    return each("*", number(Fraction(-1)), item)._replace(unit=item.unit, digits=item.digits)
+
+
+INFINITIES = Item("-∞", ()), Item("∞", ())
+REALS = Item("()", INFINITIES)
+MEANINGS = {"∞": INFINITIES[1], "\\R": REALS, "allrealnumber": REALS, "\\emptyset": Item("list", ()),
+            "nosolution": Item("list", ())}
+
+
+# Recursive descent. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end.
+def read_items(tokens, left):
+    """The items up to the closing bracket, each a side or a relation of sides. A union is one set."""
+    items, union = [], False
+    while tokens[-1] not in CLOSERS[left]:
+        sides, signs = [read_side(tokens)], []
+        while tokens[-1] in RELATIONS and len(signs) < 9:
+            signs.append(tokens.pop())
+            sides.append(read_side(tokens))
+        items.append(relation(sides, signs) if signs else sides[0])
+        if tokens[-1] not in SEPARATORS and tokens[-1] not in CLOSERS[left]:
+            raise Unreadable("no separator")
+        while tokens[-1] in SEPARATORS:
+            union |= tokens.pop() == "∪"
+    if union or len(items) == 1:
+        items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
+    return tuple(items)
+
+
+def read_side(tokens):
+    """Words to the end of the item, as in "not 5"; or an expression with or without a unit."""
+    if tokens[-1][:1] == '"' and len(tokens[-1]) > 3:
+        words = []
+        while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
+            words.append(tokens.pop())
+        text = plain(words).casefold()
+        label = "" if NO_UNITS & {word.strip('"').lower() for word in words} else text  # "Area = 5" is 5
+        return MEANINGS.get(text.rstrip("s"), Item("words " + text, (), name=label))
+    item = read_sum(tokens)
+    if unit := UNIT.match(" ".join(tokens[::-1])):
+        words = unit[0].replace('"', "").split()
+        del tokens[len(tokens) - len(words):]
+        names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
+        strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
+        if len(words) > 12 or len(strange) > 4 or NO_UNITS & {*words} or strange and not item.constant:
+            raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
+        item = item._replace(unit=" ".join(sorted(filter(None, names))))
+    return item
+
+
+def read_sum(tokens):
+    total = read_product(tokens)
+    while tokens[-1] in ("+", "-"):
+        total = each("+", total, read_product(tokens))
+    return total
+
+
+def read_product(tokens, argument=False):
+    """A product with or without signs. As the argument of a function without brackets, the y of
+    "sin y cos x" and "sin y (x + 1)", it ends before a sign, a bracket and another function."""
+    negative = False
+    while tokens[-1] in ("+", "-"):
+        negative ^= tokens.pop() == "-"
+    product = read_power(tokens)
+    while True:
+        if tokens[-1] in ("*", "/") and not argument:
+            product = each(tokens.pop(), product, read_signed(tokens, read_power))
+        elif (tokens[-1] in STARTERS and not (argument and tokens[-1] in CLOSERS | FUNCTIONS)
+              or "{" in tokens[-1][2:]):
+            product = each("*", product, read_power(tokens))
+        else:
+            return minus(product) if negative else product
+
+
+def read_power(tokens):
+    base = read_atom(tokens)
+    while tokens[-1] in ("^", "!", "°"):
+        sign = tokens.pop()
+        exponent = [read_signed(tokens, read_atom)] if sign == "^" else []
+        base = base._replace(unit=sign) if sign == "°" else each(sign, base, *exponent)
+        if sign == tokens[-1]:
+            raise Unreadable("a power tower or a double factorial")
+    return base
+
+
+def read_signed(tokens, read_next):
+    if tokens[-1] != "-":
+        return read_next(tokens)
+    tokens.pop()
+    return minus(read_next(tokens))
+
+
+def read_atom(tokens):
+    token = tokens.pop()
+    if token and token in CLOSERS:
+        items = read_items(tokens, token)
+        kind = token + tokens.pop()
+        if len(items) == 1 and kind in ("()", "[]", "{}"):
+            return items[0]
+        name = "()" if kind == "()" and all(item.name for item in items) else ""  # (x, y) = (1, 2) is (1, 2)
+        return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
+    if token in FUNCTIONS:
+        return read_function(tokens, token)
+    if token in ("\\frac", "\\binom"):
+        upper, lower = read_signed(tokens, read_atom), read_signed(tokens, read_atom)
+        return each(token.replace("\\frac", "/"), upper, lower)
+    if token == "√":
+        index = read_atom(tokens) if tokens[-1] == "[" else number(Fraction(2))
+        return each(token, index, read_atom(tokens))
+    if token in CONSTANTS and tokens[-1][:1] != "_":
+        return number(CONSTANTS[token])
+    if token in ("$", "€", "£"):
+        return read_signed(tokens, read_atom)._replace(unit=token)
+    if token[:1] in (*"0123456789.",):
+        return read_number(token)
+    return MEANINGS.get(token) or read_symbol(tokens, token.strip('"'))
+
+
+def read_function(tokens, name):
+    base, exponent = [], None
+    if name == "\\log" and tokens[-1][:1] == "_":
+        base = ["", *math_tokens(tokens.pop().strip("_{}"))[::-1]]
+    if tokens[-1] == "^":
+        tokens.pop()
+        exponent = read_signed(tokens, read_atom)
+        if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
+            name, exponent = "\\arc" + name[1:], None
+    x = read_atom(tokens) if tokens[-1] in CLOSERS else read_product(tokens, argument=True)
+    value = each(name, each("*", x, number(complex(math.pi / 180))) if x.unit == "°" else x)
+    if base:
+        value = each("/", value, each(name, read_sum(base)))
+    return each("^", value, exponent) if exponent else value
+
+
+def read_symbol(tokens, name):
+    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So is f(3), which is no product."""
+    if name not in SYMBOLS and "{" not in name[2:]:
+        raise Unreadable(name)
+    name = name.replace(" ", "")
+    while tokens[-1] == "'" or tokens[-1][:1] == "_":
+        name += re.sub(r'[{}" ]', "", tokens.pop())
+    if name[0] in "fghpqFGHPQ" and tokens[-1] == "(" and tokens[-3:-2] == [")"]:
+        name += tokens.pop() + tokens.pop() + tokens.pop()
+    return Item("value", sample_points(name), name=name)
+
+
+def read_number(token):
+    if "_" in token:  # a numeral keeps its base: it is a symbol
+        return Item("value", sample_points(token.lstrip("0").replace("{", "").replace("}", "")))
+    digits, _, period = re.sub("[,{}]", "", token).partition("\\overline")
+    mantissa, _, exponent = digits.lower().partition("e")
+    if abs(int(exponent or 0)) > 400:
+        raise Unreadable("too large or too small")
+    value = bounded(Fraction(digits))
+    if period:
+        places = 10 ** len(mantissa.partition(".")[2])
+        return number(value + Fraction(int(period), (10 ** len(period) - 1) * places))
+    return number(value)._replace(digits=int(mantissa.replace(".", "")) if "." in mantissa else 0)
+
+
+def relation(sides, signs):
+    """A ratio, a matrix's row, membership, an equation, or an inequality that says where a symbol lies."""
+    if {*signs} in ({":"}, {"&"}):
+        return Item(signs[0], tuple(sides))
+    if signs == ["∈"] and sides[0].name:
+        return sides[1]._replace(name=sides[0].name)
+    if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
+        return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
+    if {*signs} == {"="}:
+        sides = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
+        values = sides[1:] if sides[0].name else sides
+        if all(same(values[0], value) for value in values[1:]):  # x = 2 + 3 = 5 and 2 + 3 = 5
+            if not sides[0].name or {sides[0].kind, values[0].kind} != {"value"}:
+                return values[0]
+            return Item("=", (each("+", sides[0], minus(values[0])), values[0]))
+        difference = each("+", sides[0], minus(sides[1]))
+        if len(sides) == 2 and not difference.constant:  # 4 = 3 says nothing
+            return Item("=", (difference,))
+    if signs[0] in (">", "≥"):
+        sides, signs = sides[::-1], [{">": "<", "≥": "≤"}.get(sign) for sign in reversed(signs)]
+    if sides[0].name:  # x < 3 is -infinity < x < 3
+        sides, signs = [INFINITIES[0], *sides], ["<", *signs]
+    if len(sides) == 2:
+        sides, signs = [*sides, INFINITIES[1]], [*signs, "<"]
+    low, x, high = sides if len(sides) == 3 and {*signs} <= {"<", "≤"} else [None] * 3
+    if x and x.name and all(bound.constant or bound in INFINITIES for bound in (low, high)):
+        return Item("(["[signs[0] == "≤"] + ")]"[signs[1] == "≤"], (low, high), x.name)
+    raise Unreadable("no relation that bounds one symbol")
+
+
+def ratio(a, b):
+    """The constant a / b, or None. Points where neither is real are left out: x sqrt(x) is sqrt(x^3)."""
+    pairs = [(x, y) for x, y in zip(a.parts, b.parts) if not (x.imag and y.imag)] or [*zip(a.parts, b.parts)]
+    if any(bool(x) != bool(y) for x, y in pairs):
+        return None
+    ratios = [x / y for x, y in pairs if y]
+    for r in [Fraction(1), *ratios[:1]]:  # the tolerance is relative, never absolute, and none for fractions
+        if all(r == x or isinstance(x, complex) and abs(x - r) < 1e-11 * abs(r) for x in ratios):
+            return r
+
+
+def same_decimal(x, y, least=100_000):
+    """Is x a decimal of at least six digits that is the irrational y, rounded or cut off there?"""
+    if x.digits < least or not y.constant or not isinstance(y.parts[0], complex):
+        return False
+    digits = y.parts[0] / x.parts[0] * x.digits
+    return not digits.imag and x.digits in (int(digits.real), round(digits.real))
+
+
+def same(a, b):
+    """Do two items say the same? A unit, or the x of x = 5, may be missing in one of them."""
+    if a.kind != b.kind and "=" in (a.kind, b.kind):
+        a, b = (item.parts[-1] if len(item.parts) == 2 and item.kind == "=" else item for item in (a, b))
+    if a.kind != b.kind or a.unit and b.unit and a.unit != b.unit:
+        return False
+    if a.kind == "value":
+        percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
+        return ratio(a, b) in (1, percent) or same_decimal(a, b) or same_decimal(b, a)
+    if a.kind == "=":
+        return ratio(a.parts[0], b.parts[0]) is not None
+    if len(a.parts) != len(b.parts) or a.name and b.name and a.name != b.name:
+        return False
+    if a.kind != "list":
+        return all(map(same, a.parts, b.parts))
+    left = list(b.parts)
+    for x in a.parts:
+        match = next((y for y in left if same(x, y)), None)
+        if not match:
+            return False
+        left.remove(match)
+    return True
+
+
+def read(tokens):
+    """What an answer says: an item, or a list. An item with +- is two, one with + and one with -."""
+    readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
+                for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})]
+    items = [item for pair in zip(*readings) for item in (pair[:1] if same(*pair) else pair)]
+    return items[0] if len(items) == 1 else Item("list", tuple(items))
+
+
+def math_equal(answer, gold):
+    """Are two answers, of up to MAX_CHARS characters each, equal as mathematics or, failing that, as texts?
+    Longer ones never are. Any strings will do: nothing is raised."""
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    answers, golds = math_tokens(answer), math_tokens(gold)
+    if answers and plain(answers) == plain(golds):
+        return True
+    try:
+        target = read(golds)
+        if target.constant:  # then "5 m" has a unit, while "5m" stays a product
+            unit = r"(?<=[\d}]) +([mgshLNJWVK])((\^\{?\d\}?)?[\s$.]*)\Z"
+            answers = math_tokens(re.sub(unit, r"\\text{\1}\2", answer))
+        return same(read(answers), target)
+    except (ValueError, ArithmeticError, RecursionError):
+        return False
