@@ -22,23 +22,22 @@ Left out on purpose: value networks, reward models, LoRA, several GPUs, inferenc
 import argparse
 import copy
 import dataclasses
-import json
 import math
 import os
 import random
-import sys
 import time
 import warnings
 from statistics import fmean as mean, pstdev
 
-import huggingface_hub
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
+from transformers import DynamicCache
 
+import runs
 import tasks
+from runs import fail
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -257,7 +256,8 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     model.eval()
     completions = []
     for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with (runs.gpu_memory("sampling", cfg, "sample_batch"),
+              torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
             sampled = sample(model, prompts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
                              stop_ids=stops, temperature=temperature, generator=generator)
         for j, tokens in enumerate(sampled):
@@ -339,6 +339,10 @@ class Config:
     eval_problems: int = setting(200, "size of a generated validation or test set")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
     eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
+    save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
+    keep: int = setting(2, "checkpoints that are kept, the newest included")
+    resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
+    max_bad_steps: int = setting(5, "stop after so many steps in a row whose updates were all not finite")
     eval_only: bool = setting(False, "no training, only the evaluation on the test set")
     warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends its warm-up; math: 0.4")
     seed: int = setting(0, "of everything that is random")
@@ -352,12 +356,6 @@ TINY_OF = {"math": dict(warmup_accuracy=0.4)}  # where a task needs others
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
-def fail(message):
-    """A user's mistake: one line and exit status 2, no traceback."""
-    print(f"grpo_sg: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def parse(argv=None):
     """The command line as a checked Config; fails where a value cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
@@ -369,6 +367,8 @@ def parse(argv=None):
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
                             help=f"{field.metadata['help']} (default: {field.default}{tiny})")
     given = vars(parser.parse_args(argv))
+    if given.get("resume"):
+        given = runs.settings_to_resume(given)
     tiny = {} if given.get("model") else {**TINY, **TINY_OF.get(given.get("task"), {})}
     cfg = Config(**{**tiny, **given})
     may_be_0 = ("alpha", "mu", "low", "high", "clip_low", "clip_high", "beta", "eval_samples", "seed")
@@ -381,8 +381,8 @@ def parse(argv=None):
     if cfg.low > cfg.high:
         fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
     shaping_weights(torch.zeros(1), **{k: getattr(cfg, k) for k in WEIGHT_SETTINGS})  # warns if useless
-    if cfg.out and os.path.lexists(cfg.out):
-        fail(f"--out {cfg.out} exists: name a folder that does not, so that no run writes over another")
+    if cfg.out and os.path.lexists(cfg.out) and not cfg.resume:
+        fail(f"--out {cfg.out} exists: name another folder, or add --resume to go on with the run in it")
     return cfg
 
 
@@ -410,9 +410,10 @@ def micro_batches(completions, advantages, rows, cfg, device):
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
     """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
-    Returns the largest gradient norm, and the loss and grpo_sg_loss's statistics as means over the tokens
-    trained on (None where there are none). A group of equal rewards has advantage 0 and no gradient: where
-    beta is 0 it is left out of the passes, though not out of the denominators.
+    Returns the largest gradient norm, how many updates were skipped because loss or gradient was not finite,
+    and the loss and grpo_sg_loss's statistics as means over the tokens trained on (None where there are
+    none). A group of equal rewards has advantage 0 and no gradient: where beta is 0 it is left out of the
+    passes, though not out of the denominators.
     """
     device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))
@@ -425,7 +426,8 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
     def logps_of(net, micro):
         # bfloat16 arithmetic on a GPU, over float32 weights: bfloat16's would round small updates away.
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with (runs.gpu_memory("the log-probabilities", cfg, "tokens_per_micro_batch"),
+              torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
             return token_logps(net, micro["ids"], micro["mask"], temperature=cfg.temperature)
     model.eval()  # no dropout, in this pass as in the others: r is 1 where nothing has changed
     for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
@@ -434,8 +436,9 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
         for u, micro in [(u, micro) for u, batch in enumerate(batches) for micro in batch]:
             micro["old_logps"] = logps_of(model, micro) if u > 0 else None
             micro["ref_logps"] = logps_of(reference, micro) if cfg.beta else None
-    totals, norms = {}, []
+    totals, norms, skipped = {}, [], 0
     for share, batch in zip(shares, batches):
+        whole = 0.0
         for micro in batch:
             logps, old = logps_of(model, micro), micro["old_logps"]
             loss, stats = grpo_sg_loss(
@@ -443,23 +446,34 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
                 weights=shaping_weights(logps, **{k: settings[k] for k in WEIGHT_SETTINGS}),
                 ref_logps=micro["ref_logps"], denominator=size(share),
                 **{k: settings[k] for k in ("clip_low", "clip_high", "beta", "loss_agg_mode")})
-            loss.backward()
+            with runs.gpu_memory("the backward pass", cfg, "tokens_per_micro_batch"):
+                loss.backward()
+            whole += loss.detach()
             for key, value in {"loss": loss.detach(), **stats}.items():
                 totals[key] = totals.get(key, 0) + value * size(share)
         if batch:
-            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip)))
-            optimizer.step()
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
+            if math.isfinite(norm + whole):
+                norms.append(norm)
+                optimizer.step()
+            else:  # nan and infinity never reach the weights
+                skipped += 1
             optimizer.zero_grad()
     nothing = dict.fromkeys(("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"))
     means = {key: float(total) / size(sum(kept, [])) for key, total in totals.items()}
-    return {"grad_norm": max(norms, default=0.0), **nothing, **means}
+    means = {key: value if math.isfinite(value) else None for key, value in means.items()}
+    return {"grad_norm": max(norms, default=0.0), "skipped": skipped, **nothing, **means}
 
 
-def train(model, tokenizer, task, cfg, log):
-    """GRPO-SG. Calls log(row, completions) after each step and evaluation; returns the rows of the steps."""
+def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after_step=None):
+    """GRPO-SG. Calls log(row, completions) after each step and evaluation, then after_step(step, optimizer,
+    bad_steps), the number of steps in a row without a finite update. Goes on from `state`, a dict of "step"
+    and "optimizer", where there is one. Returns the rows of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
-    reference = copy.deepcopy(model).requires_grad_(False) if cfg.beta else None
-    rows, bar = [], tqdm(range(1, cfg.steps + 1), "training")
+    if state:
+        optimizer.load_state_dict(state["optimizer"])
+    done, rows, bad_steps = state["step"] if state else 0, [], 0
+    bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
     for step in bar:
         # What a step draws depends on (seed, step) alone: there is no random state to save, or to restore.
         started, seed = time.time(), cfg.seed * 1_000_003 + step
@@ -467,39 +481,28 @@ def train(model, tokenizer, task, cfg, log):
         completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
         rewards = torch.tensor([reward(c) for c in completions]).view(-1, cfg.group_size)  # (P, G)
+        if not rewards.isfinite().all():
+            fail(f"--task {task.name} gave a completion of step {step} a reward that is not finite")
         advantages = group_advantages(rewards)                                             # (P, G)
         stats = update(model, optimizer, completions, advantages.flatten(), cfg,
                        reference=reference, seed=seed)
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
                      "equal_groups": (advantages == 0).all(1).float().mean().item(),
                      "seconds": time.time() - started})
-        log(rows[-1], completions[:cfg.group_size])
+        log(rows[-1], completions if stats["skipped"] else completions[:cfg.group_size])
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-        if step % cfg.eval_every == 0 and step < cfg.steps:
+        if step % cfg.eval_every == 0:
             log(*evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
+        bad_steps = bad_steps + 1 if stats["skipped"] == cfg.updates else 0
+        if after_step:
+            after_step(step, optimizer, bad_steps)
     return rows
 
 
-# ---- 8. A run: model, files, report ----
+# ---- 8. A run ----
 
-def load_model(cfg, task):
-    """(model, tokenizer) from a folder or the hub, in float32; where none is named, the tiny pair."""
-    torch.manual_seed(cfg.seed)
-    if not cfg.model:
-        model, tokenizer = tasks.tiny_model(task)
-    else:
-        local, why = os.path.isdir(cfg.model), ""
-        try:
-            local or huggingface_hub.HfApi().model_info(cfg.model, timeout=10)
-        except Exception as error:  # no such name, no access, no network: an earlier download may do
-            local, why = True, error
-        try:
-            # AutoTokenizer would put Qwen2's own rules in place of those in the tiny model's tokenizer.json.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.model, local_files_only=local)
-            model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype="float32", local_files_only=local)
-        except Exception as error:
-            fail(f"cannot load a model and its tokenizer from --model {cfg.model}: give a folder written by "
-                 f"save_pretrained, or a hub name and a network ({str(why or error).split(chr(10))[0]})")
+def prepare(model, tokenizer, task, cfg):
+    """Put the model where it will work, and make sure that this file's functions see its probabilities."""
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     stops = stop_tokens(model, tokenizer)
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
@@ -513,82 +516,65 @@ def load_model(cfg, task):
         last = torch.arange(ids.shape[1], device=model.device)[None] == len(prompt)
         if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-2):
             fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
-    return model, tokenizer
+    return model
 
 
-def open_run(cfg):
-    """Make the run's folder with config.json. Returns it, and log(row, completions), which appends to
-    metrics.jsonl and, whole transcripts with their verdicts, to samples.jsonl."""
-    out = cfg.out or f"runs/{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    os.makedirs(out)
-
-    def append(name, records):
-        with open(os.path.join(out, name), "a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
-
-    def log(row, completions):
-        append("metrics.jsonl", [row])
-        append("samples.jsonl", [
-            {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-             "answer": c.problem.answer, "completion": c.text, "reward": reward(c), "correct": c.correct,
-             "formatted": c.formatted, "truncated": c.truncated} for c in completions])
-    append("config.json", [dataclasses.asdict(cfg)])
-    print(f"files of this run: {out}/")
-    return out, log
-
-
-def sparkline(values, width=60):
-    """Up to `width` blocks, each the mean of a stretch of values, and the first and the last mean."""
-    size = math.ceil(len(values) / width)
-    means = [mean(values[i:i + size]) for i in range(0, len(values), size)]
-    heights = [int(7.99 * (m - min(means)) / (max(means) - min(means) or 1)) for m in means]
-    return "".join("▁▂▃▄▅▆▇█"[h] for h in heights) + f" {means[0]:.2f} -> {means[-1]:.2f}"
-
-
-def report(before, after, greedy, rows, task):
-    """What the run did: accuracies, curves, one problem. greedy: the completions of both evaluations."""
-    def printable(text):  # a completion can hold any character: none may steer the terminal
-        return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-    print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
-    for key in [key for key in after if f"{key}_se" in after]:
-        pair = [f"{row[key]:.3f} ± {row[key + '_se']:.3f}" for row in (before, after)]
-        print(f"  {key.removeprefix('eval/'):<10} {' -> '.join(pair)}")
-    print("during training, sampled:")
-    for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
-        print(f"  {key:<18}{sparkline([row[key] for row in rows])}")
-    pair = max(zip(*greedy), key=lambda pair: pair[1].solved - pair[0].solved)
-    print(f"\nOne of them: {printable(pair[0].problem.question)}")
-    for when, c in zip(("Before", "After"), pair):
-        verdict = "right" if c.solved else "wrong" if c.formatted else "badly formed"
-        print(f"\n{when} ({verdict}): {printable(c.text)}")
+def transcript(row, c):
+    """A line of samples.jsonl."""
+    return {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
+            "answer": c.problem.answer, "completion": c.text, "reward": reward(c), "correct": c.correct,
+            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
 
 
 def main(argv=None):
     cfg = parse(argv)
     try:
         task = tasks.TASKS[cfg.task](cfg)
-        model, tokenizer = load_model(cfg, task)
+        model, tokenizer, state = (runs.load_checkpoint(cfg.out) if cfg.resume else
+                                   (*runs.load_model(cfg, task), None))
         task = tasks.keep_short(task, tokenizer, cfg.max_prompt_tokens)
     except (OSError, ValueError) as error:
         fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
+    model = prepare(model, tokenizer, task, cfg)
+    if state and state["step"] > cfg.steps:
+        fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     try:
-        out, log = open_run(cfg)
+        run(model, tokenizer, task, cfg, state)
+    except OSError as error:
+        fail(f"cannot write the run's files: {error}")
+    except KeyboardInterrupt:
+        fail("interrupted before there was anything to save", 130)
+
+
+def run(model, tokenizer, task, cfg, state):
+    """Warm-up, test, training, test, report; or, where there is a checkpoint's state, on from that step."""
+    out, append = runs.open_run(cfg, dataclasses.asdict(cfg))
+    first = os.path.join(out, "reference")  # where the reference policy is kept, if there is one
+
+    def log(row, completions):
+        append(row, [transcript(row, c) for c in completions])
+
+    def test(step):
+        row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
+                               split="test")
+        log(row, greedy)
+        return row
+
+    if not state:
         if not cfg.model:
             tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
                 model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
-        test = dict(samples=cfg.eval_samples, split="test")
-        before, greedy = evaluate(model, tokenizer, task, task.test, cfg, step=0, **test)
-        log(before, greedy)
+        row = test(step=0)
         if cfg.eval_only:
-            return print("\n".join(f"{key:<24}{value}" for key, value in before.items()))
-        rows = train(model, tokenizer, task, cfg, log)
-        after, greedy_after = evaluate(model, tokenizer, task, task.test, cfg, step=cfg.steps, **test)
-        log(after, greedy_after)
-        model.save_pretrained(os.path.join(out, "checkpoint"))
-        tokenizer.save_pretrained(os.path.join(out, "checkpoint"))
-    except OSError as error:
-        fail(f"cannot write the run's files: {error}")
-    report(before, after, (greedy, greedy_after), rows, task)
+            return print("\n".join(f"{key:<24}{value}" for key, value in row.items()))
+        if cfg.beta:
+            runs.save_model(first, model, tokenizer)
+    with runs.signals() as received:
+        train(model, tokenizer, task, cfg, log, state=state,
+              reference=runs.read_model(first, local=True)[0].to(model.device) if cfg.beta else None,
+              after_step=runs.checkpointer(out, model, tokenizer, cfg, received))
+    test(step=cfg.steps)
+    runs.report(out, task)
     print(f"\nmodel, metrics and transcripts: {out}/")
 
 

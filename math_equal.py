@@ -3,7 +3,7 @@
 An answer is LaTeX or plain text, as models and data sets write it. It is cut into tokens; a recursive
 descent reads the tokens as items: values, tuples, intervals, sets, matrices, equations, words; and items are
 compared. A value is an exact fraction as long as it can be. With a root, pi or a logarithm it is a complex
-number, and with free symbols its values at five fixed points. Two expressions are equal where all their
+number, and with free symbols its values at seven fixed points. Two expressions are equal where all their
 values are, up to a relative error of 1e-11, which fractions are not granted. What cannot be read is compared
 as text.
 
@@ -18,7 +18,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_CHARS, MAX_BITS = 1000, 4100  # of an answer, of the integers in a Fraction: they bound the cost
+MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
 
 
 class Unreadable(ValueError):
@@ -55,35 +55,52 @@ def power(x, y):
     return cmath.exp(y * cmath.log(x)) if x else x
 
 
-def whole(f, *xs):
-    if not all(isinstance(x, Fraction) and x.denominator == 1 and 0 <= x <= 400 for x in xs):
-        raise Unreadable("not a whole number from 0 to 400")
-    return Fraction(f(*map(int, xs)))
+def factorial(x):
+    """Exactly for whole numbers up to 400; for the values of a symbol by the gamma function."""
+    if isinstance(x, Fraction) and x.denominator == 1 and 0 <= x <= 400:
+        return Fraction(math.factorial(int(x)))
+    if not isinstance(x, Fraction) or x.denominator == 1 or abs(x) > 100:
+        raise Unreadable("not a number with a factorial")
+    return complex(math.gamma(x + 1))
+
+
+def binomial(n, k):
+    if not isinstance(k, Fraction) or k.denominator > 1 or not 0 <= k <= 60:
+        raise Unreadable("not a small whole number")
+    return math.prod((n - j for j in range(int(k))), start=Fraction(1)) / math.factorial(int(k))
+
+
+def divide(x, y):
+    return x / y if x or not y else x
+
+
+# A symbol's values are real, of both signs, below and above 1. In the first three all symbols are positive,
+# so that roots and logarithms can be compared. They are odd numbers over 1024: never 0 or a whole number, so
+# that (-1)^n is neither 1 nor -1.
+SPANS = (211, 951), (1711, 3001), (1101, 5001), (-2999, -211), (-2999, 3001), (-2999, 3001), (-5999, 6001)
 
 
 @functools.lru_cache(1024)
 def sample_points(name):
-    """The values of a free symbol at five points: real, of both signs, below and above 1. At the first two
-    all symbols are positive, so that roots and logarithms can be compared."""
+    """The values of a free symbol, from its name."""
     rng = random.Random(ascii(name))
-    spans = (21, 95), (171, 300), (-299, -20), (-299, 300), (-299, 300)
-    return tuple(Fraction(rng.randrange(*span, 2), 101) for span in spans)  # odd / 101: never 0
+    return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
 
 
 OPERATORS = {
-    "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
-    "√": lambda n, x: power(x, 1 / n), "!": lambda n: whole(math.factorial, n),
-    "\\binom": lambda n, k: whole(math.comb, n, k)}
+    "+": plus, "*": lambda x, y: x and y and x * y, "/": divide, "^": power,
+    "√": lambda n, x: power(x, 1 / n), "!": factorial, "\\binom": binomial}
 def without_dust(f):
     return lambda x: f(x) if abs(f(x)) > 1e-14 else Fraction(0)  # sin pi is 0, not 1e-16, and tan has poles
 
 
 sin, cos = without_dust(cmath.sin), without_dust(cmath.cos)
 FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
-    sin=sin, cos=cos, tan=lambda x: sin(x) / cos(x), sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x),
-    cot=lambda x: cos(x) / sin(x), sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh, arcsin=cmath.asin,
-    arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log, log=cmath.log10, exp=cmath.exp, abs=abs,
-    floor=lambda x: Fraction(math.floor(x.real)), ceil=lambda x: Fraction(math.ceil(x.real))).items()}
+    sin=sin, cos=cos, tan=lambda x: divide(sin(x), cos(x)), cot=lambda x: divide(cos(x), sin(x)),
+    sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x), sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh,
+    arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
+FUNCTIONS |= {"\\exp": cmath.exp, "\\abs": abs, "\\floor": lambda x: Fraction(math.floor(x.real)),
+              "\\ceil": lambda x: Fraction(math.ceil(x.real))}
 CONSTANTS = {"π": complex(math.pi), "e": complex(math.e), "i": 1j}
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
@@ -94,12 +111,14 @@ UNITS = {name: names.split()[0] for names in (
     "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
     "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
 NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but half "
-               "dozen hundred thousand million billion squared cubed plus minus times over".split())
+               "halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million billion "
+               "trillion squared cubed factorial negative plus minus times over base modulo".split())
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
     r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|: \colon|' \prime|\{ \lbrace|\} \rbrace|√ \sqrt|∞ \infty|π \pi|"
-    r"≈ \approx|\epsilon \varepsilon|\phi \varphi|\emptyset \varnothing ∅|\theta θ"
+    r"≈ \approx|\epsilon \varepsilon|\phi \varphi|\emptyset \varnothing ∅|\theta θ|\ne \neq|"
+    r"( \langle|) \rangle"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ", "½": r"\frac12",
@@ -111,13 +130,18 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\\)\$(?!\d[^$]*\Z)|(?<!\\)\\[()\[\]]", " "),  # the ends of $5$ or \(5\), but not the sign in $5
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)\\[,;:! ]|~", " "),
-    (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|f?boxe?d?)(?![A-Za-z])\.?", " "),
+    (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|bm|underline|f?boxe?d?)"
+     r"(?![A-Za-z])\.?", " "),
+    (r"\\operatorname\s*\{([A-Za-z]+)\}", r"\\\1"),
     (r"\^\s*(\{\s*)?((?:\s*\\(?:prime|circ))+)(?(1)\s*\})", r"\2"),  # 30^\circ and y^{\prime}
     (r"\\mathbb\s*(?:\{R\}|R)", r"\\R "),
     (r"\\(?:[lr]?vert|mid)(?![A-Za-z])", "|"),
+    (r"\\\{\s*[A-Za-z]\s*[|:]([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]*)\|", r"\\abs{\1}"),
     (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
+    (r"^\s*(?:m?\\angle\s*)?([A-Z]{2,3})\s*=", r'"\1"='),  # AB = 5
     (r"(?<=[!)])\s*(?=\d)", "*"),  # 3!4!
+    (r"(?<=[\d.])\\(?:bar|dot|overline)\s*\{\s*(\d+)\s*\}", r"\\overline{\1}"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
     (r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}",
@@ -141,11 +165,10 @@ UNIT = re.compile(r'(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[%$€£]|(?<=/ )[mshgL])
 
 def math_tokens(text):
     """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in double quotes."""
-    text = text.translate(UNICODE)
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     tokens, brackets = [], 0
-    for token in TOKEN.findall(text.rstrip(" \n\t.,;*").lstrip(" \n\t*")):
+    for token in TOKEN.findall(" ".join(text.split()).rstrip(" .,;*").lstrip(" *")):
         token = ALIASES.get(token, token).strip()
         word = token.strip('"')
         brackets += (token in ("(", "[", "\\{")) - (token in (")", "]", "\\}"))
@@ -172,7 +195,7 @@ def plain(tokens):
 class Item(NamedTuple):
     """One thing that an answer says."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
-    parts: tuple     # of a value its numbers at the five points; of an equation that gives one, also that
+    parts: tuple     # of a value its numbers, as many as SPANS; of an equation that gives one, also that
     name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
     unit: str = ""
     digits: int = 0  # of a number written as a decimal
@@ -188,12 +211,14 @@ def each(op, *items):
         return items[-1]._replace(parts=tuple(each(op, *items[:-1], part) for part in items[-1].parts))
     if any(item.kind != "value" for item in items):
         raise Unreadable("arithmetic is for numbers")
+    if op in ("\\floor", "\\ceil") and not items[0].constant:
+        raise Unreadable("some values say too little of a function with steps")
     f = OPERATORS.get(op) or FUNCTIONS[op]
     return Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
 
 
 def number(x):
-    return Item("value", (x,) * 5)
+    return Item("value", (x,) * len(SPANS))
 
 
 def minus(item):
@@ -242,7 +267,8 @@ def read_side(tokens):
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
-        if len(words) > 12 or len(strange) > 4 or NO_UNITS & {*words} or strange and not item.constant:
+        refused = NO_UNITS & {form for word in words for form in (word.lower(), word.lower().rstrip("s"))}
+        if refused or len(words) > 12 or len(strange) > 4 or strange and not item.constant:
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
@@ -297,6 +323,8 @@ def read_atom(tokens):
         kind = token + tokens.pop()
         if len(items) == 1 and kind in ("()", "[]", "{}"):
             return items[0]
+        if not items and kind != "\\{\\}":
+            raise Unreadable("nothing in a bracket")
         name = "()" if kind == "()" and all(item.name for item in items) else ""  # (x, y) = (1, 2) is (1, 2)
         return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
     if token in FUNCTIONS:
@@ -339,7 +367,7 @@ def read_symbol(tokens, name):
     name = name.replace(" ", "")
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}" ]', "", tokens.pop())
-    if name[0] in "fghpqFGHPQ" and tokens[-1] == "(" and tokens[-3:-2] == [")"]:
+    if tokens[-1] == "(" and tokens[-3:-2] == [")"] and (name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal()):
         name += tokens.pop() + tokens.pop() + tokens.pop()
     return Item("value", sample_points(name), name=name)
 
@@ -390,7 +418,8 @@ def relation(sides, signs):
 
 def ratio(a, b):
     """The constant a / b, or None. Points where neither is real are left out: x sqrt(x) is sqrt(x^3)."""
-    pairs = [(x, y) for x, y in zip(a.parts, b.parts) if not (x.imag and y.imag)] or [*zip(a.parts, b.parts)]
+    pairs = [(x, y) for x, y in zip(a.parts, b.parts) if not (x.imag and y.imag)]
+    pairs = pairs if len(pairs) > 1 else [*zip(a.parts, b.parts)]
     if any(bool(x) != bool(y) for x, y in pairs):
         return None
     ratios = [x / y for x, y in pairs if y]
@@ -401,7 +430,7 @@ def ratio(a, b):
 
 def same_decimal(x, y, least=100_000):
     """Is x a decimal of at least six digits that is the irrational y, rounded or cut off there?"""
-    if x.digits < least or not y.constant or not isinstance(y.parts[0], complex):
+    if x.digits < least or not y.constant or least > 1 and not isinstance(y.parts[0], complex):
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
     return not digits.imag and x.digits in (int(digits.real), round(digits.real))
@@ -442,16 +471,15 @@ def read(tokens):
 def math_equal(answer, gold):
     """Are two answers, of up to MAX_CHARS characters each, equal as mathematics or, failing that, as texts?
     Longer ones never are. Any strings will do: nothing is raised."""
-    if max(len(answer), len(gold)) > MAX_CHARS:
-        return False
-    answers, golds = math_tokens(answer), math_tokens(gold)
-    if answers and plain(answers) == plain(golds):
-        return True
+    answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
+    answers, golds = [math_tokens(text) if len(text) <= MAX_CHARS else [] for text in (answer, gold)]
+    if not answers or plain(answers) == plain(golds):
+        return bool(answers)
     try:
         target = read(golds)
         if target.constant:  # then "5 m" has a unit, while "5m" stays a product
             unit = r"(?<=[\d}]) +([mgshLNJWVK])((\^\{?\d\}?)?[\s$.]*)\Z"
             answers = math_tokens(re.sub(unit, r"\\text{\1}\2", answer))
         return same(read(answers), target)
-    except (ValueError, ArithmeticError, RecursionError):
+    except (ValueError, ArithmeticError, LookupError, RecursionError):
         return False

@@ -73,8 +73,8 @@ def keep_short(task, tokenizer, most):
         kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
         if len(kept[split]) < len(problems):
             gone = len(problems) - len(kept[split])
-            print(f"dropped {gone} of {len(problems)} {split} problems: prompts over --max_prompt_tokens {most}, "
-                  f"the longest has {max(lengths)}")
+            print(f"dropped {gone} of {len(problems)} {split} problems: prompts over --max_prompt_tokens "
+                  f"{most}, the longest has {max(lengths)}")
         if not kept[split]:
             raise ValueError(f"no {split} problem is left: raise --max_prompt_tokens")
     return task._replace(**kept)
