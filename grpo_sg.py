@@ -191,14 +191,17 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
                    use_cache=True, logits_to_keep=1).logits[:, -1]  # (P, V)
     cache.batch_repeat_interleave(n)  # a prompt is read once, not n times
     logits, mask, position = (x.repeat_interleave(n, 0) for x in (logits, mask, position[:, -1:]))
+    # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
+    where = generator.device if generator else device
+    u = torch.rand(len(prompts) * n, max_new_tokens, generator=generator, device=where).to(device)
     alive, drawn = torch.arange(len(prompts) * n, device=device), []
     for length in range(1, max_new_tokens + 1):
         if temperature == 0:
             token = logits.argmax(-1, keepdim=True)  # (B, 1)
         else:  # invert the cumulative distribution; `right`: no token of probability 0 is ever drawn
             cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
-            u = torch.rand(len(alive), 1, device=device, generator=generator) * cdf[:, -1:]
-            token = torch.searchsorted(cdf, u, right=True).clamp(max=cdf.shape[1] - 1)
+            token = torch.searchsorted(cdf, u[alive, length - 1, None] * cdf[:, -1:], right=True)
+            token = token.clamp(max=cdf.shape[1] - 1)
         drawn.append((alive, token[:, 0]))
         going = (~torch.isin(token[:, 0], stops)).nonzero()[:, 0]
         if len(going) == 0 or length == max_new_tokens:
@@ -247,10 +250,11 @@ def stop_tokens(model, tokenizer):
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
-    """n verified completions of each problem, problem-major: a function of weights, seed, sample_batch."""
+    """n verified completions of each problem, problem-major: a function of weights and seed, whatever
+    cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
     device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
     at_once = max(1, cfg.sample_batch // n)
     opened = "<think>" if tokenizer.decode(prompts[0]).rstrip().endswith("<think>") else ""  # by template
     model.eval()
@@ -529,6 +533,16 @@ def transcript(row, c):
 def main(argv=None):
     cfg = parse(argv)
     try:
+        run(cfg)
+    except OSError as error:
+        fail(f"cannot write the run's files: {error}")
+    except KeyboardInterrupt:
+        fail("interrupted; where the run's folder has a checkpoint, --resume --out FOLDER goes on from it", 130)
+
+
+def run(cfg):
+    """Warm-up, test, training, test, report; or, with cfg.resume, on from the newest checkpoint."""
+    try:
         task = tasks.TASKS[cfg.task](cfg)
         model, tokenizer, state = (runs.load_checkpoint(cfg.out) if cfg.resume else
                                    (*runs.load_model(cfg, task), None))
@@ -538,16 +552,6 @@ def main(argv=None):
     model = prepare(model, tokenizer, task, cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    try:
-        run(model, tokenizer, task, cfg, state)
-    except OSError as error:
-        fail(f"cannot write the run's files: {error}")
-    except KeyboardInterrupt:
-        fail("interrupted before there was anything to save", 130)
-
-
-def run(model, tokenizer, task, cfg, state):
-    """Warm-up, test, training, test, report; or, where there is a checkpoint's state, on from that step."""
     out, append = runs.open_run(cfg, dataclasses.asdict(cfg))
     first = os.path.join(out, "reference")  # where the reference policy is kept, if there is one
 
