@@ -7,6 +7,15 @@ number, and with free symbols its values at seven fixed points. Two expressions 
 values are, up to a relative error of 1e-11, which fractions are not granted. What cannot be read is compared
 as text.
 
+The grammar, in the order of the functions that read it:
+
+    items    side, or sides with = < and such between, parted by , ; and, or, a union sign
+    side     words, or a sum and perhaps a unit
+    sum      products with + or - between
+    product  signs, then powers with * or / or nothing between
+    power    atom, and any of ^ atom, !, a degree sign
+    atom     number, symbol, function, fraction, root, or items in brackets
+
 Answers are hostile input: nothing here runs them as code, and their length, integers and exponents are
 bounded, so that none takes longer than some milliseconds, in any thread.
 """
@@ -18,6 +27,9 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+
+# ---- 1. Numbers ----
+
 MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
 
 
@@ -25,9 +37,9 @@ class Unreadable(ValueError):
     """No mathematics that the reader knows, or a number out of bounds."""
 
 
-# A number is a Fraction as long as it can be, else a complex; zero is always a Fraction.
 def bounded(x):
-    """x without rounding dust. Overflow and underflow are failures: they become neither infinity nor 0."""
+    """A number: a Fraction as long as it can be, and 0 always; else a complex, here without rounding dust.
+    Overflow and underflow are failures: they become neither infinity nor 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
@@ -87,13 +99,12 @@ def sample_points(name):
     return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
 
 
-OPERATORS = {
-    "+": plus, "*": lambda x, y: x and y and x * y, "/": divide, "^": power,
-    "√": lambda n, x: power(x, 1 / n), "!": factorial, "\\binom": binomial}
 def without_dust(f):
     return lambda x: f(x) if abs(f(x)) > 1e-14 else Fraction(0)  # sin pi is 0, not 1e-16, and tan has poles
 
 
+OPERATORS = {"+": plus, "*": lambda x, y: x and y and x * y, "/": divide, "^": power, "!": factorial,
+             "√": lambda n, x: power(x, 1 / n), "\\binom": binomial}
 sin, cos = without_dust(cmath.sin), without_dust(cmath.cos)
 FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
     sin=sin, cos=cos, tan=lambda x: divide(sin(x), cos(x)), cot=lambda x: divide(cos(x), sin(x)),
@@ -101,6 +112,10 @@ FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
     arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
 FUNCTIONS |= {"\\exp": cmath.exp, "\\abs": abs, "\\floor": lambda x: Fraction(math.floor(x.real)),
               "\\ceil": lambda x: Fraction(math.ceil(x.real))}
+
+
+# ---- 2. Words and signs, and the tokens they come in ----
+
 CONSTANTS = {"π": complex(math.pi), "e": complex(math.e), "i": 1j}
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
@@ -192,8 +207,10 @@ def plain(tokens):
     return "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
 
 
+# ---- 3. Items: what an answer says ----
+
 class Item(NamedTuple):
-    """One thing that an answer says."""
+    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or words."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
     parts: tuple     # of a value its numbers, as many as SPANS; of an equation that gives one, also that
     name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
@@ -233,7 +250,8 @@ MEANINGS = {"∞": INFINITIES[1], "\\R": REALS, "allrealnumber": REALS, "\\empty
             "nosolution": Item("list", ())}
 
 
-# Recursive descent. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end.
+# ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
+
 def read_items(tokens, left):
     """The items up to the closing bracket, each a side or a relation of sides. A union is one set."""
     items, union = [], False
@@ -415,6 +433,8 @@ def relation(sides, signs):
         return Item("(["[signs[0] == "≤"] + ")]"[signs[1] == "≤"], (low, high), x.name)
     raise Unreadable("no relation that bounds one symbol")
 
+
+# ---- 5. Comparing ----
 
 def ratio(a, b):
     """The constant a / b, or None. Points where neither is real are left out: x sqrt(x) is sqrt(x^3)."""
