@@ -19,8 +19,6 @@ Left out on purpose: value networks, reward models, LoRA, several GPUs, inferenc
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk     the same loop on a real model and a GPU: hours
     python grpo_sg.py --eval_only --model DIR                 a saved model, with the task flags of its run
 """
-import argparse
-import copy
 import dataclasses
 import math
 import os
@@ -171,13 +169,15 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 # ---- 3. Sampling ----
 
 @torch.no_grad()
-def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None):
+def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None):
     """n completions for each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
 
-    A completion ends with the stop token it drew; one without was cut off at max_new_tokens. Tokens are
-    drawn from the whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not
-    know of, r would compare two different kinds of distribution. temperature=0 takes the likeliest token.
-    Give it a model in eval mode, without dropout. Raises ValueError for an empty prompt.
+    A completion ends with the stop token it drew; one without was cut off at max_new_tokens, or where
+    pauses(drawn) said so, a function of the ids (B, t) that B completions still going on have drawn, which
+    returns (B,) bools. Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
+    top-p that token_logps does not know of, r would compare two different kinds of distribution.
+    temperature=0 takes the likeliest token. Give it a model in eval mode, without dropout. Raises
+    ValueError for an empty prompt.
     """
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
@@ -194,28 +194,31 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
     where = generator.device if generator else device
     u = torch.rand(len(prompts) * n, max_new_tokens, generator=generator, device=where).to(device)
-    alive, drawn = torch.arange(len(prompts) * n, device=device), []
-    for length in range(1, max_new_tokens + 1):
+    row = torch.arange(len(prompts) * n, device=device)  # (B,): which completions still go on, at first all
+    drawn, completions = ids.new_zeros(len(row), 0), [[] for _ in row]
+    for t in range(max_new_tokens):
         if temperature == 0:
             token = logits.argmax(-1, keepdim=True)  # (B, 1)
         else:  # invert the cumulative distribution; `right`: no token of probability 0 is ever drawn
             cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
-            token = torch.searchsorted(cdf, u[alive, length - 1, None] * cdf[:, -1:], right=True)
+            token = torch.searchsorted(cdf, u[row, t, None] * cdf[:, -1:], right=True)
             token = token.clamp(max=cdf.shape[1] - 1)
-        drawn.append((alive, token[:, 0]))
-        going = (~torch.isin(token[:, 0], stops)).nonzero()[:, 0]
-        if len(going) == 0 or length == max_new_tokens:
-            break
-        if len(going) < len(alive):  # finished rows leave the batch and the cache, and cost nothing any more
-            alive, token, mask, position = alive[going], token[going], mask[going], position[going]
+        drawn = torch.cat([drawn, token], 1)  # (B, t + 1)
+        ends = torch.isin(token[:, 0], stops)
+        ends |= t + 1 == max_new_tokens
+        if pauses:
+            ends |= pauses(drawn)
+        going = (~ends).nonzero()[:, 0]
+        if len(going) < len(row):  # finished rows leave the batch and the cache, and cost nothing any more
+            for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
+                completions[i] = tokens
+            row, drawn, token, mask, position = (x[going] for x in (row, drawn, token, mask, position))
             cache.batch_select_indices(going)
+        if len(going) == 0:
+            break
         mask, position = F.pad(mask, (0, 1), value=1), position + 1
         logits = model(input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache,
                        use_cache=True).logits[:, -1]
-    completions = [[] for _ in range(len(prompts) * n)]
-    for rows, tokens in drawn:
-        for row, token in zip(rows.tolist(), tokens.tolist()):
-            completions[row].append(token)
     return completions
 
 
@@ -226,7 +229,10 @@ class Completion:
     problem: tasks.Problem
     prompt: list[int]        # token ids
     tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
-    text: str = ""           # what the verifier reads: the tokens decoded, without stop token and prompt
+    mask: list[bool]         # of each token whether the policy wrote it; False in what a tool answered
+    calls: int = 0           # of the tool
+    whole: str = ""          # the tokens decoded, without stop token and prompt
+    text: str = ""           # of these what the policy wrote, which is all that the verifier reads
     truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
     formatted: bool = False  # False where truncated
@@ -234,6 +240,10 @@ class Completion:
     @property
     def solved(self):  # what accuracy counts
         return self.correct and self.formatted
+
+    @property
+    def own(self):  # the policy's tokens
+        return [token for token, mine in zip(self.tokens, self.mask) if mine]
 
 
 def reward(completion):
@@ -251,26 +261,53 @@ def stop_tokens(model, tokenizer):
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     """n verified completions of each problem, problem-major: a function of weights and seed, whatever
-    cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
+    cfg.sample_batch (but for rounding, which differs a little with the number of rows).
+
+    Where the task has a tool, a turn also ends with the text that calls it. The tool's answer is appended,
+    with mask False, and the completion goes on: cfg.max_turns times, then calls are not answered any more.
+    """
     device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
+    pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
+    completions = [Completion(problem, prompt, tokens=[], mask=[]) for problem, prompt in pairs]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
-    at_once = max(1, cfg.sample_batch // n)
-    opened = "<think>" if tokenizer.decode(prompts[0]).rstrip().endswith("<think>") else ""  # by template
+
+    def calls(drawn):  # looks at the text: a call ends in many spellings, also in the middle of a token
+        tails = drawn[:, -len(task.stop_text.encode()):].tolist()
+        texts = tokenizer.batch_decode(tails)
+        return torch.tensor([task.stop_text in text for text in texts], device=device)
     model.eval()
-    completions = []
-    for i in tqdm(range(0, len(prompts), at_once), "sampling", leave=False, disable=len(prompts) <= at_once):
-        with (runs.gpu_memory("sampling", cfg, "sample_batch"),
-              torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
-            sampled = sample(model, prompts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
-                             stop_ids=stops, temperature=temperature, generator=generator)
-        for j, tokens in enumerate(sampled):
-            problem, truncated = problems[i + j // n], tokens[-1] not in stops
-            text = opened + tokenizer.decode(tokens if truncated else tokens[:-1])
-            correct, formatted = task.verify(text, problem.answer)
-            completions.append(Completion(problem, prompts[i + j // n], tokens, text, truncated, correct,
-                                          formatted and not truncated))
-    return completions
+    live, contexts, each = completions, prompts, n
+    for turns_left in range(cfg.max_turns if task.observe else 0, -1, -1):
+        sampled, at_once, total = [], max(1, cfg.sample_batch // each), len(contexts)
+        for i in tqdm(range(0, total, at_once), "sampling", leave=False, disable=total <= at_once):
+            with (runs.gpu_memory("sampling", cfg, "sample_batch"),
+                  torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
+                sampled += sample(model, contexts[i:i + at_once], n=each, max_new_tokens=cfg.max_new_tokens,
+                                  stop_ids=stops, temperature=temperature, generator=generator,
+                                  pauses=calls if turns_left else None)
+        for c, tokens in zip(live, sampled):
+            c.tokens, c.mask = c.tokens + tokens, c.mask + [True] * len(tokens)
+        live = [c for c, tokens in zip(live, sampled)
+                if turns_left and task.stop_text in tokenizer.decode(tokens)]
+        if not live:
+            break
+        for c in live:
+            answer = tasks.observation(tokenizer, task, tokenizer.decode(c.own), cfg.max_observation_tokens)
+            c.tokens, c.mask, c.calls = c.tokens + answer, c.mask + [False] * len(answer), c.calls + 1
+        contexts, each = [c.prompt + c.tokens for c in live], 1
+    return [graded(c, tokenizer, task, stops) for c in completions]
+
+
+def graded(c, tokenizer, task, stops):
+    """The completion with its texts and the task's verdict on what the policy wrote."""
+    c.truncated = c.tokens[-1] not in stops
+    end = None if c.truncated else -1
+    opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""  # by the template
+    c.text, c.whole = (opened + tokenizer.decode(tokens[:end]) for tokens in (c.own, c.tokens))
+    c.correct, formatted = task.verify(c.text, c.problem.answer)
+    c.formatted = formatted and not c.truncated
+    return c
 
 
 # ---- 5. Evaluation ----
@@ -299,7 +336,8 @@ def describe(completions):
     return {"accuracy": mean(c.solved for c in completions),
             "format_rate": mean(c.formatted for c in completions),
             "truncated": mean(c.truncated for c in completions),
-            "completion_tokens": mean(len(c.tokens) for c in completions)}
+            "completion_tokens": mean(sum(c.mask) for c in completions),
+            "tool_calls": mean(c.calls for c in completions)}
 
 
 # ---- 6. Settings: each is a flag of the same name ----
@@ -311,9 +349,9 @@ def setting(default, help, choices=None):
 @dataclasses.dataclass
 class Config:
     model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
-    task: str = setting("kk", "what to learn", list(tasks.TASKS))
-    data: str = setting("synthetic", "or published (kk), or gsm8k, math, deepscaler, FILE.jsonl (math)")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24, FILE.jsonl; none: what belongs to --data")
+    task: str = setting("kk", "what to learn", tasks.TASKS)
+    data: str = setting("synthetic", "published; gsm8k, math, deepscaler; hotpotqa; or FILE.jsonl")
+    eval_data: str = setting("", "gsm8k, math500, aime24; hotpotqa; FILE.jsonl; none: that of --data")
     people: tuple = setting((3, 4, 5, 6, 7), "kk: sizes of puzzles, 2 to 8")
     brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
     shaping: str = setting("sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi",
@@ -335,7 +373,9 @@ class Config:
     grad_clip: float = setting(1.0, "longer gradients are scaled to this norm")
     temperature: float = setting(0.7, "of sampling and of all log-probabilities")
     max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped and counted")
-    max_new_tokens: int = setting(2048, "a completion is cut off here, and then counts as badly formed")
+    max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
+    max_turns: int = setting(2, "qa: searches that are answered; what follows them is the last turn")
+    max_observation_tokens: int = setting(500, "qa: the answer to a search is cut off here")
     tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once; lower it to save memory")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
@@ -348,7 +388,7 @@ class Config:
     resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
     max_bad_steps: int = setting(5, "stop after so many steps in a row whose updates were all not finite")
     eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends its warm-up; math: 0.4")
+    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends warm-up; math, qa: 0.4")
     seed: int = setting(0, "of everything that is random")
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
@@ -356,26 +396,16 @@ class Config:
 # The tiny model's own defaults. What is given on the command line wins over both.
 TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
-TINY_OF = {"math": dict(warmup_accuracy=0.4)}  # where a task needs others
+TINY_OF = {"math": dict(warmup_accuracy=0.4), "qa": dict(warmup_accuracy=0.4)}  # where a task needs others
 WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
 
 
 def parse(argv=None):
     """The command line as a checked Config; fails where a value cannot be used."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.error = fail
-    for field in dataclasses.fields(Config):
-        kind = {bool: {"action": "store_true"}, tuple: {"type": int, "nargs": "+"}}.get(
-            field.type, {"type": field.type, "choices": field.metadata["choices"]})
-        tiny = f"; tiny model: {TINY[field.name]}" if field.name in TINY else ""
-        parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
-                            help=f"{field.metadata['help']} (default: {field.default}{tiny})")
-    given = vars(parser.parse_args(argv))
-    if given.get("resume"):
-        given = runs.settings_to_resume(given)
+    given = runs.command_line(dataclasses.fields(Config), TINY, __doc__.split("\n")[0], argv)
     tiny = {} if given.get("model") else {**TINY, **TINY_OF.get(given.get("task"), {})}
     cfg = Config(**{**tiny, **given})
-    may_be_0 = ("alpha", "mu", "low", "high", "clip_low", "clip_high", "beta", "eval_samples", "seed")
+    may_be_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
     for name, value in dataclasses.asdict(cfg).items():
         zero = name in may_be_0
         if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
@@ -404,7 +434,7 @@ def micro_batches(completions, advantages, rows, cfg, device):
         chosen = [completions[i] for i in rows]
         ids = [torch.tensor(c.prompt + c.tokens) for c in chosen]
         # By position, never by `ids != pad`: many models pad with their end token, which is to be learned.
-        mask = [torch.tensor([False] * len(c.prompt) + [True] * len(c.tokens)) for c in chosen]
+        mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in chosen]
         batches.append({"ids": pad_sequence(ids, batch_first=True).to(device),
                         "mask": pad_sequence(mask, batch_first=True).to(device),
                         "advantages": advantages[rows].to(device)})
@@ -426,7 +456,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     batches = [micro_batches(completions, advantages, rows, cfg, device) for rows in kept]
 
     def size(rows):  # one denominator for all micro-batches of an update
-        return sum(len(completions[i].tokens) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
+        return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
 
     def logps_of(net, micro):
         # bfloat16 arithmetic on a GPU, over float32 weights: bfloat16's would round small updates away.
@@ -505,28 +535,10 @@ def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after
 
 # ---- 8. A run ----
 
-def prepare(model, tokenizer, task, cfg):
-    """Put the model where it will work, and make sure that this file's functions see its probabilities."""
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    stops = stop_tokens(model, tokenizer)
-    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
-    if not stops or not prompt:
-        fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
-    if cfg.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    ids = torch.tensor([prompt + [min(stops)]], device=model.device)
-    with torch.no_grad():
-        expected = model(input_ids=ids).logits[0, -2].float().log_softmax(-1)[ids[0, -1]]
-        last = torch.arange(ids.shape[1], device=model.device)[None] == len(prompt)
-        if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-2):
-            fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
-    return model
-
-
 def transcript(row, c):
     """A line of samples.jsonl."""
     return {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-            "answer": c.problem.answer, "completion": c.text, "reward": reward(c), "correct": c.correct,
+            "answer": c.problem.answer, "completion": c.whole, "reward": reward(c), "correct": c.correct,
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
 
 
@@ -537,7 +549,7 @@ def main(argv=None):
     except OSError as error:
         fail(f"cannot write the run's files: {error}")
     except KeyboardInterrupt:
-        fail("interrupted; where the run's folder has a checkpoint, --resume --out FOLDER goes on from it", 130)
+        fail("interrupted; if the run's folder has a checkpoint, --resume --out FOLDER goes on from it", 130)
 
 
 def run(cfg):
@@ -549,7 +561,8 @@ def run(cfg):
         task = tasks.keep_short(task, tokenizer, cfg.max_prompt_tokens)
     except (OSError, ValueError) as error:
         fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
-    model = prepare(model, tokenizer, task, cfg)
+    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
+    model = runs.prepare(model, cfg, prompt, stop_tokens(model, tokenizer), token_logps)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     out, append = runs.open_run(cfg, dataclasses.asdict(cfg))

@@ -503,3 +503,30 @@ def math_equal(answer, gold):
         return same(read(answers), target)
     except (ValueError, ArithmeticError, LookupError, RecursionError):
         return False
+
+
+def final_answer(response):
+    """The text of the final answer, or "" where there is none.
+
+    It stands after the last </think>, and a <think> after that voids it. It is what the last complete
+    <answer>...</answer> holds: the content of the last \\boxed{...} in it, or else all of it. Without answer
+    tags it is the content of the last \\boxed{...}. Where that is empty or unfinished, there is none: an
+    earlier box, prose, or the last number never count.
+    """
+    text = response.rpartition("</think>")[2]
+    closed = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(closed, 0))
+    if "<think>" in text or ("<answer>" in text or closed >= 0) and start < 0:
+        return ""
+    if start >= 0:
+        text = text[start + len("<answer>"):text.index("</answer>", start)]
+    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if last < 0:
+        return text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
+    text, depth = text[last:last + MAX_CHARS], 0
+    box = re.match(r"\\(?:boxed|fbox)\s*\{", text)
+    for brace in re.finditer(r"\\.|[{}]", text, re.S):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if brace[0] == "}" and depth <= 0:
+            return text[box.end():brace.start()].strip() if box else ""
+    return ""

@@ -5,6 +5,7 @@ those before it, checkpoint-STEP/. A checkpoint is what save_pretrained writes, 
 It is written under another name and renamed when whole, so that whatever stops a run, one whole checkpoint
 is left. What a step of training draws is a function of seed and step: there are no random states to save.
 """
+import argparse
 import contextlib
 import glob
 import json
@@ -71,7 +72,23 @@ def load_model(cfg, task):
              f"save_pretrained, or a hub name and a network ({first_line(why or error)})")
 
 
-# ---- Files ----
+def prepare(model, cfg, prompt, stops, token_logps):
+    """Put the model where it will work, and make sure that token_logps sees its probabilities."""
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    if not stops or not prompt:
+        fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
+    if cfg.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    ids = torch.tensor([prompt + [min(stops)]], device=model.device)
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[0, -2].float().log_softmax(-1)[ids[0, -1]]
+        last = torch.arange(ids.shape[1], device=model.device)[None] == len(prompt)
+        if not torch.isclose(token_logps(model, ids, last)[0, -1], expected, atol=1e-2):
+            fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
+    return model
+
+
+# ---- The settings, and the files of a run ----
 
 def write_json(path, content):
     with open(f"{path}.tmp", "w") as file:
@@ -99,6 +116,21 @@ def open_run(cfg, config):
     return out, log
 
 
+def command_line(fields, tiny, description, argv):
+    """The settings that are given, as a dict: flags of the names of a dataclass's fields. Where they say
+    --resume, those of the run to resume."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.error = fail
+    for field in fields:
+        kind = {bool: {"action": "store_true"}, tuple: {"type": int, "nargs": "+"}}.get(
+            field.type, {"type": field.type, "choices": field.metadata["choices"]})
+        own = f"; tiny model: {tiny[field.name]}" if field.name in tiny else ""
+        parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
+                            help=f"{field.metadata['help']} (default: {field.default}{own})")
+    given = vars(parser.parse_args(argv))
+    return settings_to_resume(given) if given.get("resume") else given
+
+
 def settings_to_resume(given):
     """The settings of the run in given["out"], with those given now, which must not change what it is."""
     path = os.path.join(given.get("out", ""), "config.json")
@@ -110,8 +142,8 @@ def settings_to_resume(given):
     for name, value in given.items():
         value = list(value) if isinstance(value, tuple) else value
         if name not in MAY_CHANGE and value != saved.get(name):
-            fail(f"--resume with --{name} {value}, but this run has {saved.get(name)}: leave it out, or start "
-                 "another run")
+            fail(f"--resume with --{name} {value}, but this run has {saved.get(name)}: leave it out, or "
+                 "start another run")
     return {**saved, "people": tuple(saved["people"]), **given}
 
 
@@ -211,8 +243,8 @@ def checkpointer(out, model, tokenizer, cfg, received):
             tqdm.write(f"stopped after step {step}; to go on: python grpo_sg.py --resume --out {out}")
             raise SystemExit(128 + received[0])
         if too_bad:
-            fail(f"no update of the last {bad_steps} steps was finite: see their rows and completions in {out}; "
-                 f"a lower --lr may help. The weights in {out}/checkpoint are those before")
+            fail(f"no update of the last {bad_steps} steps was finite: see their rows and completions in "
+                 f"{out}; a lower --lr may help. The weights in {out}/checkpoint are those before")
     return after_step
 
 

@@ -5,7 +5,8 @@ and says two things: whether the answer is right, and whether the response is we
 the response as hostile input, being the text of a model that is paid for fooling it: nothing here executes
 such a text, and no verifier raises or hangs.
 """
-import json
+import functools
+import math
 import random
 import re
 import unicodedata
@@ -16,9 +17,11 @@ from typing import NamedTuple
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from math_equal import MAX_CHARS, math_equal
+import data
+from math_equal import final_answer, math_equal
 
 
 class Problem(NamedTuple):
@@ -43,16 +46,13 @@ class Task(NamedTuple):
     floor: float             # test accuracy of the best constant answer
     demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
     tokens: str = ""         # pattern of the tiny model's tokens, which it writes without spaces; "": words
+    stop_text: str = ""      # of a task with a tool: the text that ends a call of it
+    observe: Callable[[str], str] | None = None  # what the tool answers to a text that ends with a call
 
 
 def split_of(meaning):
     """A seventh of all meanings is "test", a seventh "valid", whatever the seed."""
     return ("test", "valid", *["train"] * 5)[meaning % 7]
-
-
-def hub_rows(*name, split):
-    import datasets  # slow to import, and needed for data from the hub only
-    return datasets.load_dataset(*name, split=split)
 
 
 def encode_prompt(tokenizer, system, question):
@@ -61,6 +61,19 @@ def encode_prompt(tokenizer, system, question):
         return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
     chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
+def turns(task, text):
+    """A scripted completion cut after each call of the task's tool."""
+    *calls, last = text.split(task.stop_text) if task.observe else [text]
+    return [*(call + task.stop_text for call in calls), last]
+
+
+def observation(tokenizer, task, text, most):
+    """Token ids of the tool's answer to the text: at most `most`, and the answer's last line, whole."""
+    body, _, last = task.observe(text).rpartition("\n")
+    body, last = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (body, f"\n{last}"))
+    return body[:most] + last
 
 
 def keep_short(task, tokenizer, most):
@@ -247,6 +260,19 @@ FAKE_TURN = re.compile(r"<\|[^<>|\s]{1,40}\|>|\[INST\]|(?:^|[\n\r\v\f\x1c-\x1e\x
 BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
 
+def without_end(response):
+    """The response without white space and end tokens around it."""
+    body = response.strip()
+    for _ in range(2):
+        body = body.removesuffix("<|endoftext|>").removesuffix("<|im_end|>").strip()
+    return body
+
+
+def each_normalized(form, text):
+    """Character by character: normalizing a long run of accents as a whole takes quadratic time."""
+    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
+
+
 def verify_kk(response, roles):
     """Grade one response to a Knights and Knaves puzzle; `roles`: dict name -> "knight" or "knave".
 
@@ -256,12 +282,9 @@ def verify_kk(response, roles):
     everybody the right role and says nothing else. Give it the response alone, never with the prompt, whose
     example would count. Never raises.
     """
-    body = response.strip()
-    for _ in range(2):
-        body = body.removesuffix("<|endoftext|>").removesuffix("<|im_end|>").strip()
+    body = without_end(response)
     # Full-width letters and such are folded to plain ones to look for tags and turns, so that none hides.
-    # Character by character: normalising a long run of accents as a whole takes quadratic time.
-    folded = body.translate({ord(c): unicodedata.normalize("NFKC", c) for c in set(body)})
+    folded = each_normalized("NFKC", body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(folded)]
     before, _, rest = body.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
@@ -319,7 +342,7 @@ def kk_published(people):
     of the 1,000 of a size the last 100 are for the test."""
     train, test = [], []
     for n in people:
-        rows = hub_rows(KK_HUB, "train", split=f"{n}ppl")
+        rows = data.hub_rows(KK_HUB, "train", split=f"{n}ppl")
         problems = [Problem(row["quiz"], dict(zip(row["names"], map(ROLES.__getitem__, row["solution"]))))
                     for row in rows]
         train, test = train + problems[:-100], test + problems[-100:]
@@ -353,107 +376,25 @@ def kk_task(cfg):
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."  # Qwen2.5's own
 
 
-def final_answer(response):
-    """The text of the final answer, or "" where there is none; see verify_math."""
-    text = response.rpartition("</think>")[2]
-    closed = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(closed, 0))
-    if "<think>" in text or ("<answer>" in text or closed >= 0) and start < 0:
-        return ""
-    if start >= 0:
-        text = text[start + len("<answer>"):text.index("</answer>", start)]
-    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if last < 0:
-        return text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
-    text, depth = text[last:last + MAX_CHARS], 0
-    box = re.match(r"\\(?:boxed|fbox)\s*\{", text)
-    for brace in re.finditer(r"\\.|[{}]", text, re.S):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if brace[0] == "}" and depth <= 0:
-            return text[box.end():brace.start()].strip() if box else ""
-    return ""
-
-
 def verify_math(response, gold):
     """Grade one response to a mathematical problem; `gold`: the answer, or several of which any will do.
 
-    The final answer stands after the last </think>, and a <think> after that voids it. It is what the last
-    complete <answer>...</answer> holds: the content of the last \\boxed{...} in it, or else all of it.
-    Without answer tags it is the content of the last \\boxed{...}. Where that is empty or unfinished, there
-    is none: an earlier box, prose, or the last number never count. `formatted`: there is one, of at most
-    MAX_CHARS characters. `correct`: it also equals the gold answer by math_equal. Never raises.
+    `formatted`: there is a final_answer, of at most MAX_CHARS characters. `correct`: it also equals the gold
+    answer by math_equal. Never raises.
     """
     answer, golds = final_answer(response), [gold] if isinstance(gold, str) else gold
     return Verdict(bool(answer) and any(math_equal(answer, gold) for gold in golds), bool(answer))
 
 
-def gsm8k(split):
-    for row in hub_rows("openai/gsm8k", "main", split=split):
-        yield row["question"], row["answer"].partition("####")[2].strip().replace(",", "")
-
-
-def math_train():
-    for row in hub_rows("DigitalLearningGmbH/MATH-lighteval", split="train"):
-        yield row["problem"], final_answer(row["solution"])
-
-
-def deepscaler():
-    for row in hub_rows("agentica-org/DeepScaleR-Preview-Dataset", split="train"):
-        yield row["problem"], row["answer"]
-
-
-def math500():
-    for row in hub_rows("HuggingFaceH4/MATH-500", split="test"):
-        yield row["problem"], row["answer"]
-
-
-def aime24():
-    for row in hub_rows("HuggingFaceH4/aime_2024", split="train"):  # its only split: 30 problems
-        yield row["problem"], row["answer"]
-
-
-def jsonl(path):
-    """The rows {"question": text, "answer": text, number, or a list of them of which any counts} of a file.
-    Raises ValueError that names file, line and what is wrong."""
-    with open(path, "rb") as file:
-        for i, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                question, answer = row["question"], row["answer"]
-                golds = answer if isinstance(answer, list) else [answer]
-                if not isinstance(question, str) or any(type(gold) in (bool, dict, list) for gold in golds):
-                    raise TypeError("question must be text, and answer text, a number, or a list of those")
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                raise ValueError(f'{path}, line {i} is no row like {{"question": "1 + 1?", "answer": "2"}}: '
-                                 f"{type(error).__name__}: {error}") from None
-            yield question, ["" if gold is None else str(gold) for gold in golds]
-
-
-MATH_TRAIN = {"gsm8k": lambda: gsm8k("train"), "math": math_train, "deepscaler": deepscaler}
-MATH_TEST = {"gsm8k": lambda: gsm8k("test"), "math500": math500, "aime24": aime24}
+MATH_TRAIN = {"gsm8k": lambda: data.gsm8k("train"), "math": data.math_train,
+              "deepscaler": data.deepscaler}
+MATH_TEST = {"gsm8k": lambda: data.gsm8k("test"), "math500": data.math500, "aime24": data.aime24}
 MATH_PAIRS = {"gsm8k": "gsm8k", "math": "math500", "deepscaler": "aime24"}  # --data: its --eval_data
 
 
 def math_problems(name, sets):
-    """The problems of one of the data sets or of a .jsonl file. Prints how many had no gold answer."""
-    if name not in sets and not name.endswith(".jsonl"):
-        raise ValueError(f"{name} is not one of synthetic, {', '.join(sets)}, or a file that ends in .jsonl")
-    rows, problems = list(sets[name]() if name in sets else jsonl(name)), []
-    for question, golds in rows:
-        golds = [gold for gold in (golds if isinstance(golds, list) else [golds]) if gold and gold.strip()]
-        if golds:
-            problems.append(Problem(question, golds[0] if len(golds) == 1 else golds))
-    if len(problems) < len(rows):
-        print(f"dropped {len(rows) - len(problems)} of {len(rows)} problems of {name}: no gold answer")
-    return problems
-
-
-def without(problems, held_out):
-    """The problems whose question is not, white space and case aside, one of those held out."""
-    def key(problem):
-        return " ".join(problem.question.split()).casefold()
-    keys = {key(problem) for problem in held_out}
-    return [problem for problem in problems if key(problem) not in keys]
+    return [Problem(question, golds[0] if len(golds) == 1 else golds)
+            for question, golds in data.rows_of(name, sets, data.math_row)]
 
 
 def arithmetic(rng):
@@ -516,16 +457,174 @@ def math_task(cfg):
     if eval_data != "synthetic":
         test = math_problems(eval_data, MATH_TEST)
     if cfg.data != "synthetic":
-        found = math_problems(cfg.data, MATH_TRAIN)
-        train = without(found, test)
-        if len(train) < len(found):
-            print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
-        valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
-        train = without(train, valid)
-    if not (train and valid and test):
-        raise ValueError("training needs 10 problems or more, and the test one")
+        train, valid = data.hold_out(math_problems(cfg.data, MATH_TRAIN), test, eval_data, cfg)
     floor = max(Counter(str(problem.answer) for problem in test).values()) / len(test)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo, r"\\boxed\{|.")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Question answering with a search tool, the setting of Search-R1 (arXiv 2503.09516)
+# ----------------------------------------------------------------------------------------------------------
+
+QA_SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up write a few "
+             "words inside <search> and </search>: the best passages follow between <information> and "
+             "</information>, which you never write yourself. At most {} searches are answered. End with "
+             "the answer alone, a name or a few words, inside <answer> and </answer>, for example <answer> "
+             "Ada Lovelace </answer>. Write nothing after that.")
+
+PLAIN = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i",
+                       **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")})
+
+
+def fold(text):
+    """The text in lower case, without accents, and with one kind of hyphen."""
+    return re.sub("[\u0300-\u036f]", "", each_normalized("NFD", text.casefold())).translate(PLAIN)
+
+
+def bm25(passages, *, k1=1.2, b=0.75):
+    """search(query, most): the numbers of the `most` passages with the highest scores, the best first, of
+    those that have a word of the query. With tf the times a word occurs in a passage, and n the passages
+    that have it, of N, the score is the sum over the words of the query of
+
+        ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean length))
+
+    which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never negative.
+    """
+    counts = [Counter(re.findall(r"\w+", fold(passage))) for passage in passages]
+    average = sum(count.total() for count in counts) / max(1, len(counts))
+    entries, index = {}, {}  # word -> the passages that have it, and what it adds to their scores
+    for i, count in enumerate(counts):
+        for word, tf in count.items():
+            part = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
+            entries.setdefault(word, []).append((i, part))
+    for word, found in entries.items():
+        numbers, parts = zip(*found)
+        idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
+        index[word] = torch.tensor(numbers), idf * torch.tensor(parts)
+
+    def search(query, most):
+        scores = torch.zeros(len(passages))
+        for word, times in Counter(re.findall(r"\w+", fold(query))).items():
+            if word in index:
+                numbers, parts = index[word]
+                scores[numbers] += times * parts
+        best = scores.topk(min(most, len(passages)))
+        return [i for i, score in zip(best.indices.tolist(), best.values.tolist()) if score > 0]
+    return search
+
+
+def search_tool(passages):
+    """observe(text): the three best passages for the query <search>...</search> that the text ends with."""
+    search = bm25(passages)
+
+    @functools.lru_cache(10_000)
+    def found(query):
+        best = [f"Doc {i}: {passages[p]}" for i, p in enumerate(search(query, 3), 1)]
+        return best or ["Nothing was found: try other words."]
+
+    def observe(text):
+        _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
+        lines = found(query) if opened else ["To search, write <search> a few words </search>."]
+        return "\n".join(["\n<information>", *lines, "</information>"])
+    return observe
+
+
+def plain_answers(text):
+    """The text as exact match sees it: folded, without punctuation, and without articles but a last one
+    (vitamin A is not vitamin). In two forms: a hyphen may stand for a space or for nothing. Digits that a
+    sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and -35 are not 35."""
+    text, forms = re.sub(r"(?<=\d)(?:[-/:]|,(?!\d{3}(?!\d)))(?=\d)", " ", f" {fold(text)}"), set()
+    for hyphen in (" ", ""):
+        words = re.sub(r"(?<=\w)-+(?=\w)", hyphen, text)
+        words = re.sub(r"[^\w\s.-]|_|(?<!\d)\.|\.(?!\d)|(?<!\s)-|-(?!\d)", "", words)
+        forms.add(" ".join(re.sub(r"\b(?:a|an|the)\s+(?=\S)", "", words).split()))
+    return forms - {""} or {text.strip()} - {""}
+
+
+OUTSIDE = re.compile(r"<(think|search|information)>.*?(?:</\1>|\Z)", re.S)
+QA_TAG = re.compile(r"<[\s/]*(?:answer|information)\b[^<>]*>?", re.I)
+
+
+def verify_qa(response, golds):
+    """Grade one response to a question; `golds`: the answers, of which any will do. The response is what the
+    policy wrote, without what the tool answered.
+
+    The answer is the last <answer>...</answer> outside of thoughts, searches and information; where it is
+    not closed there is none. `correct`: it is one of the golds, by plain_answers. `formatted`: it is the
+    only one, the response ends with it, and nowhere in it is a tag <information>, in whatever spelling,
+    which would make the policy its own witness, or a faked turn of a dialogue. Never raises.
+    """
+    body, golds = without_end(response), [golds] if isinstance(golds, str) else golds
+    _, opened, rest = OUTSIDE.sub(" ", body).rpartition("<answer>")
+    answer, closed, _ = rest.partition("</answer>")
+    if not (opened and closed and answer.strip()):
+        return Verdict(False, False)
+    folded = each_normalized("NFKC", body)
+    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(folded)]
+    formatted = (tags == ["<answer>", "</answer>"] and body.endswith("</answer>")
+                 and not FAKE_TURN.search(folded))
+    short = len(answer) <= 200 + 2 * max(map(len, golds), default=0)  # a bound on the work
+    return Verdict(short and any(plain_answers(answer) & plain_answers(gold) for gold in golds), formatted)
+
+
+SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart Holm Jansen "
+            "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth Sander Stone "
+            "Strand Thorn Vance Vogel Wagner Weber Winter Wolf").split()
+FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels Labs Media "
+         "Metals Motors Optics Paper Tools").split()
+CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana Kyoto Lagos "
+          "Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo Paris Porto Prague Quito Riga Rome "
+          "Seoul Sofia Sydney Tokyo Tunis Turin Vienna Vilnius Warsaw Zurich").split()
+
+
+def qa_world(split, count, seed):
+    """Up to `count` rows (question, golds, passages, solution) of a split of a generated world, in which
+    2,000 people work for 666 companies, each based in one of 40 cities. A question names a person and asks
+    for the city, so it takes two searches. A seventh of the companies, with all who work there, is for
+    "test", a seventh for "valid": their questions share no person and no company with training."""
+    rng, rows = random.Random(seed), []
+    people = rng.sample([f"{name} {surname}" for name in NAMES for surname in SURNAMES], 2000)
+    companies = rng.sample([f"{surname} {firm}" for surname in SURNAMES for firm in FIRMS], 666)
+    cities = rng.choices(CITIES, k=len(companies))
+    for i, person in enumerate(people):
+        company, city = companies[i % len(companies)], cities[i % len(companies)]
+        if split_of(i % len(companies)) == split:
+            question = f"Where is the company based for which {person} works ?"
+            passages = f"{person} has worked for {company} for many years", f"{company} is based in {city}"
+            solution = f"<search> {person} </search> <search> {company} </search> <answer> {city} </answer>"
+            rows.append((question, [city], passages, solution))
+    return rng.sample(rows, min(count, len(rows)))
+
+
+def qa_demo(problem, rng):
+    """What the tiny model is warmed up on: the two searches and the answer, or as often one search and a
+    guess, a bad habit that fails. That the second search pays is left for reinforcement learning to find
+    out."""
+    first, guess = problem.solution.partition("</search>")[0], rng.choice(CITIES)
+    return problem.solution if rng.random() < 0.5 else f"{first}</search> <answer> {guess} </answer>"
+
+
+def qa_task(cfg):
+    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data (the same, or "" for
+    that of data), model, max_turns, seed, train_problems and eval_problems. The passages of all questions
+    are searched together. Raises ValueError where the settings do not fit."""
+    sets, pool = {"synthetic": qa_world, "hotpotqa": data.hotpotqa}, {}
+    eval_data = cfg.eval_data or cfg.data
+
+    def load(name, split, count):
+        rows = data.rows_of(name, sets, data.qa_row, split, count, cfg.seed)
+        pool.update((passage, None) for row in rows for passage in row[2])
+        return [Problem(question, golds, *solution) for question, golds, _, *solution in rows]
+    if cfg.data == eval_data and cfg.data not in sets:
+        raise ValueError("name a set or another file to test on, --eval_data")
+    if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
+        raise ValueError("the tiny model can only read synthetic problems: add --model")
+    train, test = load(cfg.data, "train", cfg.train_problems), load(eval_data, "test", cfg.eval_problems)
+    train, valid = ((train, load("synthetic", "valid", cfg.eval_problems)) if cfg.data == "synthetic" else
+                    data.hold_out(train, test, eval_data, cfg))
+    floor = max(Counter(problem.answer[0] for problem in test).values()) / len(test)
+    return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
+                stop_text="</search>", observe=search_tool(list(pool)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -540,7 +639,8 @@ def tiny_model(task):
     pieces = (pre_tokenizers.Split(Regex(task.tokens), "isolated") if task.tokens else
               pre_tokenizers.WhitespaceSplit())
     words = {word for problem in task.train[:2000] + task.train[-2000:]
-             for text in (problem.question, problem.solution, task.demo(problem, rng))
+             for text in (problem.question, problem.solution, task.demo(problem, rng),
+                          *map(task.observe, turns(task, problem.solution)[:-1]))
              for word, _ in pieces.pre_tokenize_str(text)}
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -558,6 +658,19 @@ def tiny_model(task):
     return model, tokenizer
 
 
+def script(tokenizer, task, problem, text, cfg):
+    """(ids, mask): a prompt, a scripted completion, and the tool's answers to its calls, as in a rollout."""
+    tokens, said = tokenizer(problem.question)["input_ids"], ""
+    mask = [False] * len(tokens)
+    for turn in turns(task, f"{text}<|im_end|>"):
+        if said:
+            answer = observation(tokenizer, task, said, cfg.max_observation_tokens)
+            tokens, mask = tokens + answer, mask + [False] * len(answer)
+        own, said = tokenizer(turn)["input_ids"], said + turn
+        tokens, mask = tokens + own, mask + [True] * len(own)
+    return tokens, mask
+
+
 def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), measured on validation problems, reaches
     cfg.warmup_accuracy in the mean of its last three values. It makes of the tiny model a "pretrained" one,
@@ -566,13 +679,11 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
     bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")
     for step in bar:
-        pairs = [tokenizer([problem.question, f"{task.demo(problem, rng)}<|im_end|>"])["input_ids"]
-                 for problem in rng.sample(task.train, min(64, len(task.train)))]
-        T = max(len(prompt + demo) for prompt, demo in pairs)
-        ids, labels = torch.zeros(len(pairs), T, dtype=torch.long), torch.full((len(pairs), T), -100)
-        for b, (prompt, demo) in enumerate(pairs):
-            ids[b, :len(prompt + demo)] = torch.tensor(prompt + demo)
-            labels[b, len(prompt):len(prompt + demo)] = torch.tensor(demo)
+        chosen = rng.sample(task.train, min(64, len(task.train)))
+        rows = [script(tokenizer, task, problem, task.demo(problem, rng), cfg) for problem in chosen]
+        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], batch_first=True)
+        labels = pad_sequence([torch.where(torch.tensor(mask), torch.tensor(tokens), -100)
+                               for tokens, mask in rows], batch_first=True, padding_value=-100)
         loss = model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
         optimizer.param_groups[0]["lr"] = 4e-3 * min(1, step / 50, (400 / step) ** 0.5)
         optimizer.zero_grad()
@@ -587,4 +698,4 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     print(f"the warm-up ends after {steps} steps, below --warmup_accuracy {cfg.warmup_accuracy}")
 
 
-TASKS = {"kk": kk_task, "math": math_task}  # name -> function of the settings that returns a Task
+TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}  # name -> function of the settings, to a Task

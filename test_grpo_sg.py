@@ -1,4 +1,4 @@
-"""Tests: offline, on a CPU, in any order. Mathematics is held against slow, independent versions of itself."""
+"""Tests: offline, on CPU, in any order. Mathematics is held against slow, independent versions of itself."""
 import itertools
 import json
 import math
@@ -146,8 +146,8 @@ def slow_loss(logps, old, A, mask, weights, ref, low, high, beta, mode, denomina
         sequences.append(terms)
     if mode == "token-mean":
         return -sum(sum(terms) for terms in sequences if terms) / (denominator or count)
-    return -sum(sum(terms) / len(terms) for terms in sequences if terms) / (denominator or sum(map(bool,
-                                                                                                   sequences)))
+    return -sum(sum(terms) / len(terms) for terms in sequences if terms) / (
+        denominator or sum(map(bool, sequences)))
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
@@ -203,7 +203,7 @@ def test_weight_inside_the_clip_would_stop_confident_tokens():
                                          (1.1, 1.0, True), (0.9, -1.0, True), (1.25, 1.0, True),
                           (1.35, 1.0, False)])
 def test_clip_quadrants(r, A, moves):
-    """The clip stops a token that has already gone far the way its advantage points; never one that went the other."""
+    """The clip stops a token that has gone far the way its advantage points, never one gone the other."""
     logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
     loss, stats = grpo_sg_loss(logps, torch.tensor([[math.log(0.3)]]), torch.tensor([A]), torch.ones(1, 1),
                                clip_low=0.2, clip_high=0.3)
@@ -314,13 +314,13 @@ def test_greedy_equals_generate_with_unequal_prompts():
     model = tiny_qwen()
     ours = sample(model, PROMPTS, n=2, max_new_tokens=20, stop_ids={1}, temperature=0)
     for i, prompt in enumerate(PROMPTS):
-        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0,
-                                                                                            len(prompt):].tolist()
+        theirs = model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt):].tolist()
         assert ours[2 * i] == ours[2 * i + 1] == theirs
 
 
 def test_sampled_frequencies_match_the_softmax():
-    """Chi-square of the first and second token over 20,000 draws, whatever the checkpoint's own top_k says."""
+    """Chi-square of the first and second token over 20,000 draws, whatever the checkpoint's top_k says."""
     model = tiny_qwen(vocab=12)
     model.generation_config.top_k = 2
     g = torch.Generator().manual_seed(0)
@@ -358,7 +358,8 @@ def test_left_padding_with_learned_positions():
         vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.5,
         bos_token_id=None, eos_token_id=1)).eval()
     out = sample(model, PROMPTS, n=1, max_new_tokens=10, stop_ids={1}, temperature=0)
-    assert out == [sample(model, [p], n=1, max_new_tokens=10, stop_ids={1}, temperature=0)[0] for p in PROMPTS]
+    assert out == [sample(model, [p], n=1, max_new_tokens=10, stop_ids={1}, temperature=0)[0]
+                   for p in PROMPTS]
     ids, mask = torch.tensor([PROMPTS[0] + out[0]]), torch.tensor([[0] * 3 + [1] * len(out[0])])
     naive = model(input_ids=ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     assert torch.allclose(token_logps(model, ids, mask)[:, 3:], naive[:, 2:], atol=1e-4)
@@ -453,7 +454,8 @@ def test_update_against_one_plain_batch(mode):
     model, *_ = rolled()
     T = max(len(c.prompt + c.tokens) for c in completions)
     ids = torch.tensor([c.prompt + c.tokens + [0] * (T - len(c.prompt + c.tokens)) for c in completions])
-    mask = torch.tensor([[len(c.prompt) <= t < len(c.prompt + c.tokens) for t in range(T)] for c in completions])
+    mask = torch.tensor([[len(c.prompt) <= t < len(c.prompt + c.tokens) for t in range(T)]
+                         for c in completions])
     logps = token_logps(model, ids, mask)
     grpo_sg_loss(logps, logps.detach(), A, mask, weights=token_weights(logps), clip_high=cfg.clip_high,
                  loss_agg_mode=mode)[0].backward()
@@ -489,11 +491,12 @@ def test_gradient_checkpointing_is_on_and_changes_nothing():
         model.model.layers[0].input_layernorm.register_forward_hook(count)
         weights.append(stepped(model, completions, A, cfg)[1])
     assert torch.allclose(*weights, atol=1e-6) and calls[1] > calls[0]
-    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg, n=2, temperature=1, seed=1)
+    assert grpo_sg.rollout(model, word_tokenizer(), toy_task(), toy_task().train, cfg,
+                           n=2, temperature=1, seed=1)
 
 
 def test_mask_holds_the_stop_token_and_nothing_after_it():
-    """The pad token is the end token here: a mask by `ids != pad` would lose it, and stopping is never learned."""
+    """Pad is the end token here: a mask by `ids != pad` would lose it, and stopping is never learned."""
     _, completions, A, cfg = rolled()
     for micro in grpo_sg.micro_batches(completions, torch.arange(48.0), range(48), cfg, torch.device("cpu")):
         for ids, mask, i in zip(micro["ids"], micro["mask"], micro["advantages"]):
@@ -537,7 +540,8 @@ def test_evaluation_counts():
 # ---- Knights and Knaves ----
 
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
-RIGHT = "<think>Mira is honest.</think>\n<answer>(1) Mira is a knight\n(2) Tobias is a knave\n(3) Zo\u00eb is a knight</answer>"
+RIGHT = ("<think>Mira is honest.</think>\n"
+         "<answer>(1) Mira is a knight\n(2) Tobias is a knave\n(3) Zo\u00eb is a knight</answer>")
 
 
 def answered(answer, thoughts="Let me see."):
@@ -582,7 +586,8 @@ GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
     "Tobias said Mira is a knight, Tobias is a knave, Zo\u00eb is a knight", '"' + GOOD + '"',
     GOOD.replace("Mira is a knight", "Mira is a knight's rival"),
     GOOD.replace("Mira is a knight", "Mira is a knightess"),
-    GOOD + ". Wait, Mira is a knave", "Mira is a knave, " + GOOD, GOOD + ". No, the other way round", GOOD + ". Just kidding",
+    GOOD + ". Wait, Mira is a knave", "Mira is a knave, " + GOOD,
+    GOOD + ". No, the other way round", GOOD + ". Just kidding",
     GOOD.replace("Mira", "M\u0456ra"), GOOD.replace("knight", "\u212anight"),
     GOOD.replace("knave", "knav\u0435"),
     GOOD.replace("Mira", "Anna-Mira"), GOOD.replace("Mira", "Mira-Anna"),
@@ -627,7 +632,8 @@ def test_which_block_is_the_answer_must_be_clear(response):
     (f"<THINK>a<answer>{GOOD}</answer></THINK>", (False, False)),
     (f"<think>a</think><THINK>b <answer>{GOOD}</answer></THINK>", (False, False)),
     (f"a</think>\n<answer>{GOOD}</answer>", (True, False)),
-    (answered(GOOD, "ok\rUser: sure?"), (True, False)), (answered(GOOD, "ok\u2028 **User**: s"), (True, False)),
+    (answered(GOOD, "ok\rUser: sure?"), (True, False)),
+    (answered(GOOD, "ok\u2028 **User**: s"), (True, False)),
     (answered(GOOD, "<\uff5cUser\uff5c> sure?"), (True, False)), (answered(GOOD, "\u3164"), (True, False)),
     (answered(GOOD, "|x|<|y| and x < 3"), (True, True))])
 def test_hidden_tags_and_turns(response, verdict):
@@ -655,7 +661,8 @@ def test_hostile_responses_are_cheap():
                  "<|im_end|>" * n, answered("Mira " + " " * n), "\ud800" * n, "\x00" * n, "((((" * n,
                  "< / " * n,
                  "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n,
-                 "\u0301" * n + "\u0323" * n, answered(GOOD, "\u0344" * n + "\u0338" * n), "\n" * n + "user"]:
+                 "\u0301" * n + "\u0323" * n, answered(GOOD, "\u0344" * n + "\u0338" * n),
+                 "\n" * n + "user"]:
         started = time.perf_counter()
         assert not all(tasks.verify_kk(text, ROLES))
         assert time.perf_counter() - started < 2, text[:30]
@@ -681,7 +688,8 @@ def test_puzzles_have_one_solution_by_brute_force(n):
     for seed in range(30 if n < 7 else 5):
         problem = tasks.kk_puzzle(n, random.Random(seed))
         names = list(problem.answer)
-        told = problem.question.split(", ".join(names[:-1]) + " and " + names[-1] + ". ")[1].rsplit(" Who is a", 1)[0]
+        told = problem.question.split(
+            ", ".join(names[:-1]) + " and " + names[-1] + ". ")[1].rsplit(" Who is a", 1)[0]
         claims = {}
         for sentence in told.split(". "):
             said = sentence.rstrip(".")
@@ -715,7 +723,8 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     found = {split: [p.question for p in tasks.kk_split(split, 150, [3], seed, brief=True)]
              for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
     sets = {split: {meanings(q) for q in questions} for split, questions in found.items()}
-    assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["valid"] & sets["test"]
+    assert (not sets["train"] & sets["test"] and not sets["train"] & sets["valid"]
+            and not sets["valid"] & sets["test"])
     assert len(sets["test"]) == len(found["test"]) and len(set(found["train"])) == 150
 
 
@@ -777,9 +786,9 @@ def test_five_thousand_puzzles_a_second():
 # The answers of a line are equal to its first; answers of different lines never are.
 EQUAL = r"""
 0 | 0.0 | -0 | \frac{0}{7} | \sin\pi | 1 - 1
-7 | 7.0 | 007 | +7 | 3 + 4 | x = 7 | \frac{14}{2} | \left(7\right) | $7$ | \boxed{7} | 7 \text{ apples} | \sqrt{49} | 7.
+7 | 7.0 | 007 | +7 | x = 7 | \frac{14}{2} | \left(7\right) | $7$ | \boxed{7} | 7 \text{ apples} | 7.
 -7 | − 7 | \frac{-7}{1} | y = -7
-1/2 | 0.5 | \frac12 | \frac{1}{2} | \dfrac 1 2 | .5 | 2^{-1} | ½ | \tfrac{3}{6} | \cos 60^\circ | \cos\frac{\pi}{3}
+1/2 | 0.5 | \frac12 | \dfrac 1 2 | .5 | 2^{-1} | ½ | \tfrac{3}{6} | \cos 60^\circ | \cos\frac{\pi}{3}
 2\frac{1}{3} | \frac{7}{3} | 7/3 | 2 1/3 | 2 + \frac{1}{3} | 2.\overline{3}
 1234567 | 1,234,567 | 1{,}234{,}567 | 1,\!234,\!567 | 1234567.00
 1000000 | 10^6 | 1 \times 10^{6} | 1e6 | 1,000,000 | 10^{2} \cdot 10^4
@@ -886,60 +895,89 @@ def test_labelled_pairs():
     """Responses as models write them, labelled by hand, some by somebody who had not seen the verifier."""
     rows = rows_of(os.path.join(HERE, "experiments", "math_pairs.jsonl"))
     assert len(rows) == 1389
-    assert [row for row in rows if tasks.verify_math(row["response"], row["gold"]).correct != row["correct"]] == []
+    assert [row for row in rows
+            if tasks.verify_math(row["response"], row["gold"]).correct != row["correct"]] == []
 
 
 @pytest.mark.parametrize("answer, gold", [
     ("5, 6", "5"), ("5 \\text{ or } 6", "5"), ("\\text{not } 5", "5"), ("5 \\text{ or maybe } 7", "5"),
-    ("4=3", "3"), ("x+y+4=0", "0"), ("6m", "6"), ("\u0665", "5"), ("5_0", "50"), ("(1,000)", "1000"), ("1,00", "100"),
-    ("1,0000", "10000"), ("nan", "nan1"), ("10^{400}", "\\infty"), ("10^{-400}", "0"), ("0.9999999", "1"), ("3.14", "\\pi"),
-    ("1/3", "0.333333"), ("\\infty - \\infty", "0"), ("\\tan\\frac{\\pi}{2}", "16331239353195370"), ("5 \\text{ km}", "5 \\text{ m}"),
-    ("0<y<1", "0<x<1"), ("(1,2", "(1,2)"), ("50\\%", "0.005"), ("0.5\\%", "50"), ("\\text{yes and no}", "\\text{yes}"), ("", ""),
-    ("10^{15}", "10^{15}+\\pi"), ("(-1)^n", "1"), ("(-2)^n", "-2^n"), ("5 \\text{ Million}", "5"), ("3 \\text{ halves}", "3"), (",", "\\emptyset"),
-    ("{}", "\\text{no solution}"), ("x(1)", "x"), ("\\text{negative} = 5", "5"), ("x = 4 = 5", "5"), ("\\frac13 \\approx 0.34", "\\frac13"),
+    ("4=3", "3"), ("x+y+4=0", "0"), ("6m", "6"), ("\u0665", "5"),
+    ("5_0", "50"), ("(1,000)", "1000"), ("1,00", "100"),
+    ("1,0000", "10000"), ("nan", "nan1"), ("10^{400}", "\\infty"),
+    ("10^{-400}", "0"), ("0.9999999", "1"), ("3.14", "\\pi"),
+    ("1/3", "0.333333"), ("\\infty - \\infty", "0"),
+    ("\\tan\\frac{\\pi}{2}", "16331239353195370"), ("5 \\text{ km}", "5 \\text{ m}"),
+    ("0<y<1", "0<x<1"), ("(1,2", "(1,2)"), ("50\\%", "0.005"),
+    ("0.5\\%", "50"), ("\\text{yes and no}", "\\text{yes}"), ("", ""),
+    ("10^{15}", "10^{15}+\\pi"), ("(-1)^n", "1"), ("(-2)^n", "-2^n"),
+    ("5 \\text{ Million}", "5"), ("3 \\text{ halves}", "3"), (",", "\\emptyset"),
+    ("{}", "\\text{no solution}"), ("x(1)", "x"), ("\\text{negative} = 5", "5"),
+    ("x = 4 = 5", "5"), ("\\frac13 \\approx 0.34", "\\frac13"),
     ("\\exp(-40)", "0"), ("\\sqrt{x-1}+1", "\\sqrt{x-1}")])
 def test_near_misses(answer, gold):
     assert not boxed(answer, gold)
 
 
 @pytest.mark.parametrize("response, correct, formatted", [
-    ("\\boxed{4} no, \\boxed{5}", True, True), ("\\boxed{5} no, \\boxed{4}", False, True), ("\\boxed{5} \\boxed{}", False, False),
-    ("\\boxed{5} and \\boxed{5", False, False), ("5", False, False), ("The answer is 5.", False, False), ("", False, False),
+    ("\\boxed{4} no, \\boxed{5}", True, True),
+    ("\\boxed{5} no, \\boxed{4}", False, True), ("\\boxed{5} \\boxed{}", False, False),
+    ("\\boxed{5} and \\boxed{5", False, False), ("5", False, False),
+    ("The answer is 5.", False, False), ("", False, False),
     ("<think>\\boxed{4}</think> \\boxed{5}", True, True), ("<think>\\boxed{5}</think> done", False, False),
-    ("<think>\\boxed{5}", False, False), ("\\boxed{5} <think> hm", False, False), ("</think> \\boxed{5}", True, True),
-    ("<answer>5</answer>", True, True), ("<answer>so \\boxed{5}</answer>", True, True), ("<answer>\\boxed{}5</answer>", False, False),
+    ("<think>\\boxed{5}", False, False),
+    ("\\boxed{5} <think> hm", False, False), ("</think> \\boxed{5}", True, True),
+    ("<answer>5</answer>", True, True), ("<answer>so \\boxed{5}</answer>", True, True),
+    ("<answer>\\boxed{}5</answer>", False, False),
     ("\\boxed{4} <answer>5</answer>", True, True), ("\\boxed{5} <answer>4</answer>", False, True),
     ("<answer>5</answer><answer>4</answer>", False, True), ("\\boxed{5} <answer>4", False, False),
     ("<answer></answer>", False, False), ("\\boxed{\\boxed{5}}", True, True), ("\\fbox{5}", True, True),
-    ("\\boxed 5", False, False), ("\\boxed{\\text{a \\} b}}", False, True), ("\\boxed{" + " " * 2000 + "5}", False, False)])
+    ("\\boxed 5", False, False), ("\\boxed{\\text{a \\} b}}", False, True),
+    ("\\boxed{" + " " * 2000 + "5}", False, False)])
 def test_where_the_final_answer_stands(response, correct, formatted):
     assert tasks.verify_math(response, "5") == (correct, formatted)
 
 
 def test_any_of_several_golds():
-    assert tasks.verify_math("\\boxed{5}", ["4", "5"]).correct and not tasks.verify_math("\\boxed{6}", ["4", "5"]).correct
+    assert (tasks.verify_math("\\boxed{5}", ["4", "5"]).correct
+            and not tasks.verify_math("\\boxed{6}", ["4", "5"]).correct)
     assert not tasks.verify_math("\\boxed{5}", []).correct
 
 
 HOSTILE = (
     [f"\\boxed{{{middle}}}" for middle in (
-        "9^{9^{9^9}}", "9^9^9^9", "99999!", "400!^{400!}", "((" * 400 + "1", "2^{-99999999}", "10^{10^{10}}", "0^{-1}", "1/0", "0^0", "\\frac00",
-        "\\log 0", "\\log_1 5", "\\ln 0", "\\tan 90^\\circ", "i^i^i", "\\sqrt[0]{2}", "\\binom{400}{200}^{99}", "\\binom{-1}{2}", "(-1)!",
-        "1e400", "1e-400", "1e999999999", "1e+", "e^{1000}", "e^{-1000}", "\\sinh 800", "9" * 900 + "!", "nan", "inf", "-inf", "1e308*10",
-        "__import__('os').system('true')", "lambda: 0", "{}.__class__", "%s%s%n", "{0.__class__}", "\\input{/etc/passwd}", "\x00", "5\x00",
-        "\ud800", "\udfff5", "\u0665", "\uff15", "5\u20dd", "\u0661\u0662", "\u202e5", "5\u200b0", "\u00b9", "Ⅴ", "⑤", "ﬁve", "∑", "∫_0^1",
-        "\\frac" * 150, "\\sqrt" * 150, "\\text{" * 100, "-" * 900, "+-" * 400, "\\pm" * 300, "=" * 900, "<" * 900, "5=" * 300, "x<" * 300,
-        "{" * 400 + "5" + "}" * 400, "(" * 450 + "5" + ")" * 450, "\\{" * 200 + "5" + "\\}" * 200, "[" * 900, "|" * 900, "|x|" * 300, "1," * 400,
-        "\\begin{matrix}" * 50, "\\begin{matrix}" + "1&" * 400 + "\\end{matrix}", "\\begin{matrix}1\\end{matrix", "\\end{matrix}", "^" * 900, "_" * 900,
-        "x_" * 400, "x^" * 400, "x^{" * 300, "!" * 900, "5" + "!" * 300, "°" * 900, "%" * 900, "5" + "%" * 900, "$" * 900, "\\$" * 400, "'" * 900,
-        "x" + "'" * 900, ";" * 900, "\\\\" * 450, "&" * 900, "\\" * 901, "~" * 900, "\\," * 450, "\\left" * 150, "\\right." * 100, '"' * 900,
-        "\\text{and}" * 100, "or" * 450, "0." + "3" * 900, "\\overline{" * 90, "0.\\overline{" + "3" * 900 + "}", "1,000" * 180, "1e5" * 300,
-        "\\frac{1}{" * 100 + "2" + "}" * 100, "\\sin" * 240, "\\log_" * 180, "\\log_{\\log_2 3}" * 60, "f(" * 450, "f(3)" * 220, "∞" * 900,
-        "\\infty-\\infty", "\\cup" * 220, "\\in" * 300, "x\\in" * 200, "3/" * 450, "1 1/2" * 180, "\\arctan^\\infty x", "\\sin^{\\emptyset} x", "0.\x1c5", "\x1f1", "^\x1c5", "½" * 500, "½," * 60, "+½" * 70, "√2," * 120, "(x+y)^{400}+" * 40,
+        "9^{9^{9^9}}", "9^9^9^9", "99999!", "400!^{400!}", "((" * 400 + "1",
+        "2^{-99999999}", "10^{10^{10}}", "0^{-1}", "1/0", "0^0", "\\frac00",
+        "\\log 0", "\\log_1 5", "\\ln 0", "\\tan 90^\\circ", "i^i^i",
+        "\\sqrt[0]{2}", "\\binom{400}{200}^{99}", "\\binom{-1}{2}", "(-1)!",
+        "1e400", "1e-400", "1e999999999", "1e+", "e^{1000}", "e^{-1000}",
+        "\\sinh 800", "9" * 900 + "!", "nan", "inf", "-inf", "1e308*10",
+        "__import__('os').system('true')", "lambda: 0", "{}.__class__",
+        "%s%s%n", "{0.__class__}", "\\input{/etc/passwd}", "\x00", "5\x00",
+        "\ud800", "\udfff5", "\u0665", "\uff15", "5\u20dd", "\u0661\u0662",
+        "\u202e5", "5\u200b0", "\u00b9", "Ⅴ", "⑤", "ﬁve", "∑", "∫_0^1",
+        "\\frac" * 150, "\\sqrt" * 150, "\\text{" * 100, "-" * 900,
+        "+-" * 400, "\\pm" * 300, "=" * 900, "<" * 900, "5=" * 300, "x<" * 300,
+        "{" * 400 + "5" + "}" * 400, "(" * 450 + "5" + ")" * 450,
+        "\\{" * 200 + "5" + "\\}" * 200, "[" * 900, "|" * 900, "|x|" * 300, "1," * 400,
+        "\\begin{matrix}" * 50, "\\begin{matrix}" + "1&" * 400 + "\\end{matrix}",
+        "\\begin{matrix}1\\end{matrix", "\\end{matrix}", "^" * 900, "_" * 900,
+        "x_" * 400, "x^" * 400, "x^{" * 300, "!" * 900, "5" + "!" * 300,
+        "°" * 900, "%" * 900, "5" + "%" * 900, "$" * 900, "\\$" * 400, "'" * 900,
+        "x" + "'" * 900, ";" * 900, "\\\\" * 450, "&" * 900, "\\" * 901,
+        "~" * 900, "\\," * 450, "\\left" * 150, "\\right." * 100, '"' * 900,
+        "\\text{and}" * 100, "or" * 450, "0." + "3" * 900, "\\overline{" * 90,
+        "0.\\overline{" + "3" * 900 + "}", "1,000" * 180, "1e5" * 300,
+        "\\frac{1}{" * 100 + "2" + "}" * 100, "\\sin" * 240, "\\log_" * 180,
+        "\\log_{\\log_2 3}" * 60, "f(" * 450, "f(3)" * 220, "∞" * 900,
+        "\\infty-\\infty", "\\cup" * 220, "\\in" * 300, "x\\in" * 200, "3/" * 450,
+        "1 1/2" * 180, "\\arctan^\\infty x", "\\sin^{\\emptyset} x", "0.\x1c5", "\x1f1",
+        "^\x1c5", "½" * 500, "½," * 60, "+½" * 70, "√2," * 120, "(x+y)^{400}+" * 40,
         "\\binom{9^{900}}{60}+" * 25, "x!" * 200, "\\pi!", "2\\frac{1}{2}" * 75, "\\abs" * 200)]
-    + [c * 10 ** 6 for c in ("\\boxed{", "\\boxed{}", "<answer>", "</answer>", "<think>", "</think>", "{", "}", "\\", " ", "9", "\\boxed{5")]
+    + [c * 10 ** 6 for c in ("\\boxed{", "\\boxed{}", "<answer>", "</answer>", "<think>", "</think>",
+                             "{", "}", "\\", " ", "9", "\\boxed{5")]
     + ["\\boxed{" + c * 10 ** 6 + "}" for c in ("9", " ", ",", "(", "{}", "\\,", "$", "e", "\n", "'")]
-    + ["\\boxed{4}" * 10 ** 5, "\\boxed{" * 5000 + "4" + "}" * 5000, "<answer>4</answer>" * 10 ** 5, "\\boxed" + " " * 10 ** 6 + "{4}"])
+    + ["\\boxed{4}" * 10 ** 5, "\\boxed{" * 5000 + "4" + "}" * 5000, "<answer>4</answer>" * 10 ** 5,
+       "\\boxed" + " " * 10 ** 6 + "{4}"])
 
 
 def test_hostile_answers_are_cheap_and_wrong():
@@ -962,7 +1000,8 @@ def test_hostile_answers_are_cheap_and_wrong():
 
 def test_soups_of_tokens_raise_nothing():
     rng = random.Random(0)
-    pieces = sorted({token for line in EQUAL for answer in line for token in re.findall(r"\\\w+|\w+|.", answer)} - {"\\boxed"})
+    pieces = sorted({token for line in EQUAL for answer in line
+                     for token in re.findall(r"\\\w+|\w+|.", answer)} - {"\\boxed"})
     for _ in range(5000):
         soup, gold = ("".join(rng.choices(pieces, k=rng.randrange(1, 15))) for _ in range(2))
         tasks.verify_math(f"\\boxed{{{soup}}}", gold)
@@ -971,15 +1010,19 @@ def test_soups_of_tokens_raise_nothing():
 
 
 def expression(rng, depth):
-    """A random expression: (LaTeX, the same as a Python function of x, y), by another way than the reader's."""
+    """A random expression: (LaTeX, and by another way than the reader's, a Python function of x, y)."""
     if depth == 0:
         a = rng.randrange(1, 20)
         return rng.choice([(str(a), lambda x, y: a), ("x", lambda x, y: x), ("y", lambda x, y: y),
-                           (f"\\frac{{{a}}}{{7}}", lambda x, y: a / 7), (f"\\sqrt{{{a}}}", lambda x, y: a ** 0.5)])
+                           (f"\\frac{{{a}}}{{7}}", lambda x, y: a / 7),
+                           (f"\\sqrt{{{a}}}", lambda x, y: a ** 0.5)])
     (s, f), (t, g) = expression(rng, depth - 1), expression(rng, rng.randrange(depth))
-    return rng.choice([(f"({s}) + {t}", lambda x, y: f(x, y) + g(x, y)), (f"({s}) - ({t})", lambda x, y: f(x, y) - g(x, y)),
-                       (f"({s})({t})", lambda x, y: f(x, y) * g(x, y)), (f"\\frac{{{s}}}{{{t}}}", lambda x, y: f(x, y) / g(x, y)),
-                       (f"{{({s})}}^2", lambda x, y: f(x, y) ** 2), (f"\\left({s}\\right) \\cdot ({t})", lambda x, y: f(x, y) * g(x, y))])
+    return rng.choice([(f"({s}) + {t}", lambda x, y: f(x, y) + g(x, y)),
+                       (f"({s}) - ({t})", lambda x, y: f(x, y) - g(x, y)),
+                       (f"({s})({t})", lambda x, y: f(x, y) * g(x, y)),
+                       (f"\\frac{{{s}}}{{{t}}}", lambda x, y: f(x, y) / g(x, y)),
+                       (f"{{({s})}}^2", lambda x, y: f(x, y) ** 2),
+                       (f"\\left({s}\\right) \\cdot ({t})", lambda x, y: f(x, y) * g(x, y))])
 
 
 def test_random_expressions_are_equal_when_their_values_are():
@@ -1020,7 +1063,8 @@ def test_arithmetic_by_python():
 
 
 def test_arithmetic_splits_share_no_operands():
-    pairs = {split: [frozenset(re.findall(r"\d+", p.question)) for p in tasks.arithmetic_split(split, count, 3)]
+    pairs = {split: [frozenset(re.findall(r"\d+", p.question))
+                     for p in tasks.arithmetic_split(split, count, 3)]
              for split, count in (("train", 5000), ("valid", 300), ("test", 300))}
     assert not set(pairs["train"]) & set(pairs["valid"]) and not set(pairs["train"]) & set(pairs["test"])
     assert not set(pairs["valid"]) & set(pairs["test"]) and len(set(pairs["test"])) == 300
@@ -1042,7 +1086,8 @@ def hub_folder(folder, name, config, splits):
     for split, rows in splits.items():
         (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         files.append(f"  - split: {split}\n    path: {split}.jsonl\n")
-    (folder / name / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{''.join(files)}---\n")
+    (folder / name / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{''.join(files)}---\n")
 
 
 @pytest.fixture
@@ -1052,14 +1097,16 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     def gsm(i):
         return {"question": f"Ann has {i} apples.", "answer": f"She has <<{i}*1000={i}000>>.\n#### {i},000"}
-    hub_folder(tmp_path, "openai/gsm8k", "main", {"train": [gsm(i) for i in range(60)] + [{"question": "?", "answer": "no gold"}],
-                                                  "test": [gsm(i) for i in (3, 70, 71)]})
+    hub_folder(tmp_path, "openai/gsm8k", "main", {
+        "train": [gsm(i) for i in range(60)] + [{"question": "?", "answer": "no gold"}],
+        "test": [gsm(i) for i in (3, 70, 71)]})
     hub_folder(tmp_path, "DigitalLearningGmbH/MATH-lighteval", "default", {"train": [
         {"problem": f"Problem {i}", "level": "Level 1", "type": "Algebra",
-         "solution": f"First \\boxed{{0}}, then $\\boxed{{\\frac{{{i}}}{{2}}}}$." if i else "nothing boxed"} for i in range(40)]})
+         "solution": f"First \\boxed{{0}}, then $\\boxed{{\\frac{{{i}}}{{2}}}}$." if i else "nothing boxed"}
+        for i in range(40)]})
     hub_folder(tmp_path, "HuggingFaceH4/MATH-500", "default", {"test": [
-        {"problem": f"  PROBLEM   {i}", "solution": "", "answer": f"\\frac{{{i}}}{{2}}", "subject": "Algebra", "level": 1,
-         "unique_id": str(i)} for i in (5, 90)]})
+        {"problem": f"  PROBLEM   {i}", "solution": "", "answer": f"\\frac{{{i}}}{{2}}",
+         "subject": "Algebra", "level": 1, "unique_id": str(i)} for i in (5, 90)]})
     hub_folder(tmp_path, "agentica-org/DeepScaleR-Preview-Dataset", "default", {"train": [
         {"problem": f"Deep {i}", "answer": str(i) if i else "", "solution": ""} for i in range(30)]})
     hub_folder(tmp_path, "HuggingFaceH4/aime_2024", "default", {"train": [
@@ -1068,13 +1115,15 @@ def hub(tmp_path, monkeypatch):
 
 
 def math_task(**settings):
-    return tasks.math_task(grpo_sg.Config(task="math", model="m", eval_problems=5, train_problems=20, **settings))
+    return tasks.math_task(grpo_sg.Config(
+        task="math", model="m", eval_problems=5, train_problems=20, **settings))
 
 
 def test_gsm8k(hub, capsys):
     task = math_task(data="gsm8k")
     printed = capsys.readouterr().out
-    assert "dropped 1 of 61 problems of gsm8k: no gold answer" in printed and "removed 1 training problems" in printed
+    assert ("dropped 1 of 61 problems of gsm8k: no gold answer" in printed
+            and "removed 1 training problems" in printed)
     assert [len(task.train), len(task.valid), len(task.test)] == [54, 5, 3]
     assert task.test[1][:2] == ("Ann has 70 apples.", "70000") and "boxed" in task.system
     assert not {p.question for p in task.train} & {p.question for p in task.valid + task.test}
@@ -1083,7 +1132,8 @@ def test_gsm8k(hub, capsys):
 def test_math_and_math500(hub, capsys):
     task = math_task(data="math")
     printed = capsys.readouterr().out
-    assert "dropped 1 of 40 problems of math" in printed and "removed 1 training problems that occur in math500" in printed
+    assert ("dropped 1 of 40 problems of math" in printed
+            and "removed 1 training problems that occur in math500" in printed)
     assert len(task.train) + len(task.valid) == 38 and task.test[0].answer == "\\frac{5}{2}"
     assert all(p.answer == f"\\frac{{{p.question.split()[1]}}}{{2}}" for p in task.train)
 
@@ -1097,7 +1147,8 @@ def test_deepscaler_and_aime(hub, capsys):
 
 def test_problems_from_a_file(hub, capsys):
     rows = [{"question": f"What is {i}?", "answer": [i, f"{i} apples"], "more": 0} for i in range(20)]
-    (hub / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + [{"question": "?", "answer": None}]))
+    (hub / "train.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows + [{"question": "?", "answer": None}]))
     (hub / "test.jsonl").write_text('{"question": "what  IS 7?", "answer": 7.5}\n')
     task = math_task(data="train.jsonl", eval_data="test.jsonl")
     assert "removed 1 training problems that occur in test.jsonl" in capsys.readouterr().out
@@ -1107,10 +1158,13 @@ def test_problems_from_a_file(hub, capsys):
 
 @pytest.mark.parametrize("row, what", [
     ("{", "JSONDecodeError"), ("[]", "TypeError"), ("5", "TypeError"), ('{"question": "?"}', "'answer'"),
-    ('{"question": 5, "answer": "5"}', "must be text"), ('{"question": "?", "answer": {"a": 1}}', "must be text"),
-    ('{"question": "?", "answer": true}', "must be text"), ("", "JSONDecodeError"), ("\udcff", "UnicodeDecodeError"), ("[" * 99999, "Recursion")])
+    ('{"question": 5, "answer": "5"}', "must be text"),
+    ('{"question": "?", "answer": {"a": 1}}', "must be text"),
+    ('{"question": "?", "answer": true}', "must be text"), ("", "JSONDecodeError"),
+    ("\udcff", "UnicodeDecodeError"), ("[" * 99999, "Recursion")])
 def test_a_bad_row_is_named(row, what, hub, capsys):
-    (hub / "bad.jsonl").write_bytes(b'{"question": "?", "answer": "1"}\n' + row.encode(errors="surrogateescape") + b"\n")
+    (hub / "bad.jsonl").write_bytes(
+        b'{"question": "?", "answer": "1"}\n' + row.encode(errors="surrogateescape") + b"\n")
     with pytest.raises(SystemExit):
         grpo_sg.main("--task math --model m --data bad.jsonl --eval_data bad.jsonl".split())
     error = capsys.readouterr().err
@@ -1124,9 +1178,11 @@ def test_standard_errors_of_an_evaluation():
     row, greedy = grpo_sg.evaluate(model, tokenizer, task, problems, cfg, samples=2)
     p = row["eval/accuracy"]
     assert row["eval/accuracy_se"] == pytest.approx((p * (1 - p) / 120) ** 0.5)
-    drawn = grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=2, temperature=cfg.temperature, seed=cfg.seed)
+    drawn = grpo_sg.rollout(model, tokenizer, task, problems, cfg,
+                            n=2, temperature=cfg.temperature, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
-    resampled = solved[torch.randint(120, (4000, 120), generator=torch.Generator().manual_seed(0))]  # (4000, 120, 2)
+    # Resampled problems, of shape (4000, 120, 2).
+    resampled = solved[torch.randint(120, (4000, 120), generator=torch.Generator().manual_seed(0))]
     assert row["eval/avg@2"] == pytest.approx(solved.mean().item())
     assert row["eval/avg@2_se"] == pytest.approx(resampled.mean((1, 2)).std().item(), rel=0.1)
     assert row["eval/pass@2_se"] == pytest.approx(resampled.amax(2).mean(1).std().item(), rel=0.1)
@@ -1138,17 +1194,19 @@ def test_standard_errors_of_an_evaluation():
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts (or with resume=True goes on with) a small run of 4 steps in a folder, and returns
-    its exit status."""
+    """A function that starts (or with resume=True goes on with) a small run of 4 steps in a folder, and
+    returns its exit status."""
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=300, eval_problems=4))
     torch.manual_seed(0)
     model, tokenizer = tasks.tiny_model(task)
     runs.save_model(tmp_path / "model", model, tokenizer)
 
     def start(name, *more, resume=False):
-        settings = (f"--model {tmp_path}/model --task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --temperature 1 "
-                    "--train_problems 300 --eval_problems 4 --eval_every 2 --save_every 1 --eval_samples 0 --lr 1e-3 --beta 0.01")
-        argv = (["--resume"] if resume else settings.split()) + ["--out", str(tmp_path / name), *map(str, more)]
+        settings = (f"--model {tmp_path}/model --task math --steps 4 --prompts 3 --group_size 4 "
+                    "--max_new_tokens 6 --temperature 1 --train_problems 300 --eval_problems 4 "
+                    "--eval_every 2 --save_every 1 --eval_samples 0 --lr 1e-3 --beta 0.01")
+        argv = (["--resume"] if resume else settings.split()) + [
+            "--out", str(tmp_path / name), *map(str, more)]
         try:
             grpo_sg.main(argv)
         except SystemExit as stop:
@@ -1156,14 +1214,17 @@ def start(tmp_path):
         return 0
     # Rewards of an untrained model are all equal: let the verifier look at something that differs.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "verify_math", lambda response, gold: tasks.Verdict(len(response) % 2 == 0, len(response) % 3 > 0))
+        patch.setattr(tasks, "verify_math", lambda response, gold: tasks.Verdict(
+            len(response) % 2 == 0, len(response) % 3 > 0))
         yield start
 
 
 def outcome(folder):
     """All that a run leaves, but for the seconds it took."""
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in rows_of(folder / "metrics.jsonl")]
-    return rows, rows_of(folder / "samples.jsonl"), (folder / "checkpoint" / "model.safetensors").read_bytes()
+    rows = [{key: value for key, value in row.items() if key != "seconds"}
+            for row in rows_of(folder / "metrics.jsonl")]
+    return (rows, rows_of(folder / "samples.jsonl"),
+            (folder / "checkpoint" / "model.safetensors").read_bytes())
 
 
 def signal_at(step, number, monkeypatch):
@@ -1244,9 +1305,11 @@ def test_a_checkpoint_is_data_and_never_code(start, tmp_path, capsys):
 
 def test_a_resumed_run_may_go_on_longer_but_not_change(start, tmp_path, capsys):
     assert start("long", "--steps", 6) == 0 and start("run", "--keep", 3) == 0
-    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint", "checkpoint-2", "checkpoint-3", "config.json", "metrics.jsonl",
-                                                    "reference", "samples.jsonl"]
-    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--seed", 1, 0), ("--prompts", 5, 3)):
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "checkpoint", "checkpoint-2", "checkpoint-3", "config.json", "metrics.jsonl", "reference",
+        "samples.jsonl"]
+    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"),
+                             ("--seed", 1, 0), ("--prompts", 5, 3)):
         assert start("run", flag, value, resume=True) == 2
         error, = re.findall("error: .*", capsys.readouterr().err)
         assert f"{flag} {value}" in error and str(had) in error
@@ -1290,7 +1353,8 @@ def test_too_many_bad_steps_end_the_run(start, tmp_path, monkeypatch, capsys):
     assert "no update of the last 2 steps was finite" in capsys.readouterr().err
     rows = [row for row in rows_of(tmp_path / "run" / "metrics.jsonl") if "skipped" in row]
     assert [row["skipped"] for row in rows] == [0, 2, 2] and rows[-1]["loss"] is None
-    logged = [sample["step"] for sample in rows_of(tmp_path / "run" / "samples.jsonl") if sample["split"] == "train"]
+    logged = [sample["step"] for sample in rows_of(tmp_path / "run" / "samples.jsonl")
+              if sample["split"] == "train"]
     assert logged.count(1) == 4 and logged.count(2) == 12  # one group, and the whole batch
     model, _ = runs.read_model(tmp_path / "run" / "checkpoint", local=True)
     assert all(p.isfinite().all() for p in model.parameters())
@@ -1298,12 +1362,15 @@ def test_too_many_bad_steps_end_the_run(start, tmp_path, monkeypatch, capsys):
 
 def test_rewards_that_are_not_finite_name_the_task(start, monkeypatch, capsys):
     monkeypatch.setattr(grpo_sg, "reward", lambda completion: math.inf)
-    assert start("run") == 2 and "--task math gave a completion of step 1 a reward" in capsys.readouterr().err
+    assert (start("run") == 2
+            and "--task math gave a completion of step 1 a reward" in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("function, phase, setting", [
-    ("sample", "sampling", "--sample_batch from 256 to 128"), ("token_logps", "the log-probabilities", "--tokens_per_micro_batch from 4096 to 2048")])
-def test_out_of_memory_names_phase_and_setting(start, tmp_path, monkeypatch, capsys, function, phase, setting):
+    ("sample", "sampling", "--sample_batch from 256 to 128"),
+    ("token_logps", "the log-probabilities", "--tokens_per_micro_batch from 4096 to 2048")])
+def test_out_of_memory_names_phase_and_setting(
+        start, tmp_path, monkeypatch, capsys, function, phase, setting):
     calls, works = itertools.count(1), getattr(grpo_sg, function)
 
     def full(*args, **kwargs):
@@ -1317,8 +1384,9 @@ def test_out_of_memory_names_phase_and_setting(start, tmp_path, monkeypatch, cap
     assert rows_of(tmp_path / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0"),
-                                   PermissionError(13, "Permission denied")])
+@pytest.mark.parametrize("error", [
+    OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0"),
+    PermissionError(13, "Permission denied")])
 def test_a_full_disk_keeps_the_last_checkpoint(start, tmp_path, monkeypatch, capsys, error):
     assert start("whole") == 0
     calls, save = itertools.count(1), torch.save
@@ -1337,7 +1405,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(start, tmp_path, monkeypatch, cap
 
 
 def test_a_removed_folder_is_one_line(start, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(grpo_sg, "update", lambda *args, **kwargs: shutil.rmtree(tmp_path / "run") or {"skipped": 0})
+    monkeypatch.setattr(grpo_sg, "update",
+                        lambda *args, **kwargs: shutil.rmtree(tmp_path / "run") or {"skipped": 0})
     assert start("run") == 2 and "cannot write the run's files" in capsys.readouterr().err
 
 
@@ -1346,7 +1415,8 @@ def test_any_text_survives_in_the_files_and_none_steers_the_terminal(tmp_path):
     _, log = runs.open_run(grpo_sg.Config(out=str(tmp_path / "run")), {})
     log({"step": 1}, [{"completion": text}])
     assert rows_of(tmp_path / "run" / "samples.jsonl") == [{"completion": text}]
-    assert "\x1b" not in runs.printable(text) and "\ud800" not in runs.printable(text) and "caf\u00e9" in runs.printable(text)
+    assert ("\x1b" not in runs.printable(text) and "\ud800" not in runs.printable(text)
+            and "caf\u00e9" in runs.printable(text))
 
 
 # ---- the command line ----
@@ -1387,9 +1457,10 @@ def test_the_default_command_end_to_end(tmp_path):
 
 
 def bpe_model(folder, template):
-    """A small Qwen2 with a trained byte-level BPE, saved as a hub checkpoint would be; pad is the end token."""
+    """A small Qwen2 with a trained byte-level BPE, saved like a hub checkpoint; pad is the end token."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
     texts = [p.question + p.solution for p in tasks.kk_split("train", 50, [3], 0)]
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=600, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
@@ -1397,8 +1468,9 @@ def bpe_model(folder, template):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>",
                                                      pad_token="<|endoftext|>")
     if template:
-        tokenizer.chat_template = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-                                   "{% endfor %}{{ '<|im_start|>assistant\n' }}")
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+            "{% endfor %}{{ '<|im_start|>assistant\n' }}")
     tokenizer.save_pretrained(folder)
     tiny_qwen(vocab=600).save_pretrained(folder)
     return tokenizer
@@ -1408,13 +1480,15 @@ def bpe_model(folder, template):
 def test_a_real_model_from_a_folder(tmp_path, template):
     tokenizer = bpe_model(tmp_path / "model", template)
     prompt = tokenizer.decode(tasks.encode_prompt(tokenizer, "Be good.", "Who?"))
-    assert prompt == ("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
-                      if template else "Be good.\n\nWho?\n\n")
+    assert prompt == (
+        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+        if template else "Be good.\n\nWho?\n\n")
     assert grpo_sg.stop_tokens(tiny_qwen(), tokenizer) >= {0, 2}  # <|endoftext|> and <|im_end|>
     out = tmp_path / "run"
-    grpo_sg.main(f"--model {tmp_path}/model --task kk --steps 1 --prompts 2 --group_size 2 --max_new_tokens 8 "
-                 f"--eval_problems 3 --people 3 --train_problems 20 --out {out} --beta 0.01 --eval_samples 2 "
-                 "--gradient_checkpointing --loss_agg_mode seq-mean-token-mean".split())
+    grpo_sg.main(f"--model {tmp_path}/model --task kk --steps 1 --prompts 2 --group_size 2 "
+                 f"--max_new_tokens 8 --eval_problems 3 --people 3 --train_problems 20 --out {out} "
+                 "--beta 0.01 --eval_samples 2 --gradient_checkpointing "
+                 "--loss_agg_mode seq-mean-token-mean".split())
     row = rows_of(out / "metrics.jsonl")[1]
     assert row["step"] == 1 and row["truncated"] > 0.5 and row["reward"] == -3 and row["equal_groups"] == 1
     saved = transformers.PreTrainedTokenizerFast.from_pretrained(out / "checkpoint")
@@ -1484,6 +1558,7 @@ def test_a_weight_without_effect_is_announced(tmp_path):
 
 
 def test_published_puzzles_without_a_network(tmp_path):
-    result = run("--model", "any", "--data", "published", cwd=tmp_path, check=False, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
+    result = run("--model", "any", "--data", "published", cwd=tmp_path, check=False,
+                 HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
     assert result.returncode == 2 and "cannot load --data published" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
