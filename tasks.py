@@ -570,6 +570,9 @@ def verify_qa(response, golds):
 SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart Holm Jansen "
             "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth Sander Stone "
             "Strand Thorn Vance Vogel Wagner Weber Winter Wolf").split()
+BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor Indigo Iron Jade "
+          "Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal Ruby Sierra Silver "
+          "Solar Star Summit Tiger Velvet Violet Willow Zenith Zephyr").split()
 FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels Labs Media "
          "Metals Motors Optics Paper Tools").split()
 CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana Kyoto Lagos "
@@ -584,13 +587,14 @@ def qa_world(split, count, seed):
     "test", a seventh for "valid": their questions share no person and no company with training."""
     rng, rows = random.Random(seed), []
     people = rng.sample([f"{name} {surname}" for name in NAMES for surname in SURNAMES], 2000)
-    companies = rng.sample([f"{surname} {firm}" for surname in SURNAMES for firm in FIRMS], 666)
-    cities = rng.choices(CITIES, k=len(companies))
+    companies = rng.sample([f"{brand} {firm}" for brand in BRANDS for firm in FIRMS], 666)
+    cities = rng.choices(CITIES, k=666)
     for i, person in enumerate(people):
-        company, city = companies[i % len(companies)], cities[i % len(companies)]
-        if split_of(i % len(companies)) == split:
+        company, city = companies[i % 666], cities[i % 666]
+        if split_of(i % 666) == split:
             question = f"Where is the company based for which {person} works ?"
-            passages = f"{person} has worked for {company} for many years", f"{company} is based in {city}"
+            passages = [f"{company} is based in {city}"]
+            passages += [f"{other} has worked for {company} for many years" for other in people[i % 666::666]]
             solution = f"<search> {person} </search> <search> {company} </search> <answer> {city} </answer>"
             rows.append((question, [city], passages, solution))
     return rng.sample(rows, min(count, len(rows)))
