@@ -89,7 +89,8 @@ def rows_of(name, sets, read, *arguments):
     """The rows of one of the sets, called with the arguments, or of a .jsonl file, without blank golds and
     without the rows that have no other; prints how many these are."""
     if name not in sets and not name.endswith(".jsonl"):
-        raise ValueError(f"{name} is not one of synthetic, {', '.join(sets)}, or a file that ends in .jsonl")
+        names = ", ".join({"synthetic": None, **sets})
+        raise ValueError(f"{name} is not one of {names}, or a file that ends in .jsonl")
     found = [(question, [gold for gold in golds if gold and gold.strip()], *more) for question, golds, *more
              in (sets[name](*arguments) if name in sets else jsonl(name, read))]
     kept = [row for row in found if row[1]]

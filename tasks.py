@@ -619,7 +619,7 @@ def qa_task(cfg):
         rows = data.rows_of(name, sets, data.qa_row, split, count, cfg.seed)
         pool.update((passage, None) for row in rows for passage in row[2])
         return [Problem(question, golds, *solution) for question, golds, _, *solution in rows]
-    if cfg.data == eval_data and cfg.data not in sets:
+    if cfg.data == eval_data and cfg.data.endswith(".jsonl"):
         raise ValueError("name a set or another file to test on, --eval_data")
     if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
         raise ValueError("the tiny model can only read synthetic problems: add --model")

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import grpo_sg
 import runs
@@ -652,7 +652,6 @@ def test_correct_and_formatted_are_apart():
 
 
 def test_hostile_responses_are_cheap():
-    import time
     n = 200_000
     for text in ["<think>" * n, " " * n + "x", "<answer>" * n, answered("Mira is a knight " * n),
                  answered(" " * n),
@@ -772,7 +771,6 @@ def test_distribution_of_puzzles():
 
 
 def test_five_thousand_puzzles_a_second():
-    import time
     def speed():
         rng, started = random.Random(0), time.perf_counter()
         for _ in range(300):
@@ -1187,6 +1185,362 @@ def test_standard_errors_of_an_evaluation():
     assert row["eval/avg@2_se"] == pytest.approx(resampled.mean((1, 2)).std().item(), rel=0.1)
     assert row["eval/pass@2_se"] == pytest.approx(resampled.amax(2).mean(1).std().item(), rel=0.1)
     assert row["eval/truncated@2"] == sum(c.truncated for c in drawn) / 240
+
+
+# ---- question answering: the search, the verifier, the turns ----
+
+def slow_bm25(passages, query, k1=1.2, b=0.75):
+    """Scores by the textbook, passage by passage and word by word, in double precision."""
+    texts = [re.findall(r"\w+", passage.lower()) for passage in passages]
+    average = sum(map(len, texts)) / len(texts)
+    scores = []
+    for text in texts:
+        score = 0.0
+        for word in re.findall(r"\w+", query.lower()):
+            n = sum(word in other for other in texts)
+            tf = text.count(word)
+            idf = math.log(1 + (len(texts) - n + 0.5) / (n + 0.5))
+            score += idf * tf * (k1 + 1) / (tf + k1 * (1 - b + b * len(text) / average))
+        scores.append(score)
+    return scores
+
+
+def test_search_against_the_textbook():
+    rng = random.Random(0)
+    words = [f"word{i}" for i in range(30)]
+    passages = [" ".join(rng.choices(words, k=rng.randrange(1, 20))) for _ in range(60)]
+    search = tasks.bm25(passages)
+    for _ in range(200):
+        query = " ".join(rng.choices(words + ["unknown"], k=rng.randrange(1, 6)))
+        scores, best = slow_bm25(passages, query), search(query, 5)
+        expected = sorted(scores, reverse=True)[:5]
+        assert [scores[i] for i in best] == pytest.approx([score for score in expected if score > 0])
+        assert len(set(best)) == len(best)
+
+
+def test_what_is_folded_is_found():
+    search = tasks.bm25(["Søren lives in Łódź", "Zürich–Oerlikon", "nothing"])
+    assert search("LODZ", 3) == [0] and search("soren", 3) == [0] and search("zurich oerlikon", 3) == [1]
+
+
+@pytest.mark.parametrize("text, line", [
+    ("<search> Ada </search>", "Doc 1: Ada wrote it"),
+    ("x <search>a</search> <search>ada</search>", "Doc 1: Ada"),
+    ("<search></search>", "Nothing was found"), ("<search> \n </search>", "Nothing was found"),
+    ("<search>zzz \ud800 \x00</search>", "Nothing was found"),
+    ("ada </search>", "To search, write <search>"),
+    ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it"),
+    ("<search>" + "<search>" * 9999 + "ada</search>", "Doc 1: Ada wrote it")])
+def test_every_query_has_a_clear_answer(text, line):
+    observed = tasks.search_tool(["Ada wrote it", "Bob read it"])(text)
+    assert line in observed
+    assert observed.startswith("\n<information>\n") and observed.endswith("\n</information>")
+
+
+def test_a_thousand_searches_a_second():
+    rows = [row for split in ("train", "valid", "test") for row in tasks.qa_world(split, 9999, 0)]
+    passages = list(dict.fromkeys(passage for row in rows for passage in row[2]))
+    assert len(rows) == 2000 and len(passages) == 2666
+    started, search = time.perf_counter(), tasks.bm25(passages)
+    assert time.perf_counter() - started < 3
+    started = time.perf_counter()
+    for question, *_ in rows[:500]:
+        search(question, 3)
+    assert time.perf_counter() - started < 1  # twice the time that a thousand a second would take
+
+
+def test_the_world_needs_two_searches_and_its_splits_share_nobody():
+    names = {}
+    for split in ("train", "valid", "test"):
+        rows = tasks.qa_world(split, 9999, 7)
+        queries = [re.findall(r"<search> (.*?) </search>", solution) for *_, solution in rows]
+        names[split] = [set(column) for column in zip(*queries)]
+        assert rows[:5] == tasks.qa_world(split, 9999, 7)[:5]
+        for (question, golds, passages, _), (person, company) in zip(rows, queries):
+            assert person in question and company not in question and golds[0] not in question
+            assert f"{person} has worked for {company} for many years" in passages
+            assert f"{company} is based in {golds[0]}" in passages
+    for one, other in itertools.combinations(names.values(), 2):
+        assert not one[0] & other[0] and not one[1] & other[1]
+    cfg = grpo_sg.Config(task="qa", train_problems=9999, eval_problems=9999)
+    task = tasks.qa_task(cfg)
+    alone = ["based in " + p.answer[0] in task.observe(f"<search>{p.question}</search>") for p in task.train]
+    assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
+    for problem in task.train[:100]:
+        for turn in tasks.turns(task, problem.solution)[:-1]:
+            seen = task.observe(turn)
+        assert f"is based in {problem.answer[0]}" in seen.split("\n")[2]
+        assert task.verify(problem.solution, problem.answer) == (True, True)
+
+
+@pytest.mark.parametrize("answer, golds", [
+    ("Paris", ["Paris"]), ("the  paris.", ["Paris"]), ("PARIS", ["Rome", "Paris"]), ("Beyonce", ["Beyoncé"]),
+    ("Saint\u2013Étienne", ["saint etienne"]), ("Jean-Luc", ["Jean Luc"]), ("e-mail", ["email"]),
+    ("The Beatles", ["Beatles"]), ("A", ["A"]), ("The The", ["the the"]), ("U.S.", ["US"]), ("!!!", ["!!!"]),
+    ("1,000", ["1000"]), ("1990\u20131995", ["1990-1995"]), ("Łódź", ["Lodz"]), ("O\u2019Neil", ["O'Neil"]),
+    ("$5 million", ["5 million"]), ("Straße", ["strasse"]), ("한국", ["한국"]), ("yes", ["Yes"])])
+def test_right_answers_to_questions(answer, golds):
+    assert tasks.verify_qa(f"<think>ok</think> <answer> {answer} </answer>", golds) == (True, True)
+    for gold in golds:
+        assert tasks.verify_qa(f"<answer>{gold}</answer><|im_end|>", golds) == (True, True)
+
+
+@pytest.mark.parametrize("answer, golds", [
+    ("", ["A"]), (" ", ["the"]), ("the", ["A"]), (".", ["A"]), ("Paris or Rome", ["Paris"]),
+    ("Paris, Rome", ["Paris"]), ("Paris Rome Paris", ["Paris"]), ("not Paris", ["Paris"]),
+    ("Pari", ["Paris"]),
+    ("P\u0430ris", ["Paris"]), ("3.5", ["35"]), ("3-5", ["35"]), ("-35", ["35"]), ("1,5", ["15"]),
+    ("vitamin", ["Vitamin A"]), ("한", ["하"]), ("Paris", []), ("paris " * 99, ["Paris"]), ("!", ["?"]),
+    ("3/5", ["35"]), ("Paris?" * 9, ["Paris"])])
+def test_wrong_answers_to_questions(answer, golds):
+    assert not tasks.verify_qa(f"<answer>{answer}</answer>", golds).correct
+
+
+GOOD_QA = "<think>Who?</think><search>capital</search><think>So.</think><answer>Paris</answer>"
+
+
+@pytest.mark.parametrize("response, verdict", [
+    (GOOD_QA, (True, True)), ("<answer>Paris</answer>\n<|endoftext|>", (True, True)),
+    ("Paris", (False, False)), ("<answer>Paris", (False, False)), ("Paris</answer>", (False, False)),
+    ("<answer>Rome</answer> <answer>Paris</answer>", (True, False)),  # only the last block counts,
+    ("<answer>Paris</answer> <answer>Rome</answer>", (False, False)),  # and there should be one
+    ("<answer>Paris</answer> <answer></answer>", (False, False)),
+    ("<answer>Paris</answer> <answer>", (False, False)),
+    ("<answer>Paris</answer> or Rome", (True, False)), ("<answer>Rome</answer>", (False, True)),
+    ("<answer><answer>Paris</answer></answer>", (True, False)),
+    ("<information>Doc 1: Paris</information><answer>Paris</answer>", (True, False)),
+    ("< Information >Doc 1: Paris</ information><answer>Paris</answer>", (True, False)),
+    ("\uff1cinformation\uff1eDoc 1: Paris<answer>Paris</answer>", (True, False)),
+    ("<information><answer>Paris</answer></information>", (False, False)),
+    ("<information><answer>Paris</answer>", (False, False)),
+    ("<answer>Rome</answer><information><answer>Paris</answer></information>", (False, False)),
+    ("<think><answer>Paris</answer></think>", (False, False)),
+    ("<think><answer>Paris</answer>", (False, False)),
+    ("<search><answer>Paris</answer></search>", (False, False)),
+    ("<ANSWER>Paris</ANSWER>", (False, False)),
+    ("<answer>Rome</answer><ANSWER>Paris</ANSWER>", (False, False)),
+    ("User: the capital?\n<answer>Paris</answer>", (True, False)),
+    ("<answer>Paris</answer><|im_end|><|im_start|>user\n<answer>Paris</answer>", (True, False))])
+def test_where_the_answer_to_a_question_stands(response, verdict):
+    assert tasks.verify_qa(response, ["Paris"]) == verdict
+
+
+def test_hostile_responses_to_questions_are_cheap():
+    n = 50_000
+    for text in ["<answer>" * n, "</answer>" * n, "<answer>" + "a " * n + "</answer>", "<think>" * n,
+                 "<answer>" + "-" * n + "</answer>", "<search>x</search>" * n, "<information" + " " * n,
+                 "\ud800" * n, "<answer>" + "\u0301" * n + "</answer>", "<think></think>" * n + "<answer>",
+                 "<" * n, "\x00" * n, "<answer>1" + ",000" * n + "</answer>", "< / " * n, "\n" * n + "user",
+                 "<answer>Paris"] + HOSTILE:
+        started = time.perf_counter()
+        assert not tasks.verify_qa(text, ["Paris", "9" * 99]).correct
+        assert time.perf_counter() - started < 0.5, text[:30]
+
+
+STOP = "</search>"
+
+
+def letters_tokenizer():
+    """Its tokens: the letters, and every part of "</search>", some with what may follow in one token."""
+    parts = {STOP[i:j] for i in range(9) for j in range(i + 1, 10)} | {">\n", "><", "h> ", STOP + "<a"}
+    letters = {chr(i) for i in range(32, 127)} | {"\n"}
+    vocabulary = {word: i for i, word in enumerate(["<|im_end|>", *sorted(letters | parts)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>", unk_token="a")
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    return tokenizer
+
+
+def conversation(monkeypatch, scripts, **settings):
+    """The completions of a rollout whose k-th row writes the token ids scripts[k][turn] in each turn, in
+    place of a model, and stops where the real sampler would."""
+    tokenizer, model = letters_tokenizer(), tiny_qwen(vocab=200)
+    model.generation_config.eos_token_id = 0
+    problems = [tasks.Problem(f"{k}|", ["x"]) for k in range(len(scripts))]
+    rows = [iter(script) for script in scripts]
+
+    def scripted(model, prompts, *, n, max_new_tokens, stop_ids, pauses, **_):
+        written = []
+        for prompt in prompts:
+            row = int(tokenizer.decode(prompt).split("|")[0])
+            turn = next(rows[row])[:max_new_tokens]
+            ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
+                    pauses and pauses(torch.tensor([turn[:t]])).item()]
+            written.append(turn[:ends[0]] if ends else turn)
+        return written
+    monkeypatch.setattr(grpo_sg, "sample", scripted)
+    task = tasks.Task("qa", "", problems, problems, problems, tasks.verify_qa, 0.0, stop_text=STOP,
+                      observe=lambda text: f"\n<information>\nabc {text.count(STOP)}\n</information>")
+    cfg = grpo_sg.Config(**{"max_turns": 2, "max_new_tokens": 60, "max_observation_tokens": 99, **settings})
+    completions = grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=1, temperature=1.0, seed=0)
+    return tokenizer, cfg, completions
+
+
+def test_a_call_is_seen_in_every_spelling(monkeypatch):
+    """All 256 ways to cut "</search>" into tokens, and some in which it ends in the middle of one."""
+    tokenizer = letters_tokenizer()
+    word, spell = tokenizer.get_vocab(), lambda text: tokenizer(text)["input_ids"]
+    spellings = [[STOP[i:j] for i, j in itertools.pairwise([0, *cuts, 9])]
+                 for k in range(9) for cuts in itertools.combinations(range(1, 9), k)]
+    spellings += [["</search", ">\n"], ["</", "search", "><"], ["</searc", "h> "], [STOP + "<a"]]
+    assert len(spellings) == 260
+    end = spell("<answer>x</answer>") + [0]
+    scripts = [[spell("<search>b") + [word[part] for part in spelling] + spell("never seen"), end]
+               for spelling in spellings]
+    _, cfg, completions = conversation(monkeypatch, scripts)
+    seen = spell("\n<information>\nabc 1\n</information>")
+    for c, (first, second), spelling in zip(completions, scripts, spellings):
+        first = first[:len(spell("<search>b")) + len(spelling)]  # as it was sampled, never tokenised again
+        assert c.tokens == first + seen + second
+        assert c.mask == [True] * len(first) + [False] * len(seen) + [True] * len(second)
+        assert c.calls == 1 and not c.truncated
+        assert c.text == "<search>b" + "".join(spelling) + "<answer>x</answer>"  # what the verifier reads
+        assert "abc 1" in c.whole and "information" not in c.text
+        assert c.solved
+
+
+def test_no_one_and_several_calls_and_their_limits(monkeypatch):
+    tokenizer = letters_tokenizer()
+    spell = lambda text: tokenizer(text)["input_ids"]
+    call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
+    _, cfg, (none, two, three, cut, long) = conversation(monkeypatch, [
+        [end], [call, call, end], [call, call, call + end], [spell("<search>" + "b" * 99)],
+        [call, spell("b" * 99)]], max_observation_tokens=16)
+    assert [c.calls for c in (none, two, three, cut, long)] == [0, 2, 2, 0, 1]
+    assert all(none.mask) and none.solved and two.solved
+    seen = spell("\n<information>\na") + spell("\n</information>")  # cut off, but for the last line
+    assert two.tokens == call + seen + call + seen + end
+    assert two.mask == [mine for turn, mine in ((call, True), (seen, False), (call, True), (seen, False),
+                                                (end, True)) for _ in turn]
+    assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
+    assert cut.truncated and len(cut.tokens) == cfg.max_new_tokens and not cut.formatted
+    assert long.truncated and sum(long.mask) == len(call) + cfg.max_new_tokens
+    assert grpo_sg.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
+    _, _, (closed,) = conversation(monkeypatch, [[call + end]], max_turns=0)
+    assert closed.calls == 0 and closed.tokens == call + end
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_only_the_policys_own_tokens_are_trained_on(mode, monkeypatch):
+    """One update against a loop over single tokens; pad, end, and a letter of the answers are one id."""
+    tokenizer = letters_tokenizer()
+    spell = lambda text: tokenizer(text)["input_ids"]
+    call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
+    scripts = [[end], [call, end], [call, call, end], [spell("hm") + [0]]]
+    _, cfg, completions = conversation(monkeypatch, scripts, updates=1, loss_agg_mode=mode, temperature=1.0,
+                                       shaping="none", grad_clip=1e9)
+    for c in completions:
+        c.tokens = [0 if not mine and t % 3 == 0 else t for t, mine in zip(c.tokens, c.mask)]
+    A = torch.tensor([1.0, -0.5, 2.0, -1.0])
+    _, after = stepped(tiny_qwen(vocab=200), completions, A, cfg)
+    model, loss = tiny_qwen(vocab=200), 0.0
+    count = sum(sum(c.mask) for c in completions)
+    for c, a in zip(completions, A):
+        ids = torch.tensor([c.prompt + c.tokens])
+        logps = model(input_ids=ids).logits[0].log_softmax(-1)
+        own = [logps[len(c.prompt) + t - 1, token] for t, token in enumerate(c.tokens) if c.mask[t]]
+        loss = loss - a * sum(own) / (count if mode == "token-mean" else len(own) * len(completions))
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert torch.allclose(after, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
+
+
+def test_pausing_ends_a_completion_and_changes_no_other():
+    model, g = tiny_qwen(), torch.Generator()
+    draw = dict(n=8, max_new_tokens=15, stop_ids={1}, temperature=2.0)
+    free = sample(model, [[5, 6], [7]], generator=g.manual_seed(3), **draw)
+    paused = sample(model, [[5, 6], [7]], generator=g.manual_seed(3), **draw,
+                    pauses=lambda drawn: drawn[:, -1] % 5 == 0)
+    for whole, part in zip(free, paused):
+        first = next((t for t, token in enumerate(whole) if token % 5 == 0), len(whole) - 1)
+        assert part == whole[:first + 1]
+    assert free != paused
+
+
+def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
+    cfg = grpo_sg.Config(task="qa", train_problems=50, eval_problems=20)
+    task = tasks.qa_task(cfg)
+    model, tokenizer = tasks.tiny_model(task)
+    problem = task.train[0]
+    tokens, mask = tasks.script(tokenizer, task, problem, problem.solution, cfg)
+    own = [token for token, mine in zip(tokens, mask) if mine]
+    assert tokenizer.decode(own) == problem.solution + " <|im_end|>"
+    assert tokenizer.decode(tokens).count("<information>") == 2 and "[UNK]" not in tokenizer.decode(tokens)
+    assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
+
+
+def test_training_with_a_tool_end_to_end(tmp_path, capsys):
+    """An untrained model, which calls the tool now and then; saving, resuming and the report."""
+    torch.manual_seed(0)
+    cfg = grpo_sg.Config(task="qa", train_problems=60, eval_problems=10)
+    runs.save_model(tmp_path / "model", *tasks.tiny_model(tasks.qa_task(cfg)))
+    grpo_sg.main(["--model", f"{tmp_path}/model", "--out", f"{tmp_path}/run", *(
+        "--task qa --steps 2 --prompts 4 --group_size 4 --train_problems 60 --eval_problems 10 "
+        "--eval_samples 0 --save_every 1 --max_new_tokens 40 --temperature 1 --beta 0.01").split()])
+    grpo_sg.main(["--resume", "--steps", "3", "--out", f"{tmp_path}/run"])
+    steps = [row for row in rows_of(tmp_path / "run" / "metrics.jsonl") if "reward" in row]
+    assert len(steps) == 3 and sum(row["tool_calls"] for row in steps) > 0
+    assert "One of them" in capsys.readouterr().out
+
+
+def qa_hub(i):
+    return {"id": str(i), "question": f"Where is {i}?", "answer": f"Town {i}", "type": "bridge",
+            "level": "hard", "supporting_facts": {"title": [f"T{i}"], "sent_id": [0]},
+            "context": {"title": [f"T{i}", "Common"],
+                        "sentences": [[f"It is in Town {i}.", " Yes."], ["Known."]]}}
+
+
+def test_hotpotqa(hub, capsys):
+    hub_folder(hub, "hotpotqa/hotpot_qa", "distractor", {
+        "train": [qa_hub(i) for i in range(60)], "validation": [qa_hub(i) for i in (3, 70, 71, 72)]})
+    task = tasks.qa_task(grpo_sg.Config(task="qa", model="m", data="hotpotqa", train_problems=50,
+                                        eval_problems=3))
+    assert [len(task.valid), len(task.test)] == [3, 3] and 46 <= len(task.train) <= 47
+    assert all(problem.answer == [f"Town {problem.question[9:-1]}"] for problem in task.train + task.test)
+    title = f"T{task.train[0].question[9:-1]}"
+    seen = task.observe(f"<search>{title}</search>")
+    assert f"Doc 1: (Title: {title}) It is in Town {title[1:]}. Yes." in seen
+    assert task.observe("<search>Common</search>").count("Doc ") == 1  # shared by all problems, kept once
+
+
+def test_questions_from_a_file(hub, capsys):
+    rows = [{"question": f"Where is {i}?", "answers": [f"Town {i}", i], "passages": [f"{i} is in Town {i}."]}
+            for i in range(20)]
+    (hub / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + [
+        {"question": "?", "answers": [], "passages": []}]))
+    (hub / "test.jsonl").write_text(json.dumps(rows[7]) + "\n")
+    task = tasks.qa_task(grpo_sg.Config(task="qa", model="m", data="train.jsonl", eval_data="test.jsonl"))
+    printed = capsys.readouterr().out
+    assert "dropped 1 of 21" in printed and "removed 1 training problems that occur in test.jsonl" in printed
+    assert len(task.train) + len(task.valid) == 19 and task.test[0].answer == ["Town 7", "7"]
+    assert "Town 12." in task.observe("<search> 12 </search>")
+
+
+@pytest.mark.parametrize("row, what", [
+    ({"question": "?", "answers": ["x"]}, "passages"),
+    ({"question": "?", "answers": ["x"], "passages": "x"}, "list"),
+    ({"question": "?", "answers": ["x"], "passages": [1]}, "list"),
+    ({"answers": [], "passages": []}, "question"),
+    ({"question": 1, "answers": [], "passages": []}, "text")])
+def test_a_bad_question_row_is_named(row, what, hub, capsys):
+    (hub / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SystemExit):
+        grpo_sg.main("--task qa --model m --data bad.jsonl --eval_data hotpotqa".split())
+    error = capsys.readouterr().err
+    assert "bad.jsonl, line 1" in error and what in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv, what", [
+    ("--data hotpotqa", "add --model"), ("--model m --data x.jsonl", "--eval_data"),
+    ("--model m --data gsm8k", "hotpotqa"), ("--max_turns -1", "0 or more")])
+def test_settings_that_do_not_fit_questions(argv, what, capsys):
+    with pytest.raises(SystemExit):
+        grpo_sg.main(f"--task qa {argv}".split())
+    error = capsys.readouterr().err
+    assert what in error and error.count("\n") == 1
 
 
 # ---- what can happen to a run ----
