@@ -162,7 +162,8 @@ def backward(side, model, rows):
     """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted micro-batches."""
     rng, vocabulary = random.Random(1), model.config.vocab_size
     lengths = [min(CAP, 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN))) for _ in range(rows)]
-    completions = [G.Completion(None, prompt, [rng.randrange(vocabulary) for _ in range(length)])
+    completions = [G.Completion(None, prompt, [rng.randrange(vocabulary) for _ in range(length)],
+                                mask=[True] * length)
                    for prompt, length in zip(draw_prompts(vocabulary, rows), lengths)]
     cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
     advantages = torch.tensor([(-1.0) ** i for i in range(rows)])
@@ -266,7 +267,7 @@ def bench_step(rounds):
 
         def reward(completions, completion_ids, **_):
             drawn[:] = map(len, completion_ids)
-            return [G.reward(G.Completion(None, [], ids, correct=verify(text, None).correct,
+            return [G.reward(G.Completion(None, [], ids, [], correct=verify(text, None).correct,
                                           formatted=ids[-1] == END))
                     for text, ids in zip(completions, completion_ids)]
         args = trl.GRPOConfig(
@@ -305,7 +306,7 @@ def sample_and_update(model, n, length):
     prompts, cfg = draw_prompts(model.config.vocab_size), G.Config(updates=1, temperature=1.0)
     with autocast():
         sampling, rows = timed(lambda: G.sample(model, prompts, n=n, max_new_tokens=length, stop_ids=[END]))
-    completions = [G.Completion(None, prompts[i // n], row) for i, row in enumerate(rows)]
+    completions = [G.Completion(None, prompts[i // n], row, [True] * len(row)) for i, row in enumerate(rows)]
     advantages = torch.tensor([(-1.0) ** i for i in range(len(rows))])
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0, fused=True)
     update, _ = timed(lambda: G.update(model, optimizer, completions, advantages, cfg))
