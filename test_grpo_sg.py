@@ -1916,3 +1916,118 @@ def test_published_puzzles_without_a_network(tmp_path):
                  HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
     assert result.returncode == 2 and "cannot load --data published" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
+
+
+# ---- bridges: skipped where the other engine is not installed ----
+
+def engine_weights(logps):  # of GRPO
+    return torch.ones_like(logps)
+
+
+def trl_trainer(folder, cls, loss_type, beta, accumulation, seed=0):
+    import datasets
+    import trl
+    model = tiny_qwen(vocab=len(WORDS), seed=seed, tie_word_embeddings=True)
+    model.save_pretrained(folder)
+    model.config._name_or_path = str(folder)  # whence TRL reads its reference model
+    args = trl.GRPOConfig(
+        output_dir=str(folder), max_steps=4, per_device_train_batch_size=8 // accumulation,
+        gradient_accumulation_steps=accumulation, generation_batch_size=16, num_generations=4,
+        max_completion_length=6, temperature=1.0, beta=beta, loss_type=loss_type, epsilon=0.2,
+        epsilon_high=0.24, use_bias_correction_kl=False, learning_rate=1e-2, use_cpu=True, bf16=False,
+        seed=5,
+        gradient_checkpointing=False, save_strategy="no", logging_strategy="no", report_to="none",
+        disable_tqdm=True)
+
+    def reward(completions, **_):
+        return [3.0 if "yes" in text.split() else -0.5 * len(text.split()) for text in completions]
+    questions = ["who", "what", "why why", "maybe"] * 2
+    return cls(model, reward, args, datasets.Dataset.from_dict({"prompt": questions}),
+               processing_class=word_tokenizer())
+
+
+@pytest.mark.parametrize("loss_type, beta, accumulation", [
+    ("dapo", 0.0, 1), ("dapo", 0.1, 2), ("grpo", 0.0, 2), ("grpo", 0.1, 1)])
+def test_trl_bridge(loss_type, beta, accumulation, tmp_path, monkeypatch):
+    trl = pytest.importorskip("trl")
+    from bridges import trl_grpo_sg
+    seen = []
+
+    class Watched(trl_grpo_sg.GRPOSGTrainer):
+        def _compute_loss(self, model, inputs):
+            loss = super()._compute_loss(model, inputs)
+            seen.append((loss.item(), self.by_hand(model, inputs)))
+            return loss
+
+        def by_hand(self, model, inputs):
+            """The same loss by grpo_sg_loss, from each row alone, without pads."""
+            mask, ids = inputs["completion_mask"].bool(), inputs["completion_ids"]
+            rows = []
+            for prompt, there, row in zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), ids):
+                whole = torch.cat([prompt[there], row])[None]
+                logps = model(input_ids=whole).logits[0, -len(row) - 1:-1].log_softmax(-1)
+                rows.append(logps.gather(1, row[:, None])[:, 0])
+            logps, old = torch.stack(rows), inputs.get("old_per_token_logps")
+            token_mean = loss_type == "dapo"
+            loss, _ = grpo_sg_loss(
+                logps, logps.detach() if old is None else old, inputs["advantages"], mask,
+                weights=token_weights(logps), ref_logps=inputs.get("ref_per_token_logps"), clip_high=0.24,
+                beta=beta, loss_agg_mode="token-mean" if token_mean else "seq-mean-token-mean",
+                denominator=inputs["num_items_in_batch"] / 2 if token_mean else 8)
+            return loss.item()
+    trl_trainer(tmp_path, Watched, loss_type, beta, accumulation).train()
+    assert len(seen) == 4 * accumulation
+    for theirs, ours in seen:
+        assert theirs == pytest.approx(ours, abs=1e-6)
+    weights = {}
+    monkeypatch.setattr(trl_grpo_sg, "token_weights", engine_weights)
+    for cls in (trl.GRPOTrainer, trl_grpo_sg.GRPOSGTrainer):
+        trainer = trl_trainer(tmp_path, cls, loss_type, beta, accumulation)
+        before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+        trainer.train()
+        weights[cls] = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        assert not torch.equal(before, weights[cls])
+    assert torch.equal(*weights.values())
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_verl_bridge(mode, beta, monkeypatch):
+    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.workers.config import ActorConfig
+
+    from bridges import verl_grpo_sg
+    logps, old, ref, A, mask, _ = batch()
+    A = A[:, None].expand_as(logps)
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2,
+                         clip_ratio_high=0.24, clip_ratio_c=1e9)
+
+    def theirs(name, logps, rows, denominator):
+        """The loss of some rows of the batch, as the actor puts it together."""
+        key = "batch_num_tokens" if mode == "token-mean" else "global_batch_size"
+        config.global_batch_info.update({key: denominator})
+        loss, _ = core.get_policy_loss_fn(name)(
+            old_log_prob=old[rows], log_prob=logps[rows], advantages=A[rows], response_mask=mask[rows],
+            loss_agg_mode=mode, config=config)
+        kl = core.kl_penalty(logprob=logps[rows], ref_logprob=ref[rows], kl_penalty="low_var_kl")
+        return loss + beta * core.agg_loss(kl, mask[rows], mode, **config.global_batch_info)
+    logps.requires_grad_()
+    ours, _ = grpo_sg_loss(logps, old, A, mask, weights=token_weights(logps), ref_logps=ref, clip_high=0.24,
+                           beta=beta, loss_agg_mode=mode)
+    expected, = torch.autograd.grad(ours, logps)
+    whole = mask.sum() if mode == "token-mean" else len(mask)
+    for parts in ([slice(None)], [slice(0, 1), slice(1, None)]):  # at once, or accumulated
+        loss = sum(theirs("grpo_sg", logps, rows, whole) for rows in parts)
+        assert loss.item() == pytest.approx(ours.item(), abs=1e-6)
+        assert torch.allclose(torch.autograd.grad(loss, logps)[0], expected, atol=1e-6)
+    monkeypatch.setattr(verl_grpo_sg, "token_weights", engine_weights)
+    steps = []
+    for name in ("vanilla", "grpo_sg"):
+        x = logps.detach().clone().requires_grad_()
+        optimizer = torch.optim.AdamW([x], 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            theirs(name, x, slice(None), whole).backward()
+            optimizer.step()
+        steps.append(x.detach())
+    assert torch.equal(*steps) and not torch.equal(steps[0], logps)
