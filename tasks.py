@@ -255,7 +255,8 @@ def kk_split(split, count, people, seed, *, brief=False):
 KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
 KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
 TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
-FAKE_TURN = re.compile(r"<\|[^<>|\s]{1,40}\|>|\[INST\]|(?:^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])[\s>*#]{0,8}"
+LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]{{0,8}}"
                        r"(?:user|human|assistant|system)\W{0,3}:", re.I)
 BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
@@ -472,13 +473,30 @@ QA_SYSTEM = ("Answer the question. Think inside <think> and </think>. To look so
              "the answer alone, a name or a few words, inside <answer> and </answer>, for example <answer> "
              "Ada Lovelace </answer>. Write nothing after that.")
 
-PLAIN = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i",
-                       **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")})
+ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")  # also Hebrew and Arabic points
+PLAIN = str.maketrans({
+    **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
+    "\u00e6": "ae", "\u0153": "oe", "\u00fe": "th",
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63", "-"),
+    **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})  # letters like apostrophes
 
 
 def fold(text):
-    """The text in lower case, without accents, and with one kind of hyphen."""
-    return re.sub("[\u0300-\u036f]", "", each_normalized("NFD", text.casefold())).translate(PLAIN)
+    """The text in lower case, without accents, with one kind of hyphen."""
+    return ACCENTS.sub("", each_normalized("NFD", text.casefold())).translate(PLAIN)
+
+
+def in_word(c):
+    return unicodedata.category(c)[0] in "LMN"  # letters, marks (the vowels of many scripts), numbers
+
+
+def filtered(text, keep, other=""):
+    """The text with `other` in place of each character c for which keep(c) is false."""
+    return text.translate({ord(c): other for c in set(text) if not keep(c)})
+
+
+def words_of(text):
+    return filtered(fold(text), in_word, " ").split()
 
 
 def bm25(passages, *, k1=1.2, b=0.75):
@@ -490,7 +508,7 @@ def bm25(passages, *, k1=1.2, b=0.75):
 
     which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never negative.
     """
-    counts = [Counter(re.findall(r"\w+", fold(passage))) for passage in passages]
+    counts = [Counter(words_of(passage)) for passage in passages]
     average = sum(count.total() for count in counts) / max(1, len(counts))
     entries, index = {}, {}  # word -> the passages that have it, and what it adds to their scores
     for i, count in enumerate(counts):
@@ -500,16 +518,16 @@ def bm25(passages, *, k1=1.2, b=0.75):
     for word, found in entries.items():
         numbers, parts = zip(*found)
         idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
-        index[word] = torch.tensor(numbers), idf * torch.tensor(parts)
+        index[word] = torch.tensor(numbers), idf * torch.tensor(parts, dtype=torch.float64)
 
     def search(query, most):
-        scores = torch.zeros(len(passages))
-        for word, times in Counter(re.findall(r"\w+", fold(query))).items():
+        scores = torch.zeros(len(passages), dtype=torch.float64)
+        for word, times in Counter(words_of(query)).items():
             if word in index:
                 numbers, parts = index[word]
                 scores[numbers] += times * parts
-        best = scores.topk(min(most, len(passages)))
-        return [i for i, score in zip(best.indices.tolist(), best.values.tolist()) if score > 0]
+        best = scores.argsort(descending=True, stable=True)[:most]  # of equal ones the first
+        return [i for i in best.tolist() if scores[i] > 0]
     return search
 
 
@@ -524,7 +542,8 @@ def search_tool(passages):
 
     def observe(text):
         _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
-        lines = found(query) if opened else ["To search, write <search> a few words </search>."]
+        called = opened and "</search>" not in query
+        lines = found(query) if called else ["To search, write <search> a few words </search>."]
         return "\n".join(["\n<information>", *lines, "</information>"])
     return observe
 
@@ -532,17 +551,19 @@ def search_tool(passages):
 def plain_answers(text):
     """The text as exact match sees it: folded, without punctuation, and without articles but a last one
     (vitamin A is not vitamin). In two forms: a hyphen may stand for a space or for nothing. Digits that a
-    sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and -35 are not 35."""
-    text, forms = re.sub(r"(?<=\d)(?:[-/:]|,(?!\d{3}(?!\d)))(?=\d)", " ", f" {fold(text)}"), set()
-    for hyphen in (" ", ""):
-        words = re.sub(r"(?<=\w)-+(?=\w)", hyphen, text)
-        words = re.sub(r"[^\w\s.-]|_|(?<!\d)\.|\.(?!\d)|(?<!\s)-|-(?!\d)", "", words)
-        forms.add(" ".join(re.sub(r"\b(?:a|an|the)\s+(?=\S)", "", words).split()))
+    sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not 35."""
+    text = fold(text)
+    words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", text)
+    words = filtered(words, lambda c: in_word(c) or c.isspace() or c in ".-")
+    words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
+    words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
+    words = re.sub(r"(?<!\S)(?:a|an|the)\s+(?=\S)", "", words)  # before hyphens go: A-10 is not 10
+    forms = {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}
     return forms - {""} or {text.strip()} - {""}
 
 
-OUTSIDE = re.compile(r"<(think|search|information)>.*?(?:</\1>|\Z)", re.S)
-QA_TAG = re.compile(r"<[\s/]*(?:answer|information)\b[^<>]*>?", re.I)
+OUTSIDE = re.compile(r"<\s*(think|search|information)\s*>.*?(?:<\s*/\s*\1\s*>|\Z)", re.S | re.I)
+QA_TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
 
 
 def verify_qa(response, golds):
@@ -559,20 +580,23 @@ def verify_qa(response, golds):
     answer, closed, _ = rest.partition("</answer>")
     if not (opened and closed and answer.strip()):
         return Verdict(False, False)
-    folded = each_normalized("NFKC", body)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(folded)]
-    formatted = (tags == ["<answer>", "</answer>"] and body.endswith("</answer>")
-                 and not FAKE_TURN.search(folded))
-    short = len(answer) <= 200 + 2 * max(map(len, golds), default=0)  # a bound on the work
-    return Verdict(short and any(plain_answers(answer) & plain_answers(gold) for gold in golds), formatted)
+    seen = filtered(each_normalized("NFKC", body),  # nothing hides behind what is not seen
+                    lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
+    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(seen)]
+    formatted = (tags == ["<answer>", "</answer>"] and body.endswith(f"<answer>{answer}</answer>")
+                 and not FAKE_TURN.search(seen))
+    if len(answer.strip()) > 200 + 2 * max(map(len, golds), default=0):  # a bound on the work
+        return Verdict(False, formatted)
+    forms = plain_answers(answer)
+    return Verdict(any(forms & plain_answers(gold) for gold in golds), formatted)
 
 
 SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart Holm Jansen "
             "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth Sander Stone "
             "Strand Thorn Vance Vogel Wagner Weber Winter Wolf").split()
-BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor Indigo Iron Jade "
-          "Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal Ruby Sierra Silver "
-          "Solar Star Summit Tiger Velvet Violet Willow Zenith Zephyr").split()
+BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor Indigo Iron "
+          "Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal Ruby Sierra "
+          "Silver Solar Star Summit Tiger Velvet Violet Willow Zenith Zephyr").split()
 FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels Labs Media "
          "Metals Motors Optics Paper Tools").split()
 CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana Kyoto Lagos "
@@ -593,8 +617,8 @@ def qa_world(split, count, seed):
         company, city = companies[i % 666], cities[i % 666]
         if split_of(i % 666) == split:
             question = f"Where is the company based for which {person} works ?"
-            passages = [f"{company} is based in {city}"]
-            passages += [f"{other} has worked for {company} for many years" for other in people[i % 666::666]]
+            staff = [f"{other} has worked for {company} for many years" for other in people[i % 666::666]]
+            passages = [f"{company} is based in {city}", *staff]
             solution = f"<search> {person} </search> <search> {company} </search> <answer> {city} </answer>"
             rows.append((question, [city], passages, solution))
     return rng.sample(rows, min(count, len(rows)))

@@ -1216,6 +1216,7 @@ def test_search_against_the_textbook():
         expected = sorted(scores, reverse=True)[:5]
         assert [scores[i] for i in best] == pytest.approx([score for score in expected if score > 0])
         assert len(set(best)) == len(best)
+    assert tasks.bm25(["alpha beta"] * 100)("alpha", 3) == [0, 1, 2]
 
 
 def test_what_is_folded_is_found():
@@ -1229,6 +1230,7 @@ def test_what_is_folded_is_found():
     ("<search></search>", "Nothing was found"), ("<search> \n </search>", "Nothing was found"),
     ("<search>zzz \ud800 \x00</search>", "Nothing was found"),
     ("ada </search>", "To search, write <search>"),
+    ("<search>ada</search> or ada</search>", "To search, write <search>"),
     ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it"),
     ("<search>" + "<search>" * 9999 + "ada</search>", "Doc 1: Ada wrote it")])
 def test_every_query_has_a_clear_answer(text, line):
@@ -1296,6 +1298,22 @@ def test_wrong_answers_to_questions(answer, golds):
     assert not tasks.verify_qa(f"<answer>{answer}</answer>", golds).correct
 
 
+@pytest.mark.parametrize("answer, gold, right", [
+    ("(-5)", "5", False), ("(-5)", "-5", True), ("-$5", "5", False), ("**-5**", "5", False),
+    ("\uff0d35", "35", False), (".5", "5", False), ("$.50", "$50", False), ("3\u00b75", "35", False),
+    ("3\u066b5", "35", False), ("1;2", "12", False), ("2+2", "22", False), ("5'10\"", "510", False),
+    ("5--3", "53", False), ("A-10", "10", False), ("A-ha", "Ha", False), ("the-rapist", "rapist", False),
+    ("\u30d1\u30ea", "\u30d0\u30ea", False),  # Paris and Bali, a voicing mark apart
+    ("\u0915\u093e\u0932\u093e", "\u0915\u0932\u0940", False), ("\u0e14\u0e35", "\u0e14\u0e34", False),
+    ("\u0926\u093f\u0932\u094d\u0932\u0940", "\u0926\u0932\u094d\u0932", False),
+    ("Hawai'i", "Hawai\u02bbi", True), ("Hawaii", "Hawai\u02bbi", True), ("\u0126amrun", "Hamrun", True),
+    ("July 4,1776", "July 4, 1776", True), ("1776/07/04", "17760704", False), ("12,345", "123,45", False),
+    ("\u22123.5", "-3.5", True), ("DIYARBAKIR", "Diyarbak\u0131r", True), ("STRAUSS", "Strau\u00df", True),
+    ("\u0301", "A", False)])
+def test_what_an_adversary_found(answer, gold, right):
+    assert tasks.verify_qa(f"<answer>{answer}</answer>", [gold]).correct == right
+
+
 GOOD_QA = "<think>Who?</think><search>capital</search><think>So.</think><answer>Paris</answer>"
 
 
@@ -1320,6 +1338,15 @@ GOOD_QA = "<think>Who?</think><search>capital</search><think>So.</think><answer>
     ("<ANSWER>Paris</ANSWER>", (False, False)),
     ("<answer>Rome</answer><ANSWER>Paris</ANSWER>", (False, False)),
     ("User: the capital?\n<answer>Paris</answer>", (True, False)),
+    ("<think>x</think>\n- User: where?\n<answer>Paris</answer>", (True, False)),
+    ("<think><inform\u200bation></think><answer>Paris</answer>", (True, False)),
+    ("<think><_information></think><answer>Paris</answer>", (True, False)),
+    ("<THINK><answer>Paris</answer></THINK>", (False, False)),
+    ("<Think>\n<answer>Paris</answer>", (False, False)),
+    ("<INFORMATION ><answer>Paris</answer></INFORMATION>", (False, False)),
+    ("<search>x</think><answer>Paris</answer>", (False, False)),
+    ("<answer>Par<think>x</think>is</answer>", (False, False)),
+    ("<answer>Paris<think>of France</think></answer>", (True, False)),
     ("<answer>Paris</answer><|im_end|><|im_start|>user\n<answer>Paris</answer>", (True, False))])
 def test_where_the_answer_to_a_question_stands(response, verdict):
     assert tasks.verify_qa(response, ["Paris"]) == verdict

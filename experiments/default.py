@@ -1,7 +1,6 @@
 """What `python grpo_sg.py --task TASK` reaches, over five seeds. Writes default_TASK.json beside this file.
 
-    python experiments/default.py kk        about ten minutes on two cores
-    python experiments/default.py math
+    python experiments/default.py kk        about ten minutes on two cores; or math, or qa
 """
 import json
 import os
@@ -19,14 +18,16 @@ for seed in range(5):
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         script = os.path.join(HERE, "..", "grpo_sg.py")
-        subprocess.run([sys.executable, script, "--task", TASK, "--seed", str(seed), "--out", f"{folder}/run"],
-                       check=True)
+        command = [sys.executable, script, "--task", TASK, "--seed", str(seed), "--out", f"{folder}/run"]
+        subprocess.run(command, check=True)
         rows = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
     test = [row for row in rows if row.get("split") == "test"]
+    curve = [round(row["accuracy"], 4) for row in rows if "reward" in row]
     runs.append({"seed": seed, "seconds": round(time.time() - started), "before": test[0], "after": test[1],
+                 "training_accuracy": curve,
                  "peak_mb": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)})
 with open(os.path.join(HERE, f"default_{TASK}.json"), "w") as f:
-    json.dump(runs, f, indent=1)
+    f.write("[" + ",\n".join(map(json.dumps, runs)) + "]\n")  # a run a line
 for key in ("eval/accuracy", "eval/avg@4"):
     for when in ("before", "after"):
         values = [run[when][key] for run in runs]

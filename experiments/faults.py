@@ -17,8 +17,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPT = os.path.join(HERE, "..", "grpo_sg.py")
-SMALL = ("--task math --prompts 4 --group_size 4 --train_problems 2000 --eval_problems 8 --eval_samples 0 --eval_every 5 "
-         "--save_every 1 --warmup_accuracy 0.1 --beta 0.01").split()
+SMALL = ("--task math --prompts 4 --group_size 4 --train_problems 2000 --eval_problems 8 --eval_samples 0 "
+         "--eval_every 5 --save_every 1 --warmup_accuracy 0.1 --beta 0.01").split()
 
 
 def start(out, *flags):
@@ -37,7 +37,8 @@ def last_step(out):
 def outcome(out):
     with open(f"{out}/metrics.jsonl") as file:
         rows = [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in file]
-    return rows, open(f"{out}/samples.jsonl").read(), open(f"{out}/checkpoint/model.safetensors", "rb").read()
+    with open(f"{out}/samples.jsonl") as samples, open(f"{out}/checkpoint/model.safetensors", "rb") as weights:
+        return rows, samples.read(), weights.read()
 
 
 def kill(folder, kills=25):
@@ -72,13 +73,13 @@ def kill(folder, kills=25):
 
 def long(folder, steps=2000):
     out = f"{folder}/long"
-    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8", "--warmup_accuracy", "0.2", "--eval_problems", "50",
-                "--save_every", "50")
-    memory = {}  # step: MB
+    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8", "--warmup_accuracy", "0.2",
+                "--eval_problems", "50", "--save_every", "50")
+    memory, page = {}, os.sysconf("SC_PAGE_SIZE")  # step: MB
     while run.poll() is None:
         time.sleep(1)
         with open(f"/proc/{run.pid}/statm") as file:
-            memory[last_step(out)] = round(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2 ** 20)
+            memory[last_step(out)] = round(int(file.read().split()[1]) * page / 2 ** 20)
     sizes = {os.path.relpath(path, out): os.path.getsize(path) for path in glob.glob(f"{out}/*.jsonl")}
     return {"steps": steps, "exit": run.returncode, "memory MB at step": memory, "bytes": sizes,
             "folders": sorted(name for name in os.listdir(out) if os.path.isdir(f"{out}/{name}"))}
