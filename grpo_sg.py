@@ -469,7 +469,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     with torch.no_grad():  # before any update; the first one's own pass is still that of the old policy
         for u, micro in [(u, micro) for u, batch in enumerate(batches) for micro in batch]:
             micro["old_logps"] = logps_of(model, micro) if u > 0 else None
-            micro["ref_logps"] = logps_of(reference, micro) if cfg.beta else None
+            micro["ref_logps"] = logps_of(reference, micro) if cfg.beta and reference is not None else None
     totals, norms, skipped = {}, [], 0
     for share, batch in zip(shares, batches):
         whole = 0.0

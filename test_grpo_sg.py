@@ -464,6 +464,12 @@ def test_update_against_one_plain_batch(mode):
     assert torch.allclose(weights, torch.cat([p.detach().flatten() for p in model.parameters()]), atol=1e-6)
 
 
+def test_beta_needs_a_reference():
+    model, completions, A, cfg = rolled(beta=0.1)
+    with pytest.raises(ValueError, match="needs ref_logps"):
+        stepped(model, completions, A, cfg)
+
+
 def test_first_update_has_ratio_exactly_one():
     model, completions, A, cfg = rolled(updates=1)
     stats, _ = stepped(model, completions, A, cfg)

@@ -255,8 +255,8 @@ def bench_step(rounds):
             CUDA and torch.cuda.synchronize()
             self.seconds = time.perf_counter() - self.started
 
-    def ours(model, cfg):
-        row, = G.train(model, tokenizer, task, cfg, lambda *_: None)
+    def ours(model, reference, cfg):
+        row, = G.train(model, tokenizer, task, cfg, lambda *_: None, reference=reference)
         cfg.seed += 1  # other completions in the next round
         return {"seconds": row["seconds"], "tokens": row["completion_tokens"] * P * N}
 
@@ -293,7 +293,7 @@ def bench_step(rounds):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             results[f"beta {beta}, updates {updates}"] = compare(f"step, beta {beta}, updates {updates}", {
-                "ours": functools.partial(ours, copy.deepcopy(model), cfg),
+                "ours": functools.partial(ours, copy.deepcopy(model), model, cfg),
                 "TRL, 8 rows": theirs(copy.deepcopy(model), folder, cfg, 8),
                 "TRL, one batch": theirs(copy.deepcopy(model), folder, cfg, P * N // updates)}, rounds)
     return results
