@@ -625,11 +625,11 @@ def qa_world(split, count, seed):
 
 
 def qa_demo(problem, rng):
-    """What the tiny model is warmed up on: the two searches and the answer, or as often one search and a
+    """What the tiny model is warmed up on: the two searches and the answer, or, more often, one search and a
     guess, a bad habit that fails. That the second search pays is left for reinforcement learning to find
     out."""
     first, guess = problem.solution.partition("</search>")[0], rng.choice(CITIES)
-    return problem.solution if rng.random() < 0.5 else f"{first}</search> <answer> {guess} </answer>"
+    return problem.solution if rng.random() < 0.3 else f"{first}</search> <answer> {guess} </answer>"
 
 
 def qa_task(cfg):

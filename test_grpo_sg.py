@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import statistics
@@ -1949,6 +1950,27 @@ def test_published_puzzles_without_a_network(tmp_path):
                  HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path))
     assert result.returncode == 2 and "cannot load --data published" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
+
+
+def readme_snippets():
+    with open(os.path.join(HERE, "README.md")) as file:
+        return [block for block in re.findall(r"```python\n(.*?)```", file.read(), re.S) if "main()" in block]
+
+
+@pytest.mark.parametrize("name", ["backwards", "add"])
+def test_the_readmes_own_tasks_run(name, tmp_path, monkeypatch, capsys):
+    """A task and a tool of one's own, as the README shows them: at most 15 lines, copied to a file and run."""
+    snippet, = [block for block in readme_snippets() if f'TASKS["{name}"]' in block]
+    assert snippet.count("\n") <= 18
+    (tmp_path / "mine.py").write_text(snippet)
+    monkeypatch.setattr(sys, "argv", ["mine.py", *(
+        f"--task {name} --steps 2 --prompts 2 --group_size 4 --warmup_accuracy 0.0001 --eval_samples 0 "
+        f"--max_new_tokens 12 --out {tmp_path}/run").split()])
+    runpy.run_path(str(tmp_path / "mine.py"))
+    del tasks.TASKS[name]
+    row = rows_of(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert row["split"] == "test" and (row["eval/tool_calls"] > 0) == (name == "add")
+    assert "100 test problems" in capsys.readouterr().out
 
 
 # ---- bridges: skipped where the other engine is not installed ----
