@@ -388,7 +388,7 @@ class Config:
     resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
     max_bad_steps: int = setting(5, "stop after so many steps in a row whose updates were all not finite")
     eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    warmup_accuracy: float = setting(0.58, "validation avg@4 that ends the tiny model's warm-up; math .4, qa .25")
+    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends the warm-up; see TINY_OF")
     seed: int = setting(0, "of everything that is random")
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 

@@ -37,8 +37,8 @@ def last_step(out):
 def outcome(out):
     with open(f"{out}/metrics.jsonl") as file:
         rows = [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in file]
-    with open(f"{out}/samples.jsonl") as samples, open(f"{out}/checkpoint/model.safetensors", "rb") as weights:
-        return rows, samples.read(), weights.read()
+    with open(f"{out}/samples.jsonl") as log, open(f"{out}/checkpoint/model.safetensors", "rb") as weights:
+        return rows, log.read(), weights.read()
 
 
 def kill(folder, kills=25):

@@ -4,10 +4,10 @@
 
 Counted are, for a model of N weights, L layers of width H and K key-value widths, and V words:
 always, 12 N bytes (float32 weights and AdamW's two averages), 4 N more for a reference policy (--beta);
-in an update, 4 N of gradients; for each token of a micro-batch 14 V for logits in bfloat16 and float32, their
-log-softmax and its gradient; and 40 L H for activations, or 2 L H and one layer's with checkpointing;
-while sampling, for each token of a completion in --sample_batch, 6 K L for the cache (keys stay float32 after
-their rotation, values are bfloat16), and as much again for one layer's copy.
+in an update, 4 N of gradients; for each token of a micro-batch 14 V for logits in bfloat16 and float32,
+their log-softmax and its gradient; and 40 L H for activations, or 2 L H and one layer's with checkpointing;
+while sampling, for each token of a completion in --sample_batch, 6 K L for the cache (keys stay float32
+after their rotation, values are bfloat16), and as much again for one layer's copy.
 A tenth of the GPU is left for all else.
 """
 import torch
