@@ -1494,6 +1494,19 @@ def test_pausing_ends_a_completion_and_changes_no_other():
     assert free != paused
 
 
+def test_turns_depend_on_the_seed_alone():
+    """Also with a tool, not on how many are sampled at once."""
+    model, tokenizer, task, cfg = toy(max_turns=3)
+    task = task._replace(stop_text="maybe", observe=lambda text: f"who {'why ' * len(text.split())}")
+    found = []
+    for size in (64, 64, 16, 1):
+        cfg.sample_batch = size
+        rolled = grpo_sg.rollout(model, tokenizer, task, task.train, cfg, n=16, temperature=1.0, seed=1)
+        found.append([(c.tokens, c.mask) for c in rolled])
+    assert all(other == found[0] for other in found)
+    assert {c.calls for c in rolled} >= {0, 1, 2} and max(c.calls for c in rolled) <= 3
+
+
 def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
     cfg = grpo_sg.Config(task="qa", train_problems=50, eval_problems=20)
     task = tasks.qa_task(cfg)

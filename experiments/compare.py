@@ -124,7 +124,8 @@ def show():
     for name in METHODS:
         means = {lr: statistics.fmean(row["avg@4"] for row in grid if (row["name"], row["lr"]) == (name, lr))
                  for lr in RATES}
-        print(f"grid   {name:<30}", {lr: round(value, 3) for lr, value in means.items()}, "best", rates[name])
+        means = {lr: round(value, 3) for lr, value in means.items()}
+        print(f"grid   {name:<30}", means, "best", rates[name])
     for part, base in (("help", "none"), ("traps", "sg")):
         rows = {}
         for row in results(part):

@@ -35,8 +35,9 @@ for name, verify in verifiers.items():
     for part, chosen in (("first 607", range(607)), ("other 782", range(607, len(rows)))):
         wrong = [rows[i]["correct"] for i in chosen if verdicts[name][i] != rows[i]["correct"]]
         median = 1e3 * statistics.median(seconds)
-        print(f"{name:<12} {part}: agrees on {1 - len(wrong) / len(chosen):.2%}, accepts {wrong.count(False)} "
-              f"wrong answers and rejects {wrong.count(True)} right ones; median {median:.2f} ms")
+        agreed = 1 - len(wrong) / len(chosen)
+        print(f"{name:<12} {part}: agrees on {agreed:.2%}, accepts {wrong.count(False)} wrong answers "
+              f"and rejects {wrong.count(True)} right ones; median {median:.2f} ms")
 for row, *pair in zip(rows, *verdicts.values()):
     if len(set(pair)) > 1 and "-v" in sys.argv:
         name, truth = ["verify_math", "math-verify"][pair[1]], ["wrong", "right"][row["correct"]]

@@ -34,7 +34,7 @@ def needs(shape, length, tokens, rows, checkpointing):
 def main():
     print("| model | completion | 16 GB | 24 GB | 80 GB |\n|---|---|---|---|---|")
     for name, shape in SHAPES.items():
-        for length in (1024, 2048, 4096):
+        for length in (1024, 4096):
             cells = []
             for memory in (16, 24, 80):
                 fits = [(tokens, rows, checkpointing)
