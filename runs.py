@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import tasks
 
 LOGS = "metrics.jsonl", "samples.jsonl"
-# What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding and,
-# by sample_batch, for the completions that are drawn at random.
+# What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding.
 MAY_CHANGE = {"resume", "out", "steps", "save_every", "keep", "eval_every", "max_bad_steps", "sample_batch",
               "tokens_per_micro_batch", "gradient_checkpointing"}
 

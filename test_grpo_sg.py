@@ -20,6 +20,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import data
 import grpo_sg
 import runs
 import tasks
@@ -1551,6 +1552,17 @@ def test_hotpotqa(hub, capsys):
     seen = task.observe(f"<search>{title}</search>")
     assert f"Doc 1: (Title: {title}) It is in Town {title[1:]}. Yes." in seen
     assert task.observe("<search>Common</search>").count("Doc ") == 1  # shared by all problems, kept once
+
+
+def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(monkeypatch):
+    import datasets
+
+    def load_dataset(*name, split, revision=None):
+        if revision is None:
+            raise RuntimeError("Dataset scripts are no longer supported, but found hotpot_qa.py")
+        return [(*name, split, revision)]
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert data.hub_rows("a/b", "c", split="train") == [("a/b", "c", "train", "refs/convert/parquet")]
 
 
 def test_questions_from_a_file(hub, capsys):
