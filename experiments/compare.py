@@ -9,8 +9,8 @@ A run takes about half a minute on one core, a warm start as much; start several
 Results are appended to compare.jsonl beside this file, a run a line.
 
 The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are
-sampled: three people, a warm-up that ends early, larger learning rates, and twice as many updates on a
-rollout as by default. Fixed beforehand, on validation problems alone: this regime, 40 steps, and the
+sampled: three people, a warm-up that ends early, and twice as many updates on a rollout as by default, of
+half as many prompts. Fixed beforehand, on validation problems alone: this regime, 40 steps, and the
 comparison that counts, sg against none in avg@4 on the test problems, over 20 paired seeds. The grid reads
 validation problems, of other seeds, only.
 """
@@ -33,8 +33,9 @@ import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
 
 PATH = os.path.join(HERE, "compare.jsonl")
-SETTINGS = "--task kk --warmup_accuracy 0.4 --steps 40 --updates 8 --eval_every 1000000 --out unused".split()
-RATES = 2.5e-4, 5e-4, 1e-3, 2e-3
+SETTINGS = ("--task kk --warmup_accuracy 0.25 --steps 40 --prompts 16 --updates 8 --eval_every 1000000 "
+            "--out unused").split()
+RATES = 1e-4, 2e-4, 4e-4
 METHODS = "none", "sg", "sg / mean", "ar", "reverse"
 TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another temperature"
 
