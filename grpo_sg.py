@@ -231,7 +231,7 @@ class Completion:
     tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
     mask: list[bool]         # of each token whether the policy wrote it; False in what a tool answered
     calls: int = 0           # of the tool
-    whole: str = ""          # the tokens decoded, without stop token and prompt
+    whole: str = ""          # the tokens decoded, without prompt and stop token; samples.jsonl has this
     text: str = ""           # of these what the policy wrote, which is all that the verifier reads
     truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
@@ -314,8 +314,8 @@ def graded(c, tokenizer, task, stops):
 
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
     """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
-    truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4..k. `_se` is the
-    standard error of a mean over the problems: what another draw of problems might change."""
+    truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4.. up to k. `_se` is
+    the standard error of a mean over the problems: what another draw of problems might change."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
     values = {"accuracy": [c.solved for c in greedy]}
@@ -350,8 +350,8 @@ def setting(default, help, choices=None):
 class Config:
     model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
     task: str = setting("kk", "what to learn", tasks.TASKS)
-    data: str = setting("synthetic", "published; gsm8k, math, deepscaler; hotpotqa; or FILE.jsonl")
-    eval_data: str = setting("", "gsm8k, math500, aime24; hotpotqa; FILE.jsonl; none: that of --data")
+    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; a .jsonl")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
     people: tuple = setting((3, 4, 5, 6, 7), "kk: sizes of puzzles, 2 to 8")
     brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
     shaping: str = setting("sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi",
@@ -374,8 +374,8 @@ class Config:
     temperature: float = setting(0.7, "of sampling and of all log-probabilities")
     max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped and counted")
     max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
-    max_turns: int = setting(2, "qa: searches that are answered; what follows them is the last turn")
-    max_observation_tokens: int = setting(500, "qa: the answer to a search is cut off here")
+    max_turns: int = setting(2, "calls of a tool that are answered; a completion has one turn more")
+    max_observation_tokens: int = setting(500, "the answer of a tool is cut off here, but for its last line")
     tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once; lower it to save memory")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
@@ -388,7 +388,7 @@ class Config:
     resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
     max_bad_steps: int = setting(5, "stop after so many steps in a row whose updates were all not finite")
     eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    warmup_accuracy: float = setting(0.58, "tiny model: validation avg@4 that ends the warm-up; see TINY_OF")
+    warmup_accuracy: float = setting(0.58, "avg@4 that ends the tiny model's warm-up (math .4, qa .25)")
     seed: int = setting(0, "of everything that is random")
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
@@ -549,7 +549,7 @@ def main(argv=None):
     except OSError as error:
         fail(f"cannot write the run's files: {error}")
     except KeyboardInterrupt:
-        fail("interrupted; if the run's folder has a checkpoint, --resume --out FOLDER goes on from it", 130)
+        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
 
 
 def run(cfg):

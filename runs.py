@@ -127,7 +127,12 @@ def command_line(fields, tiny, description, argv):
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
                             help=f"{field.metadata['help']} (default: {field.default}{own})")
     given = vars(parser.parse_args(argv))
-    return settings_to_resume(given) if given.get("resume") else given
+    given = settings_to_resume(given) if given.get("resume") else given
+    for field in fields:
+        choices = field.metadata["choices"]
+        if choices and given.get(field.name, field.default) not in choices:
+            fail(f"no --{field.name} {given[field.name]} here: start the script that defines it")
+    return given
 
 
 def settings_to_resume(given):
@@ -172,7 +177,7 @@ def save_checkpoint(out, step, model, tokenizer, optimizer, keep):
         os.rename(new, newest)
     except Exception as error:  # no space, no permission, no folder: each library has its own exception
         fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}); to go on from "
-             f"{(checkpoints(out) or ['none'])[0]}: python grpo_sg.py --resume --out {out}")
+             f"{(checkpoints(out) or ['none'])[0]}: python {sys.argv[0]} --resume --out {out}")
     for old in checkpoints(out)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -239,7 +244,7 @@ def checkpointer(out, model, tokenizer, cfg, received):
         if received or too_bad or step % cfg.save_every == 0 or step == cfg.steps:
             save_checkpoint(out, step, model, tokenizer, optimizer, cfg.keep)
         if received:
-            tqdm.write(f"stopped after step {step}; to go on: python grpo_sg.py --resume --out {out}")
+            tqdm.write(f"stopped after step {step}; to go on: python {sys.argv[0]} --resume --out {out}")
             raise SystemExit(128 + received[0])
         if too_bad:
             fail(f"no update of the last {bad_steps} steps was finite: see their rows and completions in "
@@ -269,7 +274,8 @@ def report(out, task):
     print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
     for key in [key for key in after if f"{key}_se" in after]:
         pair = [f"{row[key]:.3f} ± {row[key + '_se']:.3f}" for row in (before, after)]
-        print(f"  {key.removeprefix('eval/'):<10} {' -> '.join(pair)}")
+        name = key.removeprefix("eval/").replace("accuracy", "greedy")
+        print(f"  {name:<10} {' -> '.join(pair)}")
     print("during training, sampled:")
     for key in ("reward", "accuracy", "grad_norm", "completion_tokens"):
         print(f"  {key:<18}{sparkline([row[key] for row in rows if 'reward' in row])}")

@@ -70,9 +70,10 @@ def turns(task, text):
 
 
 def observation(tokenizer, task, text, most):
-    """Token ids of the tool's answer to the text: at most `most`, and the answer's last line, whole."""
-    body, _, last = task.observe(text).rpartition("\n")
-    body, last = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (body, f"\n{last}"))
+    """Token ids of the tool's answer to the text: at most `most`, and of several lines also the last."""
+    answer = task.observe(text)
+    body, newline, last = answer.rpartition("\n") if "\n" in answer else (answer, "", "")
+    body, last = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (body, newline + last))
     return body[:most] + last
 
 
