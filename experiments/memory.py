@@ -31,19 +31,22 @@ def needs(shape, length, tokens, rows, checkpointing):
     return update / 1e9, (12 * N + cache) / 1e9
 
 
+def largest(shape, length, memory):
+    """The settings that fit in `memory` GB, without checkpointing if possible, and of these the largest."""
+    fits = [(tokens, rows, checkpointing)
+            for tokens in (1024, 2048, 4096, 8192) for rows in (16, 32, 64, 128, 256, 512)
+            for checkpointing in (False, True)
+            if tokens >= length and max(needs(shape, length, tokens, rows, checkpointing)) <= 0.9 * memory]
+    best = max(fits, key=lambda fit: (not fit[2], fit[0], fit[1]), default=None)
+    return f"{best[0]}, {best[1]}{', gc' * best[2]}" if best else "no"
+
+
 def main():
-    print("| model | completion | 16 GB | 24 GB | 80 GB |\n|---|---|---|---|---|")
+    print("| completions of 1024 / 4096 tokens | 16 GB | 24 GB | 80 GB |\n|---|---|---|---|")
     for name, shape in SHAPES.items():
-        for length in (1024, 4096):
-            cells = []
-            for memory in (16, 24, 80):
-                fits = [(tokens, rows, checkpointing)
-                        for tokens in (1024, 2048, 4096, 8192) for rows in (16, 32, 64, 128, 256, 512)
-                        for checkpointing in (False, True) if tokens >= length
-                        and max(needs(shape, length, tokens, rows, checkpointing)) <= 0.9 * memory]
-                best = max(fits, key=lambda fit: (not fit[2], fit[0], fit[1]), default=None)
-                cells.append(f"{best[0]}, {best[1]}{', gc' * best[2]}" if best else "no")
-            print(f"| {name} | {length} | {' | '.join(cells)} |")
+        cells = [" / ".join(largest(shape, length, memory) for length in (1024, 4096))
+                 for memory in (16, 24, 80)]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
