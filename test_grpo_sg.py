@@ -1517,6 +1517,8 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
     own = [token for token, mine in zip(tokens, mask) if mine]
     assert tokenizer.decode(own) == problem.solution + " <|im_end|>"
     assert tokenizer.decode(tokens).count("<information>") == 2 and "[UNK]" not in tokenizer.decode(tokens)
+    company = problem.solution.split("<search> ")[2].split(" </search>")[0]
+    assert f"Doc 1: {company} is based in {problem.answer[0]}" in tokenizer.decode(tokens)
     assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
 
 
@@ -1979,14 +1981,15 @@ def test_published_puzzles_without_a_network(tmp_path):
 
 def readme_snippets():
     with open(os.path.join(HERE, "README.md")) as file:
-        return [block for block in re.findall(r"```python\n(.*?)```", file.read(), re.S) if "main()" in block]
+        blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+    return [block for block in blocks if "main()" in block]
 
 
 @pytest.mark.parametrize("name", ["backwards", "add"])
 def test_the_readmes_own_tasks_run(name, tmp_path, monkeypatch, capsys):
-    """A task and a tool of one's own, as the README shows them: at most 15 lines, copied to a file and run."""
+    """A task and a tool of one's own, as the README shows them, copied to a file and run."""
     snippet, = [block for block in readme_snippets() if f'TASKS["{name}"]' in block]
-    assert snippet.count("\n") <= 18
+    assert len([line for line in snippet.split("\n") if line.strip()]) <= 15
     (tmp_path / "mine.py").write_text(snippet)
     monkeypatch.setattr(sys, "argv", ["mine.py", *(
         f"--task {name} --steps 2 --prompts 2 --group_size 4 --warmup_accuracy 0.0001 --eval_samples 0 "
