@@ -272,7 +272,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     completions = [Completion(problem, prompt, tokens=[], mask=[]) for problem, prompt in pairs]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
-    def calls(drawn):  # looks at the text: a call ends in many spellings, also in the middle of a token
+    def ends_a_call(drawn):  # by the text: it ends in many spellings, also in the middle of a token
         tails = drawn[:, -len(task.stop_text.encode()):].tolist()
         texts = tokenizer.batch_decode(tails)
         return torch.tensor([task.stop_text in text for text in texts], device=device)
@@ -285,11 +285,10 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
                   torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
                 sampled += sample(model, contexts[i:i + at_once], n=each, max_new_tokens=cfg.max_new_tokens,
                                   stop_ids=stops, temperature=temperature, generator=generator,
-                                  pauses=calls if turns_left else None)
+                                  pauses=ends_a_call if turns_left else None)
         for c, tokens in zip(live, sampled):
             c.tokens, c.mask = c.tokens + tokens, c.mask + [True] * len(tokens)
-        live = [c for c, tokens in zip(live, sampled)
-                if turns_left and task.stop_text in tokenizer.decode(tokens)]
+        live = [c for c, tokens in zip(live, sampled) if turns_left and ends_a_call(torch.tensor([tokens]))]
         if not live:
             break
         for c in live:
@@ -472,19 +471,19 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
             micro["ref_logps"] = logps_of(reference, micro) if cfg.beta and reference is not None else None
     totals, norms, skipped = {}, [], 0
     for share, batch in zip(shares, batches):
-        whole = 0.0
+        whole, count = 0.0, size(share)
         for micro in batch:
             logps, old = logps_of(model, micro), micro["old_logps"]
             loss, stats = grpo_sg_loss(
                 logps, logps.detach() if old is None else old, micro["advantages"], micro["mask"],
                 weights=shaping_weights(logps, **{k: settings[k] for k in WEIGHT_SETTINGS}),
-                ref_logps=micro["ref_logps"], denominator=size(share),
+                ref_logps=micro["ref_logps"], denominator=count,
                 **{k: settings[k] for k in ("clip_low", "clip_high", "beta", "loss_agg_mode")})
             with runs.gpu_memory("the backward pass", cfg, "tokens_per_micro_batch"):
                 loss.backward()
             whole += loss.detach()
             for key, value in {"loss": loss.detach(), **stats}.items():
-                totals[key] = totals.get(key, 0) + value * size(share)
+                totals[key] = totals.get(key, 0) + value * count
         if batch:
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
             if math.isfinite(norm + whole):
@@ -500,9 +499,10 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
 
 def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after_step=None):
-    """GRPO-SG. Calls log(row, completions) after each step and evaluation, then after_step(step, optimizer,
-    bad_steps), the number of steps in a row without a finite update. Goes on from `state`, a dict of "step"
-    and "optimizer", where there is one. Returns the rows of the steps."""
+    """GRPO-SG; reference: the policy that the KL is taken to, needed where cfg.beta is above 0. Calls
+    log(row, completions) after each step and evaluation, then after_step(step, optimizer, bad_steps), the
+    number of steps in a row without a finite update. Goes on from `state`, a dict of "step" and "optimizer",
+    where there is one. Returns the rows of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
