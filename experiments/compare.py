@@ -1,8 +1,11 @@
 """Does the weight help, and do the traps matter? Runs that differ in one thing, from the same warm starts.
 
-    python experiments/compare.py grid  --seeds 100 101 102 103     best learning rate of each method
-    python experiments/compare.py help  --seeds 0 1 2 ... 19        methods, each at its best learning rate
+    python experiments/compare.py grid --seeds 100 101 102 103      best learning rate of each method
+    python experiments/compare.py help --seeds 0 1 2 ... 19         methods, each at its best learning rate
+    python experiments/compare.py noisy-grid --seeds ...            the same two, with noisy rewards
+    python experiments/compare.py noisy-help --seeds ...
     python experiments/compare.py traps --seeds 0 1 2 ... 7         GRPO-SG, and with one thing wrong
+    python experiments/compare.py rambling --seeds 0 1 2 ... 7      first trap, where stopping is to learn
     python experiments/compare.py show                              the tables
 
 A run takes about half a minute on one core, a warm start as much; start several processes for many seeds.
@@ -13,6 +16,10 @@ sampled: three people, a warm-up that ends early, and twice as many updates on a
 half as many prompts. Fixed beforehand, on validation problems alone: this regime, 40 steps, and the
 comparison that counts, sg against none in avg@4 on the test problems, over 20 paired seeds. The grid reads
 validation problems, of other seeds, only.
+
+The noisy regime is where the method's story says that it should help: unlikely tokens that luck rewarded.
+In training one verdict in six is the wrong way round, 256 problems are all that there are, and there are 60
+steps. It was fixed before its first run, and so was the comparison that counts, the same.
 """
 import argparse
 import contextlib
@@ -21,6 +28,7 @@ import dataclasses
 import json
 import math
 import os
+import random
 import statistics
 import sys
 from unittest import mock
@@ -38,6 +46,13 @@ SETTINGS = ("--task kk --warmup_accuracy 0.25 --steps 40 --prompts 16 --updates 
 RATES = 1e-4, 2e-4, 4e-4
 METHODS = "none", "sg", "sg / mean", "ar", "reverse"
 TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another temperature"
+GRIDS = "grid", "noisy-grid"
+PARTS = {"help": METHODS, "noisy-help": METHODS, "traps": TRAPS, "rambling": ("sg", "end token masked")}
+
+
+def flip_one_in_six(seed):
+    rng, reward = random.Random(seed), grpo_sg.reward
+    return lambda c: reward(dataclasses.replace(c, correct=c.correct ^ (rng.random() < 1 / 6)))
 
 
 def weights_over_their_mean(loss):
@@ -69,32 +84,43 @@ PATCHES = {"sg / mean": ("grpo_sg_loss", weights_over_their_mean),
            "scored at another temperature": ("update", at_another_temperature)}
 
 
-def warm_start(seed):
+def warm_start(part, seed):
+    """(model, tokenizer, task, cfg). A rambling one was shown texts of which half begin anew where they
+    should end, again and again, until they are cut off: it has to learn from rewards to stop."""
     cfg = grpo_sg.parse([*SETTINGS, "--seed", str(seed)])
     task = tasks.TASKS[cfg.task](cfg)
+    if part == "rambling":
+        def demo(problem, rng, once=task.demo):
+            return " ".join([once(problem, rng)] * rng.choice([1, 4]))
+        task = task._replace(demo=demo)
     torch.manual_seed(seed)
     model, tokenizer = tasks.tiny_model(task)
     tasks.warm_up(model, tokenizer, task, cfg, lambda: statistics.fmean(c.solved for c in grpo_sg.rollout(
         model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=seed)))
+    if part.startswith("noisy"):
+        task, cfg = task._replace(train=task.train[:256]), dataclasses.replace(cfg, steps=60)
     return model, tokenizer, task, cfg
 
 
-def trained(start, name, lr, split):
+def trained(part, start, name, lr, split):
     """Train a copy of the warm start by a method or with a trap, and measure it on problems of a split."""
     model, tokenizer, task, cfg = start
     model = copy.deepcopy(model)
     cfg = dataclasses.replace(cfg, lr=lr, shaping=name if name in ("none", "ar", "reverse") else "sg",
                               tau=9.0 if name == "tau = 9" else cfg.tau)
-    attribute, wrap = PATCHES.get(name, (None, None))
-    with (mock.patch.object(grpo_sg, attribute, wrap(getattr(grpo_sg, attribute))) if wrap else
-          contextlib.nullcontext()):
+    with contextlib.ExitStack() as patched:
+        if name in PATCHES:
+            attribute, wrap = PATCHES[name]
+            patched.enter_context(mock.patch.object(grpo_sg, attribute, wrap(getattr(grpo_sg, attribute))))
+        if part.startswith("noisy"):
+            patched.enter_context(mock.patch.object(grpo_sg, "reward", flip_one_in_six(cfg.seed)))
         rows = grpo_sg.train(model, tokenizer, task, cfg, lambda *_: None)
     result, _ = grpo_sg.evaluate(model, tokenizer, task, getattr(task, split), cfg, samples=4)
     norms = [row["grad_norm"] for row in rows]
-    return {"name": name, "seed": cfg.seed, "lr": lr, "split": split, "avg@4": result["eval/avg@4"],
-            "greedy": result["eval/accuracy"], "truncated@4": result["eval/truncated@4"],
-            "norm mean": statistics.fmean(norms), "norm max": max(norms),
-            "norm cv": statistics.stdev(norms) / statistics.fmean(norms),
+    return {"part": part, "name": name, "seed": cfg.seed, "lr": lr, "split": split,
+            "avg@4": result["eval/avg@4"], "greedy": result["eval/accuracy"],
+            "truncated@4": result["eval/truncated@4"], "norm mean": statistics.fmean(norms),
+            "norm max": max(norms), "norm cv": statistics.stdev(norms) / statistics.fmean(norms),
             "low_prob_frac": statistics.fmean(row["low_prob_frac"] or 0 for row in rows),
             "curve": [round(row["accuracy"], 3) for row in rows]}
 
@@ -104,10 +130,10 @@ def results(part):
         return [row for row in map(json.loads, file) if row["part"] == part]
 
 
-def best_rates():
+def best_rates(grid):
     """The learning rate of each method with the highest mean validation avg@4 in the grid."""
     found = {}
-    for row in results("grid"):
+    for row in results(grid):
         found.setdefault(row["name"], {}).setdefault(row["lr"], []).append(row["avg@4"])
     return {name: max(rates, key=lambda lr: statistics.fmean(rates[lr])) for name, rates in found.items()}
 
@@ -121,13 +147,14 @@ def interval(values):
 
 
 def show():
-    rates, grid = best_rates(), results("grid")
-    for name in METHODS:
-        means = {lr: statistics.fmean(row["avg@4"] for row in grid if (row["name"], row["lr"]) == (name, lr))
-                 for lr in RATES}
-        means = {lr: round(value, 3) for lr, value in means.items()}
-        print(f"grid   {name:<30}", means, "best", rates[name])
-    for part, base in (("help", "none"), ("traps", "sg")):
+    for part in GRIDS:
+        rates, grid = best_rates(part), results(part)
+        for name in rates:
+            means = {lr: round(statistics.fmean(
+                row["avg@4"] for row in grid if (row["name"], row["lr"]) == (name, lr)), 3) for lr in RATES}
+            print(f"{part:<10} {name:<30}", means, "best", rates[name])
+    for part, names in PARTS.items():
+        base = names[0]
         rows = {}
         for row in results(part):
             rows.setdefault(row["name"], {})[row["seed"]] = row
@@ -137,28 +164,27 @@ def show():
             seeds = sorted(set(by_seed) & set(rows[base]))
             paired = [by_seed[seed]["avg@4"] - rows[base][seed]["avg@4"] for seed in seeds]
             lr = by_seed[seeds[0]]["lr"]
-            print(f"{part:<6} {name:<30} lr {lr:g}, {len(seeds)} seeds:",
+            print(f"{part:<10} {name:<30} lr {lr:g}, {len(seeds)} seeds:",
                   *(f"{value:.3f}" for value in columns), f"minus {base}:", interval(paired))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=["grid", "help", "traps", "show"])
+    parser.add_argument("part", choices=[*GRIDS, *PARTS, "show"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[])
     args = parser.parse_args()
     if args.part == "show":
         return show()
     torch.set_num_threads(1)
-    rates = {} if args.part == "grid" else best_rates()
+    if args.part in GRIDS:
+        jobs = [(name, lr, "valid") for name in METHODS for lr in RATES]
+    else:
+        rates = best_rates("noisy-grid" if args.part == "noisy-help" else "grid")
+        jobs = [(name, rates.get(name, rates["sg"]), "test") for name in PARTS[args.part]]
     for seed in args.seeds:
-        start = warm_start(seed)
-        if args.part == "grid":
-            jobs = [(name, lr, "valid") for name in METHODS for lr in RATES]
-        else:
-            jobs = [(name, rates.get(name, rates["sg"]), "test")
-                    for name in (METHODS if args.part == "help" else TRAPS)]
+        start = warm_start(args.part, seed)
         for job in jobs:
-            row = {"part": args.part, **trained(start, *job)}
+            row = trained(args.part, start, *job)
             with open(PATH, "a") as file:
                 file.write(json.dumps(row) + "\n")
 

@@ -6,6 +6,7 @@
 Writes faults.json beside this file. A killed run has lost something where its metrics, transcripts or final
 weights differ, in any bit, from those of a run with the same settings that nothing disturbed.
 """
+import argparse
 import glob
 import json
 import os
@@ -86,9 +87,12 @@ def long(folder, steps=2000):
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="+", choices=["kill", "long"])
+    parts = parser.parse_args().parts
     path = os.path.join(HERE, "faults.json")
     results = json.load(open(path)) if os.path.exists(path) else {}
-    for name in sys.argv[1:]:
+    for name in parts:
         with tempfile.TemporaryDirectory() as folder:
             results[name] = {"kill": kill, "long": long}[name](folder)
         print(name, results[name])

@@ -10,6 +10,8 @@ while sampling, for each token of a completion in --sample_batch, 6 K L for the 
 after their rotation, values are bfloat16), and as much again for one layer's copy.
 A tenth of the GPU is left for all else.
 """
+import functools
+
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -17,13 +19,19 @@ SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048
 VOCABULARY, PROMPT = 151_936, 400
 
 
-def needs(shape, length, tokens, rows, checkpointing):
-    """(GB in an update, GB while sampling) for micro-batches of `tokens` and `rows` completions at once."""
+@functools.cache
+def weights(shape):
     H, inner, L, heads = shape
     config = Qwen2Config(vocab_size=VOCABULARY, hidden_size=H, intermediate_size=inner, num_hidden_layers=L,
                          num_attention_heads=heads, num_key_value_heads=2, tie_word_embeddings=True)
     with torch.device("meta"):
-        N = sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
+        return sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
+
+
+def needs(shape, length, tokens, rows, checkpointing):
+    """(GB in an update, GB while sampling) for micro-batches of `tokens` and `rows` completions at once."""
+    H, _, L, heads = shape
+    N = weights(shape)
     activations = 2 * L * H + 40 * H if checkpointing else 40 * L * H
     update = 16 * N + max(tokens, PROMPT + length) * (14 * VOCABULARY + activations)
     K = 2 * H // heads
