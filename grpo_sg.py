@@ -40,13 +40,13 @@ from runs import fail
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
-    """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), low, high), where pi = exp(logps).
+    """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), with pi = exp(logps).
 
-    logps: log-probabilities of the sampled tokens under the current policy, at the sampling temperature; any
-    shape. Returns float32 of that shape, detached: w only scales a token's advantage. Warns where every
-    probability gets the same weight, which is plain GRPO. tau = 9 is such a setting, so the 9 that a public
-    re-implementation lists is read as a slope, 1 / tau. Raises ValueError unless tau > 0 and 0 <= low <=
-    high.
+    logps: log-probabilities, in nats, of the sampled tokens under the current policy, at the sampling
+    temperature; any shape. low, high: L, U. Returns float32 of that shape, detached: w only scales a
+    token's advantage. Warns where every probability gets the same weight, which is plain GRPO. tau = 9 is
+    such a setting, so the 9 that a public re-implementation lists is read as a slope, 1 / tau. Raises
+    ValueError unless tau > 0 and 0 <= low <= high.
     """
     if not (tau > 0 and 0 <= low <= high):
         raise ValueError(f"weights need tau > 0 and 0 <= low <= high, not tau={tau}, low={low}, high={high}")
@@ -78,13 +78,13 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
                  clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
     """(loss to minimise, statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    logps, old_logps, ref_logps: (B, T) log-probabilities under pi_theta (with gradient), the policy that
-    sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what stands
-    elsewhere has no influence. loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over
-    completions of their token means (GRPO's first form: a token of a long completion counts less).
-    denominator: the number of tokens (in the second mode, of completions) of the whole batch, where this is
-    a part of one; losses and statistics of the parts then add up to the whole's. Raises ValueError for
-    shapes or a mode that do not fit.
+    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
+    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
+    what stands elsewhere has no influence. clip_low, clip_high: epsilon_low, epsilon_high. loss_agg_mode:
+    "token-mean", or "seq-mean-token-mean", the mean over completions of their token means (GRPO's first
+    form: a token of a long completion counts less). denominator: the number of tokens (in the second mode,
+    of completions) of the whole batch, where this is a part of one; losses and statistics of the parts then
+    add up to the whole's. Raises ValueError for shapes or a mode that do not fit.
     On the first update after sampling r = 1, and as the advantages of a group sum to 0 the loss is about 0
     (not quite, as lengths and weights differ). Its gradient is not.
     """
