@@ -1,4 +1,4 @@
-"""GRPO-SG in one file: reinforcement learning with verifiable rewards, every step in sight.
+"""GRPO-SG, its mathematics and its training loop: reinforcement learning with verifiable rewards.
 
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
 makes completions that beat the mean of their own group more likely, token by token, and the others less:
@@ -10,14 +10,13 @@ makes completions that beat the mean of their own group more likely, token by to
 
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative and carries no gradient, so
 that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
-advantage wA. Tokens that the policy finds unlikely, whose gradients are the largest, count for less than the
-others.
+advantage wA. Unlikely tokens, whose gradients are the largest, count for less than the others.
 
 Left out on purpose: value networks, reward models, LoRA, several GPUs, inference engines.
 
-    python grpo_sg.py                                         a tiny model on a CPU, no download: two minutes
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk     the same loop on a real model and a GPU: hours
-    python grpo_sg.py --eval_only --model DIR                 a saved model, with the task flags of its run
+    python grpo_sg.py                                       a tiny model on a CPU, no download: two minutes
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk   the same loop on a real model and a GPU
+    python grpo_sg.py --eval_only --model runs/NAME/checkpoint      a run's test again: half a minute
 """
 import dataclasses
 import math
@@ -151,14 +150,15 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 outside of mask.
 
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
-    tokens. No attention mask is needed: pads come last, and nothing attends to what follows it. Raises
-    ValueError where mask[:, 0] is True, as a first token is predicted from nothing.
+    tokens. No attention mask is needed: pads come last, and nothing attends to what follows it. Not for
+    models that change logits after lm_head; runs.prepare finds out. Raises ValueError where mask[:, 0] is
+    True, as a first token is predicted from nothing.
     """
     if mask[:, 0].any():
         raise ValueError("mask[:, 0] must be False: the first token of a row has no context")
     targets = mask[:, 1:].bool()  # (B, T-1): position t predicts t + 1
     h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
-    # Only the N completion tokens go through the vocabulary matrix. With Qwen's 151,936 words, the logits of
+    # Only the N completion tokens go through lm_head. With Qwen's vocabulary of 151,936, the logits of
     # prompts and pads, which nobody asks for, would take most of the memory and time of an update.
     logits = model.get_output_embeddings()(h[targets]).float().div_(temperature)  # (N, V)
     logps = torch.zeros(ids.shape, device=ids.device)
@@ -170,14 +170,13 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 
 @torch.no_grad()
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None):
-    """n completions for each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
+    """n completions of each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
 
-    A completion ends with the stop token it drew; one without was cut off at max_new_tokens, or where
-    pauses(drawn) said so, a function of the ids (B, t) that B completions still going on have drawn, which
-    returns (B,) bools. Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
-    top-p that token_logps does not know of, r would compare two different kinds of distribution.
-    temperature=0 takes the likeliest token. Give it a model in eval mode, without dropout. Raises
-    ValueError for an empty prompt.
+    A completion ends with a stop token; or it is cut off, at max_new_tokens or where pauses(drawn) is True:
+    drawn (B, t) has the ids so far of the B unfinished ones, the result is (B,). Tokens are drawn from the
+    whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r would
+    compare two different kinds of distribution. temperature=0 takes the likeliest token. Give it a model in
+    eval mode, without dropout. Raises ValueError for an empty prompt.
     """
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
@@ -246,7 +245,7 @@ class Completion:
         return [token for token, mine in zip(self.tokens, self.mask) if mine]
 
 
-def reward(completion):
+def reward(completion):  # or a Verdict
     """+3: right and well formed; -0.5: well formed but not right; -3: badly formed (as in AR-Lopti)."""
     return (3.0 if completion.correct else -0.5) if completion.formatted else -3.0
 
@@ -260,8 +259,8 @@ def stop_tokens(model, tokenizer):
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
-    """n verified completions of each problem, problem-major: a function of weights and seed, whatever
-    cfg.sample_batch (but for rounding, which differs a little with the number of rows).
+    """n verified completions of each problem, problem-major: the same ones for the same weights and seed,
+    whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows).
 
     Where the task has a tool, a turn also ends with the text that calls it. The tool's answer is appended,
     with mask False, and the completion goes on: cfg.max_turns times, then calls are not answered any more.
@@ -277,24 +276,25 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
         texts = tokenizer.batch_decode(tails)
         return torch.tensor([task.stop_text in text for text in texts], device=device)
     model.eval()
-    live, contexts, each = completions, prompts, n
+    unfinished, contexts, copies = completions, prompts, n
     for turns_left in range(cfg.max_turns if task.observe else 0, -1, -1):
-        sampled, at_once, total = [], max(1, cfg.sample_batch // each), len(contexts)
+        sampled, at_once, total = [], max(1, cfg.sample_batch // copies), len(contexts)
         for i in tqdm(range(0, total, at_once), "sampling", leave=False, disable=total <= at_once):
             with (runs.gpu_memory("sampling", cfg, "sample_batch"),
                   torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
-                sampled += sample(model, contexts[i:i + at_once], n=each, max_new_tokens=cfg.max_new_tokens,
-                                  stop_ids=stops, temperature=temperature, generator=generator,
-                                  pauses=ends_a_call if turns_left else None)
-        for c, tokens in zip(live, sampled):
+                sampled += sample(model, contexts[i:i + at_once], n=copies, stop_ids=stops,
+                                  max_new_tokens=cfg.max_new_tokens, temperature=temperature,
+                                  generator=generator, pauses=ends_a_call if turns_left else None)
+        for c, tokens in zip(unfinished, sampled):
             c.tokens, c.mask = c.tokens + tokens, c.mask + [True] * len(tokens)
-        live = [c for c, tokens in zip(live, sampled) if turns_left and ends_a_call(torch.tensor([tokens]))]
-        if not live:
+        unfinished = [c for c, tokens in zip(unfinished, sampled)
+                      if turns_left and ends_a_call(torch.tensor([tokens]))]
+        if not unfinished:
             break
-        for c in live:
+        for c in unfinished:
             answer = tasks.observation(tokenizer, task, tokenizer.decode(c.own), cfg.max_observation_tokens)
             c.tokens, c.mask, c.calls = c.tokens + answer, c.mask + [False] * len(answer), c.calls + 1
-        contexts, each = [c.prompt + c.tokens for c in live], 1
+        contexts, copies = [c.prompt + c.tokens for c in unfinished], 1
     return [graded(c, tokenizer, task, stops) for c in completions]
 
 
@@ -323,9 +323,9 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
                         seed=cfg.seed)
         row[f"eval/truncated@{samples}"] = mean(c.truncated for c in drawn)
         right = [sum(c.solved for c in drawn[i:i + samples]) for i in range(0, len(drawn), samples)]
-        values[f"avg@{samples}"] = [c / samples for c in right]
+        values[f"avg@{samples}"] = [count / samples for count in right]
         for k in [2 ** i for i in range(samples.bit_length())]:
-            values[f"pass@{k}"] = [pass_at_k(samples, c, k) for c in right]
+            values[f"pass@{k}"] = [pass_at_k(samples, count, k) for count in right]
     for key, each in values.items():
         row[f"eval/{key}"], row[f"eval/{key}_se"] = mean(each), pstdev(each) / math.sqrt(len(each))
     return row, greedy
@@ -444,9 +444,9 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
     Returns the largest gradient norm, how many updates were skipped because loss or gradient was not finite,
-    and the loss and grpo_sg_loss's statistics as means over the tokens trained on (None where there are
-    none). A group of equal rewards has advantage 0 and no gradient: where beta is 0 it is left out of the
-    passes, though not out of the denominators.
+    and means over the tokens trained on of the loss and grpo_sg_loss's statistics (None without a token). A
+    group of equal rewards has no gradient: where beta is 0 it is left out of the passes and of these means,
+    though not out of the denominators.
     """
     device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))
@@ -466,13 +466,14 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
         layer.training = getattr(layer, "gradient_checkpointing", False)
     with torch.no_grad():  # before any update; the first one's own pass is still that of the old policy
-        for u, micro in [(u, micro) for u, batch in enumerate(batches) for micro in batch]:
-            micro["old_logps"] = logps_of(model, micro) if u > 0 else None
-            micro["ref_logps"] = logps_of(reference, micro) if cfg.beta and reference is not None else None
+        for u, micros in enumerate(batches):
+            for micro in micros:
+                micro["old_logps"] = logps_of(model, micro) if u > 0 else None
+                micro["ref_logps"] = logps_of(reference, micro) if cfg.beta and reference else None
     totals, norms, skipped = {}, [], 0
-    for share, batch in zip(shares, batches):
-        whole, count = 0.0, size(share)
-        for micro in batch:
+    for share, micros in zip(shares, batches):
+        whole_loss, count = 0.0, size(share)
+        for micro in micros:
             logps, old = logps_of(model, micro), micro["old_logps"]
             loss, stats = grpo_sg_loss(
                 logps, logps.detach() if old is None else old, micro["advantages"], micro["mask"],
@@ -481,12 +482,12 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
                 **{k: settings[k] for k in ("clip_low", "clip_high", "beta", "loss_agg_mode")})
             with runs.gpu_memory("the backward pass", cfg, "tokens_per_micro_batch"):
                 loss.backward()
-            whole += loss.detach()
+            whole_loss += loss.detach()
             for key, value in {"loss": loss.detach(), **stats}.items():
                 totals[key] = totals.get(key, 0) + value * count
-        if batch:
+        if micros:
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-            if math.isfinite(norm + whole):
+            if math.isfinite(norm + whole_loss):
                 norms.append(norm)
                 optimizer.step()
             else:  # nan and infinity never reach the weights
@@ -499,10 +500,10 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
 
 def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after_step=None):
-    """GRPO-SG; reference: the policy that the KL is taken to, needed where cfg.beta is above 0. Calls
+    """Train by GRPO-SG. reference: the policy of the KL, needed where cfg.beta is above 0. Calls
     log(row, completions) after each step and evaluation, then after_step(step, optimizer, bad_steps), the
-    number of steps in a row without a finite update. Goes on from `state`, a dict of "step" and "optimizer",
-    where there is one. Returns the rows of the steps."""
+    number of steps in a row without a finite update. `state`, to go on: a dict of "step" and "optimizer".
+    Returns the rows of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
@@ -517,7 +518,7 @@ def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after
         rewards = torch.tensor([reward(c) for c in completions]).view(-1, cfg.group_size)  # (P, G)
         if not rewards.isfinite().all():
             fail(f"--task {task.name} gave a completion of step {step} a reward that is not finite")
-        advantages = group_advantages(rewards)                                             # (P, G)
+        advantages = group_advantages(rewards)  # (P, G)
         stats = update(model, optimizer, completions, advantages.flatten(), cfg,
                        reference=reference, seed=seed)
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,

@@ -117,7 +117,7 @@ def open_run(cfg, config):
 
 def command_line(fields, tiny, description, argv):
     """The settings that are given, as a dict: flags of the names of a dataclass's fields. Where they say
-    --resume, those of the run to resume."""
+    --resume, those of the run to resume; where --eval_only, those of the run that made the model."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.error = fail
     for field in fields:
@@ -127,7 +127,10 @@ def command_line(fields, tiny, description, argv):
         parser.add_argument(f"--{field.name}", default=argparse.SUPPRESS, **kind,
                             help=f"{field.metadata['help']} (default: {field.default}{own})")
     given = vars(parser.parse_args(argv))
-    given = settings_to_resume(given) if given.get("resume") else given
+    if given.get("resume"):
+        given = settings_to_resume(given)
+    elif given.get("eval_only"):
+        given = settings_to_evaluate(given)
     for field in fields:
         choices = field.metadata["choices"]
         if choices and given.get(field.name, field.default) not in choices:
@@ -149,6 +152,21 @@ def settings_to_resume(given):
             fail(f"--resume with --{name} {value}, but this run has {saved.get(name)}: leave it out, or "
                  "start another run")
     return {**saved, "people": tuple(saved["people"]), **given}
+
+
+def settings_to_evaluate(given):
+    """With those given now, the settings of the run whose checkpoint --model names: a model is to be tested
+    as it was trained. Only those given, where no run or another task is meant."""
+    path = os.path.join(os.path.dirname(os.path.normpath(given.get("model", "-/-"))), "config.json")
+    try:
+        with open(path) as file:
+            saved = json.load(file)
+        if {"shaping", "people"} <= set(saved) and given.get("task", saved["task"]) == saved["task"]:
+            given = {**saved, "people": tuple(saved["people"]), "resume": False, "out": "", **given}
+            print(f"settings that are not given are those of {path}")
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # not the checkpoint of a run
+    return given
 
 
 def checkpoints(out):
