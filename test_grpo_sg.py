@@ -1,4 +1,5 @@
 """Tests: offline, on CPU, in any order. Mathematics is held against slow, independent versions of itself."""
+import dataclasses
 import itertools
 import json
 import math
@@ -51,9 +52,8 @@ def batch(B=4, T=7, seed=0):
 # ---- the weight ----
 
 
-@pytest.mark.parametrize("pi, w",
-                         [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301), (0.3, 1.374053),
-                                   (0.5, 1.4), (1.0, 1.4)])
+@pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301),
+                                   (0.3, 1.374053), (0.5, 1.4), (1.0, 1.4)])
 def test_weight_values(pi, w):
     assert token_weights(torch.tensor([pi]).log()).item() == pytest.approx(w, abs=2e-6)
 
@@ -164,8 +164,7 @@ def test_loss_and_gradient_against_loop(mode, weighted, beta, denominator, per_t
     loss, _ = grpo_sg_loss(fast, old, A, mask, weights=w if weighted else None, ref_logps=ref, clip_low=0.2,
                            clip_high=0.3, beta=beta, loss_agg_mode=mode, denominator=denominator)
     expected = slow_loss(slow, old.double(), A.double(), mask, w.double() if weighted else None,
-                         ref.double(),
-                         0.2, 0.3, beta, mode, denominator)
+                         ref.double(), 0.2, 0.3, beta, mode, denominator)
     loss.backward(), expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.allclose(fast.grad.double(), slow.grad, atol=1e-6)
@@ -411,13 +410,12 @@ def toy(seed=0, **settings):
 def test_training_raises_the_reward(shaping):
     model, tokenizer, task, cfg = toy(shaping=shaping)
     logged = []
-    rows = grpo_sg.train(model, tokenizer, task, cfg, lambda row,
-                         completions: logged.append((row, completions)))
+    rows = grpo_sg.train(model, tokenizer, task, cfg,
+                         lambda row, completions: logged.append((row, completions)))
     assert sum(r["reward"] for r in rows[-5:]) / 5 > sum(r["reward"] for r in rows[:3]) / 3 + 2
     assert [row["step"] for row, _ in logged if row.get("split") == "valid"] == [10, 20]
     for key in ("reward", "accuracy", "format_rate", "truncated", "completion_tokens", "grad_norm",
-                "entropy",
-                "clip_frac", "kl", "weight_mean", "low_prob_frac", "seconds"):
+                "entropy", "clip_frac", "kl", "weight_mean", "low_prob_frac", "seconds"):
         assert isinstance(rows[0][key], float)
     assert all(len(completions) == cfg.group_size for row, completions in logged if "split" not in row)
 
@@ -662,14 +660,11 @@ def test_correct_and_formatted_are_apart():
 def test_hostile_responses_are_cheap():
     n = 200_000
     for text in ["<think>" * n, " " * n + "x", "<answer>" * n, answered("Mira is a knight " * n),
-                 answered(" " * n),
-                 answered("and " * n), answered("1. " * n), "<" + " " * n, "</think>" * n,
-                 "<think>x</think>" + " " * n,
-                 "<|im_end|>" * n, answered("Mira " + " " * n), "\ud800" * n, "\x00" * n, "((((" * n,
-                 "< / " * n,
-                 "<think>" + "a\nuser" * n, answered("\u0301" * n), "**" * n,
-                 "\u0301" * n + "\u0323" * n, answered(GOOD, "\u0344" * n + "\u0338" * n),
-                 "\n" * n + "user"]:
+                 answered(" " * n), answered("and " * n), answered("1. " * n), "<" + " " * n, "</think>" * n,
+                 "<think>x</think>" + " " * n, "<|im_end|>" * n, answered("Mira " + " " * n),
+                 "\ud800" * n, "\x00" * n, "((((" * n, "< / " * n, "<think>" + "a\nuser" * n,
+                 answered("\u0301" * n), "**" * n, "\u0301" * n + "\u0323" * n,
+                 answered(GOOD, "\u0344" * n + "\u0338" * n), "\n" * n + "user"]:
         started = time.perf_counter()
         assert not all(tasks.verify_kk(text, ROLES))
         assert time.perf_counter() - started < 2, text[:30]
@@ -757,8 +752,8 @@ def test_a_size_that_runs_out_ends_the_split():
 
 def test_distribution_of_puzzles():
     """Against what TASKS describes of the published set; 2 points, and 2 % for lengths."""
-    all_knights, lengths = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}, {3: 379, 4: 441, 5: 507, 6: 570,
-                                                                           7: 635}
+    all_knights = {3: .158, 4: .073, 5: .051, 6: .024, 7: .011}
+    lengths = {3: 379, 4: 441, 5: 507, 6: 570, 7: 635}
     kinds = dict(zip((" if and only if ", "if ", " and ", " or ", "it is not true that ", ""),
                      (.167, .178, .170, .171, .154, .161)))
     seen, rng, claims = dict.fromkeys(kinds, 0), random.Random(0), 0
@@ -1839,8 +1834,8 @@ def test_any_text_survives_in_the_files_and_none_steers_the_terminal(tmp_path):
 
 def run(*argv, cwd, check=True, **env):
     result = subprocess.run([sys.executable, os.path.join(HERE, "grpo_sg.py"), *map(str, argv)], cwd=cwd,
-                            text=True,
-                            capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+                            text=True, capture_output=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", **env})
     assert not check or result.returncode == 0, result.stderr
     return result
 
@@ -1852,8 +1847,7 @@ def rows_of(path):
 
 def test_the_default_command_end_to_end(tmp_path):
     out = tmp_path / "run"
-    result = run("--out", out, "--steps", 2, "--warmup_accuracy", 0.01, "--eval_every", 1, "--eval_problems",
-                 30,
+    result = run(*"--steps 2 --warmup_accuracy 0.01 --eval_every 1 --eval_problems 30 --out".split(), out,
                  cwd=tmp_path)
     assert sorted(os.listdir(out)) == ["checkpoint", "config.json", "metrics.jsonl", "samples.jsonl"]
     rows = rows_of(out / "metrics.jsonl")
@@ -1865,10 +1859,26 @@ def test_the_default_command_end_to_end(tmp_path):
     assert json.loads((out / "config.json").read_text())["people"] == [3]
     for text in ("best constant answer:", "Before (", "After (", "grad_norm", str(out)):
         assert text in result.stdout
-    again = run("--eval_only", "--model", out / "checkpoint", "--brief", "--people", 3, "--temperature", 1,
-                "--max_new_tokens", 48, "--eval_problems", 30, "--out", tmp_path / "eval", cwd=tmp_path)
+    again = run("--eval_only", "--model", out / "checkpoint", "--out", tmp_path / "eval", cwd=tmp_path)
     assert f"{rows[-1]['eval/accuracy']}" in again.stdout
     assert rows_of(tmp_path / "eval" / "metrics.jsonl")[0]["eval/avg@4"] == rows[-1]["eval/avg@4"]
+
+
+def test_what_an_evaluation_takes_from_a_run(tmp_path, monkeypatch, capsys):
+    saved = grpo_sg.parse(["--task", "math", "--temperature", "0.9", "--out", f"{tmp_path}/new"])
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(saved)))
+    model = ["--eval_only", "--model", f"{tmp_path}/checkpoint/"]
+    cfg = grpo_sg.parse([*model, "--max_new_tokens", "7"])
+    assert (cfg.task, cfg.temperature, cfg.max_new_tokens, cfg.brief) == ("math", 0.9, 7, True)
+    assert cfg.out == "" and cfg.model == model[2] and "config.json" in capsys.readouterr().out
+    for other in ([*model, "--task", "kk"], model[1:], [*model[:2], "Qwen/Qwen2.5-0.5B"]):
+        assert grpo_sg.parse(other).temperature == 0.7
+    monkeypatch.chdir(tmp_path)
+    assert grpo_sg.parse(["--eval_only", "--model", "checkpoint"]).temperature == 0.9
+    assert grpo_sg.parse(["--eval_only"]).temperature == 1.0  # names no checkpoint: a new tiny model
+    for broken in ("{", "[]", '{"shaping": 1, "people": 2}', '{"shaping": 1, "people": 2, "task": "kk"}'):
+        (tmp_path / "config.json").write_text(broken)
+        assert grpo_sg.parse(model).temperature == 0.7
 
 
 def bpe_model(folder, template):
@@ -1979,18 +1989,135 @@ def test_published_puzzles_without_a_network(tmp_path):
     assert "Traceback" not in result.stderr and not (tmp_path / "runs").exists()
 
 
-def readme_snippets():
+# ---- the README: what it shows is what there is ----
+
+def readme(pattern):
     with open(os.path.join(HERE, "README.md")) as file:
-        blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
-    return [block for block in blocks if "main()" in block]
+        return re.findall(pattern, file.read(), re.M | re.S)
 
 
-@pytest.mark.parametrize("name", ["backwards", "add"])
-def test_the_readmes_own_tasks_run(name, tmp_path, monkeypatch, capsys):
-    """A task and a tool of one's own, as the README shows them, copied to a file and run."""
-    snippet, = [block for block in readme_snippets() if f'TASKS["{name}"]' in block]
-    assert len([line for line in snippet.split("\n") if line.strip()]) <= 15
-    (tmp_path / "mine.py").write_text(snippet)
+def snippet(word):
+    """The README's block of Python that has the word."""
+    found, = [block for block in readme(r"```python\n(.*?)```") if word in block]
+    return found
+
+
+def test_the_readmes_equations_stand_beside_the_files_own_code():
+    with open(os.path.join(HERE, "grpo_sg.py")) as file:
+        text = file.read()
+    codes = readme(r"`\$ \| `([^`]+)` \|$")
+    assert len(codes) == 6 and all(code in text for code in codes)
+
+
+def test_the_readmes_links_and_figures_exist():
+    paths = readme(r"\]\(([\w./]+)\)")
+    assert "experiments/method.svg" in paths
+    for path in paths:
+        assert os.path.exists(os.path.join(HERE, path)), path
+
+
+SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
+         "--max_new_tokens 8").split()
+ELSEWHERE = {"grpo_sg.py", "-m pytest -q", "backwards.py --task backwards"}  # run by other tests, and by CI
+COMMANDS = {  # each other one of the README's, and what the test adds to it
+    "grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk": [*SMALL, "--out", "runs/NAME"],
+    "grpo_sg.py --model Qwen/Qwen2.5-0.5B --task math --data gsm8k": SMALL,
+    "grpo_sg.py --eval_only --model runs/NAME/checkpoint --task math --eval_data aime24 --eval_samples 16":
+        ["--max_new_tokens", "8"],
+    "grpo_sg.py --resume --out runs/NAME": [],
+    "experiments/compare.py show": [],
+    "experiments/math_verifiers.py": [],
+    "experiments/memory.py": [],
+    # These take minutes; that they start is all that is tested.
+    "experiments/bench.py": ["--help"],
+    "experiments/default.py kk": ["--help"],
+    "experiments/faults.py kill": ["--help"],
+    "experiments/premise.py --seeds 0 1 2 3 4": ["--help"]}
+
+
+def test_the_readmes_commands(hub, monkeypatch, capsys):
+    """In one folder, where the hub's names are small models and data sets."""
+    bpe_model(hub / "Qwen" / "Qwen2.5-0.5B", template=True)
+    named = {re.sub(r"\s*(#.*)?$", "", line) for line in readme(r"^python ([^\n]+)")}
+    named |= {" ".join(line.split()) for line in readme(r"(?<!`)`python\s([^`]+)`")}
+    assert named == ELSEWHERE | set(COMMANDS)
+    for command, more in COMMANDS.items():
+        capsys.readouterr()
+        script, *argv = command.split()
+        monkeypatch.setattr(sys, "argv", [script, *argv, *more])
+        try:
+            runpy.run_path(os.path.join(HERE, script), run_name="__main__")
+        except SystemExit as stop:
+            assert more == ["--help"] and stop.code == 0, capsys.readouterr().err
+        if script == "experiments/memory.py":
+            assert capsys.readouterr().out in readme(".+")[0]  # the whole
+    assert (hub / "runs" / "NAME" / "checkpoint").exists() and len(os.listdir(hub / "runs")) == 3
+
+
+def test_the_readmes_cheats_fail():
+    rows = readme(r"^\| `(\w+)` \| ([^|]+) \| `([^`]+)` \|")
+    assert [task for task, *_ in rows] == ["kk", "math", "qa"]
+    for task, gold, cheat in rows:
+        if task == "kk":
+            roles = dict(clause.split() for clause in gold.split(", "))
+            honest = ", ".join(f"{name} is a {role}" for name, role in roles.items())
+            texts = [f"<think> hm </think> <answer> {text} </answer>" for text in (cheat, honest)]
+            verdicts = [tasks.verify_kk(text, roles) for text in texts]
+        elif task == "math":
+            gold = gold.strip("`")
+            verdicts = [tasks.verify_math(text, gold) for text in (
+                cheat, f"\\boxed{{{gold}}}", r"\boxed{17 or 19}")]
+            assert not verdicts.pop().correct
+        else:
+            verdicts = [tasks.verify_qa(text, [gold]) for text in (cheat, f"<answer> {gold} </answer>")]
+        assert [verdict.correct for verdict in verdicts] == [False, True], task
+
+
+def test_the_readmes_table_of_equal_answers():
+    rows = readme(r"^\| [^|`]+ \| `([^|]+)` \| `([^|]+)` \| `([^|]+)` \|$")
+    assert len(rows) >= 5
+    for gold, right, wrong in rows:
+        for texts, correct in ((right, True), (wrong, False)):
+            for text in texts.split("`, `"):
+                assert tasks.verify_math(f"\\boxed{{{text}}}", gold) == (correct, True), (gold, text)
+
+
+def test_the_readmes_lines_to_copy(tmp_path):
+    model, ids = tiny_qwen(), torch.randint(2, 50, (4, 9))
+    mask = torch.arange(9).expand(4, 9) > 3
+    names = {**vars(grpo_sg), "model": model, "ids": ids, "mask": mask, "rewards": torch.randn(2, 2),
+             "old_logps": token_logps(model, ids, mask).detach()}
+    (tmp_path / "copied.py").write_text(snippet("loss, stats ="))
+    found = runpy.run_path(str(tmp_path / "copied.py"), names)
+    found["loss"].backward()
+    assert found["stats"]["clip_frac"] == 0 and model.lm_head.weight.grad.abs().sum() > 0
+
+
+TOOL = """\
+import random, grpo_sg, tasks
+
+def add(cfg):
+    pairs = random.Random(cfg.seed).sample([(a, b) for a in range(100) for b in range(100)], 1000)
+    problems = [tasks.Problem(f"{a} plus {b}", str(a + b), f"<add>{a}+{b}</add>{a + b}") for a, b in pairs]
+    def observe(text):
+        a, _, b = text.rpartition("<add>")[2].removesuffix("</add>").partition("+")
+        return f"={int(a) + int(b)};" if len(a + b) < 20 and a.isdecimal() and b.isdecimal() else "=?;"
+    verify = lambda text, answer: tasks.Verdict(text.rpartition("</add>")[2] == answer, "</add>" in text)
+    return tasks.Task("add", "Add with <add>1+2</add>.", problems[200:], problems[:100], problems[100:200],
+                      verify, floor=0.02, demo=lambda problem, rng: problem.solution, tokens=r"</?add>|.",
+                      stop_text="</add>", observe=observe)
+
+tasks.TASKS["add"] = add
+grpo_sg.main()
+"""
+
+
+@pytest.mark.parametrize("name, text", [("backwards", None), ("add", TOOL)])
+def test_a_task_of_ones_own(name, text, tmp_path, monkeypatch, capsys):
+    """The README's task, and one with a tool, copied to a file and run."""
+    text = text or snippet("grpo_sg.main()")
+    assert len([line for line in text.split("\n") if line.strip()]) <= 15
+    (tmp_path / "mine.py").write_text(text)
     monkeypatch.setattr(sys, "argv", ["mine.py", *(
         f"--task {name} --steps 2 --prompts 2 --group_size 4 --warmup_accuracy 0.0001 --eval_samples 0 "
         f"--max_new_tokens 12 --out {tmp_path}/run").split()])
@@ -2018,8 +2145,7 @@ def trl_trainer(folder, cls, loss_type, beta, accumulation, seed=0):
         gradient_accumulation_steps=accumulation, generation_batch_size=16, num_generations=4,
         max_completion_length=6, temperature=1.0, beta=beta, loss_type=loss_type, epsilon=0.2,
         epsilon_high=0.24, use_bias_correction_kl=False, learning_rate=1e-2, use_cpu=True, bf16=False,
-        seed=5,
-        gradient_checkpointing=False, save_strategy="no", logging_strategy="no", report_to="none",
+        seed=5, gradient_checkpointing=False, save_strategy="no", logging_strategy="no", report_to="none",
         disable_tqdm=True)
 
     def reward(completions, **_):
@@ -2114,3 +2240,27 @@ def test_verl_bridge(mode, beta, monkeypatch):
             optimizer.step()
         steps.append(x.detach())
     assert torch.equal(*steps) and not torch.equal(steps[0], logps)
+
+
+def test_the_readmes_trl_script(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("trl")
+    bpe_model(tmp_path / "Qwen" / "Qwen2.5-0.5B", template=True)
+    text = snippet("GRPOSGTrainer").replace(
+        '0.5B"]', '0.5B", "--train_problems", "20", "--eval_problems", "3", "--people", "3"]').replace(
+        "max_completion_length=2048", "max_completion_length=8, max_steps=1, use_cpu=True, bf16=False, "
+        "save_strategy='no', report_to='none'")
+    (tmp_path / "with_trl.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(HERE)
+    runpy.run_path("with_trl.py")
+    assert "'reward': '-3'" in capsys.readouterr().out  # from verify_kk, for eight random tokens
+
+
+def test_the_readmes_verl_flags():
+    verl = pytest.importorskip("verl")
+    hydra = pytest.importorskip("hydra")
+    command, = readme(r"verl\.trainer\.main_ppo (.*?)```")
+    with hydra.initialize_config_dir(os.path.join(os.path.dirname(verl.__file__), "trainer", "config"),
+                                     version_base=None):
+        actor = hydra.compose("ppo_trainer", command.replace("\\\n", " ").split()).actor_rollout_ref.actor
+    assert actor.policy_loss.loss_mode == "grpo_sg" and actor.clip_ratio_c == 1e9

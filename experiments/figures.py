@@ -14,53 +14,86 @@ from compare import METHODS, TRAPS, best_rates, results  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
+DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}  # hundreds of them: an image inside of the SVG
 plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                      "axes.spines.right": False, "figure.constrained_layout.use": True})
 
 
 def load(name):
     with open(os.path.join(HERE, name)) as file:
-        return json.load(file)
+        return [json.loads(line) for line in file] if name.endswith("l") else json.load(file)
 
 
 def save(figure, name):
-    figure.savefig(os.path.join(HERE, name), metadata={"Date": None})
+    figure.savefig(os.path.join(HERE, name), metadata={"Date": None}, dpi=200)
 
 
 def method():
-    """The weight, and what it is made for: the norms of single tokens' gradients."""
+    """The weight, and what it is for: unlikely tokens have the longest gradients."""
     import torch
 
-    from grpo_sg import token_weights
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    from grpo_sg import shaping_weights
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     pi = torch.linspace(1e-4, 1, 400)
-    left.plot(pi, token_weights(pi.log()), color=BLUE)
-    left.set(xlabel="probability of the token, pi", ylabel="weight w", ylim=(0.9, 1.5),
-             title="What GRPO-SG multiplies a token's term by")
-    result = load("premise.json")[0]
-    rows = result["sample: pi, norm, norm at the logits"]
-    right.scatter([1 - row[0] for row in rows], [row[2] for row in rows], s=6, color=BLUE, alpha=0.5, lw=0)
-    ends, N = [0, 1], result["words"]
-    right.plot(ends, [2 ** 0.5 * x for x in ends], color=GREY, lw=1)
-    right.plot(ends, [(N / (N - 1)) ** 0.5 * x for x in ends], color=GREY, lw=1)
-    right.set(xlabel="1 - pi", ylabel="norm of d log pi / d logits",
-              title="Unlikely tokens have the longest gradients")
+    for shaping, color in (("sg", BLUE), ("ar", ORANGE)):
+        left.plot(pi, shaping_weights(pi.log(), shaping=shaping), color=color)
+    left.axhline(1, color=GREY, lw=1)
+    for text, y, color in (("GRPO-SG", 1.42, BLUE), ("GRPO", 1.02, GREY), ("AR-Lopti", 0.88, ORANGE)):
+        left.text(0.99, y, text, color=color, ha="right", va="bottom")
+    left.set(xlabel="probability of the token, $\\pi$", ylim=(0.75, 1.5), title="The weight w of a token")
+    first = load("premise.jsonl")[0]
+    rows, N = first["sample: pi, norm, norm at the logits"], first["words"]
+    right.plot([1 - row[0] for row in rows], [row[2] for row in rows], "o", color=BLUE, **DOTS)
+    for bound in (2, N / (N - 1)):
+        right.plot([0, 1], [0, bound ** 0.5], color=GREY, lw=1)
+    right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
+    right.text(0.6, 0.45, "$\\sqrt{N/(N-1)}\\,(1-\\pi)$", color=GREY)
+    right.set(xlabel="$1 - \\pi$", title="Norm of its gradient, d log $\\pi$ / d logits")
     save(figure, "method.svg")
+
+
+def premise():
+    """Over all weights of the model; and how much of the whole the unlikely tokens are."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
+    rows = load("premise.jsonl")
+    shapings = [("none", "GRPO"), ("ar", "AR-Lopti"), ("sg", "GRPO-SG"), ("reverse", "reverse")]
+    for i, (task, color) in enumerate(zip(("kk", "math", "qa"), (BLUE, ORANGE, GREY))):
+        results = [row for row in rows if row["task"] == task]
+        points = results[0]["sample: pi, norm, norm at the logits"]
+        left.plot([1 - row[0] for row in points], [row[1] for row in points], "o", color=color,
+                  label=f"--task {task}", **DOTS)
+        for j, (shaping, _) in enumerate(shapings):
+            shares = [result["share of squared norm"][shaping] for result in results]
+            height = j + 0.22 * (i - 1)
+            right.plot(shares, [height] * len(shares), "o", color=color, **DOTS)
+            right.plot(statistics.fmean(shares), height, "|", ms=9, color=color)
+    left.legend(fontsize=8, frameon=False)
+    left.set(xlabel="$1 - \\pi$", title="Norm of d log $\\pi$ / d weights")
+    right.set_yticks(range(4), [name for _, name in shapings])
+    right.invert_yaxis()
+    right.set(xlim=(None, 1), title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
+    save(figure, "premise.svg")
 
 
 def helps():
     """Paired differences to GRPO, each method at its own best learning rate."""
-    figure, axis = plt.subplots(figsize=(8, 2.4))
-    rows = {name: {row["seed"]: row["avg@4"] for row in results("help") if row["name"] == name}
-            for name in METHODS}
-    for i, name in enumerate(METHODS[1:]):
-        paired = [rows[name][seed] - rows["none"][seed] for seed in rows["none"] if seed in rows[name]]
-        error = 2.093 * statistics.stdev(paired) / len(paired) ** 0.5
-        axis.scatter(paired, [i + 0.15] * len(paired), s=8, color=GREY, alpha=0.6, lw=0)
-        axis.errorbar(statistics.fmean(paired), i - 0.1, xerr=error, fmt="o", color=BLUE, capsize=3)
-    axis.axvline(0, color=GREY, lw=1)
-    axis.set_yticks(range(len(METHODS) - 1), [f"{name}, lr {best_rates()[name]:g}" for name in METHODS[1:]])
-    axis.set(xlabel="test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), sharex=True)
+    for axis, part, grid, title in zip(axes, ("help", "noisy-help"), ("grid", "noisy-grid"),
+                                       ("early warm start", "noisy rewards, 256 problems")):
+        rates = best_rates(grid)
+        rows = {name: {row["seed"]: row["avg@4"] for row in results(part) if row["name"] == name}
+                for name in METHODS}
+        for i, name in enumerate(METHODS[1:]):
+            paired = [rows[name][seed] - rows["none"][seed] for seed in rows["none"]]
+            error = 2.093 * statistics.stdev(paired) / len(paired) ** 0.5  # Student's t, 20 seeds
+            axis.plot(paired, [i + 0.15] * len(paired), "o", color=GREY, **DOTS)
+            axis.errorbar(statistics.fmean(paired), i - 0.1, xerr=error, fmt="o", color=BLUE, capsize=3)
+        axis.axvline(0, color=GREY, lw=1)
+        axis.set_yticks(range(len(METHODS) - 1), [f"{name}, lr {rates[name]:g}" for name in METHODS[1:]])
+        axis.invert_yaxis()
+        axis.set(title=f"{title}, none at lr {rates['none']:g}")
+    figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
+                     fontsize=9)
     save(figure, "help.svg")
 
 
@@ -76,13 +109,18 @@ def curve(axis, curves, label, color):
 
 def traps():
     """Each trap's curve beside the right one."""
-    figure, axes = plt.subplots(1, len(TRAPS) - 1, figsize=(8, 2.2), sharey=True)
-    curves = {name: [row["curve"] for row in results("traps") if row["name"] == name] for name in TRAPS}
-    for axis, name in zip(axes, TRAPS[1:]):
-        curve(axis, curves["sg"], "GRPO-SG", BLUE)
-        curve(axis, curves[name], name, ORANGE)
-        axis.set(title=name, xlabel="step")
+    panels = [("traps", name) for name in TRAPS[1:]]
+    panels.insert(1, ("rambling", TRAPS[1]))
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 2.3), sharey=True)
+    for axis, (part, name) in zip(axes, panels):
+        rows = results(part)
+        for which, label, color in (("sg", "GRPO-SG", BLUE), (name, "with the trap", ORANGE)):
+            curve(axis, [row["curve"] for row in rows if row["name"] == which], label, color)
+        start = ",\nstopping is to learn" if part == "rambling" else ""
+        axis.set_title(name.replace("at another", "at\nanother") + start, fontsize=9)
+        axis.set(xlabel="step")
     axes[0].set(ylabel="accuracy in training")
+    axes[0].legend(fontsize=7, frameon=False)
     save(figure, "traps.svg")
 
 
@@ -90,14 +128,17 @@ def learning():
     """The three offline tasks, five seeds each."""
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
     for axis, task in zip(axes, ("kk", "math", "qa")):
-        curve(axis, [run["training_accuracy"] for run in load(f"default_{task}.json")], task, BLUE)
+        curves = [run["training_accuracy"] for run in load(f"default_{task}.json")]
+        for values in curves:
+            axis.plot(range(1, len(values) + 1), values, color=GREY, lw=0.5, alpha=0.5)
+        curve(axis, curves, task, BLUE)
         axis.set(title=f"--task {task}", xlabel="step")
     axes[0].set(ylabel="accuracy in training")
     save(figure, "learning.svg")
 
 
 if __name__ == "__main__":
-    for figure in (method, helps, traps, learning):
+    for figure in (method, premise, helps, traps, learning):
         try:
             figure()
         except (OSError, KeyError, IndexError) as error:  # a part that has not been run

@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048, 11008, 36, 16)}
-VOCABULARY, PROMPT = 151_936, 400
+VOCABULARY, PROMPT, LENGTH = 151_936, 400, 2048  # LENGTH: the default of --max_new_tokens
 
 
 @functools.cache
@@ -28,33 +28,31 @@ def weights(shape):
         return sum(p.numel() for p in Qwen2ForCausalLM(config).parameters())
 
 
-def needs(shape, length, tokens, rows, checkpointing):
+def needs(shape, tokens, rows, checkpointing):
     """(GB in an update, GB while sampling) for micro-batches of `tokens` and `rows` completions at once."""
     H, _, L, heads = shape
     N = weights(shape)
     activations = 2 * L * H + 40 * H if checkpointing else 40 * L * H
-    update = 16 * N + max(tokens, PROMPT + length) * (14 * VOCABULARY + activations)
+    update = 16 * N + max(tokens, PROMPT + LENGTH) * (14 * VOCABULARY + activations)
     K = 2 * H // heads
-    cache = rows * (PROMPT + length) * 6 * K * (L + 1)
+    cache = rows * (PROMPT + LENGTH) * 6 * K * (L + 1)
     return update / 1e9, (12 * N + cache) / 1e9
 
 
-def largest(shape, length, memory):
+def largest(shape, memory):
     """The settings that fit in `memory` GB, without checkpointing if possible, and of these the largest."""
     fits = [(tokens, rows, checkpointing)
             for tokens in (1024, 2048, 4096, 8192) for rows in (16, 32, 64, 128, 256, 512)
             for checkpointing in (False, True)
-            if tokens >= length and max(needs(shape, length, tokens, rows, checkpointing)) <= 0.9 * memory]
+            if max(needs(shape, tokens, rows, checkpointing)) <= 0.9 * memory]
     best = max(fits, key=lambda fit: (not fit[2], fit[0], fit[1]), default=None)
     return f"{best[0]}, {best[1]}{', gc' * best[2]}" if best else "no"
 
 
 def main():
-    print("| completions of 1024 / 4096 tokens | 16 GB | 24 GB | 80 GB |\n|---|---|---|---|")
+    print("| Qwen2.5 | 16 GB | 24 GB | 80 GB |\n|---|---|---|---|")
     for name, shape in SHAPES.items():
-        cells = [" / ".join(largest(shape, length, memory) for length in (1024, 4096))
-                 for memory in (16, 24, 80)]
-        print(f"| {name} | {' | '.join(cells)} |")
+        print(f"| {name} | {' | '.join(largest(shape, memory) for memory in (16, 24, 80))} |")
 
 
 if __name__ == "__main__":

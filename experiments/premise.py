@@ -1,6 +1,8 @@
 """Is the premise true? Gradient norms of single tokens against their probability, on real rollouts.
 
-    python experiments/premise.py [--seed 0]      some minutes; writes premise.json beside this file
+    python experiments/premise.py --seeds 0 1 2 3 4      about five minutes a seed on one core
+
+Results are appended to premise.jsonl beside this file, a task and seed a line.
 
 The policy is the tiny model of `python grpo_sg.py --task TASK` after 30 steps, the tokens are those of
 completions of training problems. For each token: its probability pi, the norm of the gradient of log pi with
@@ -10,6 +12,7 @@ squared norms (each times its weight and advantage, squared) that tokens with pi
 shaping.
 """
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -80,20 +83,24 @@ def measure(task_name, seed):
         squares = [(w * row[3] * row[1]) ** 2 for w, row in zip(weights, rows)]
         result["share of squared norm"][shaping] = sum(
             square for square, p in zip(squares, pi) if p < 1 / 3) / sum(squares)
-    keep = sorted(range(len(rows)), key=lambda i: pi[i])[::max(1, len(rows) // 1500)]
-    result["sample: pi, norm, norm at the logits"] = [[round(x, 4) for x in rows[i][:3]] for i in keep]
+    # For the figure: all tokens below 0.98, and a hundred of the many above.
+    order = sorted(range(len(rows)), key=lambda i: pi[i])
+    n = sum(p < 0.98 for p in pi)
+    keep = order[:n] + order[n::max(1, (len(order) - n) // 100)]
+    result["sample: pi, norm, norm at the logits"] = [[round(x, 3) for x in rows[i][:3]] for i in keep]
     return result
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    results = [measure(task, args.seed) for task in tasks.TASKS]
-    for result in results:
-        print({key: value for key, value in result.items() if not key.startswith("sample")})
-    with open(os.path.join(HERE, "premise.json"), "w") as file:
-        file.write("[" + ",\n".join(map(json.dumps, results)) + "]\n")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    seeds = parser.parse_args().seeds
+    for seed, task in itertools.product(seeds, tasks.TASKS):
+        result = measure(task, seed)
+        if seed != seeds[0]:
+            del result["sample: pi, norm, norm at the logits"]
+        with open(os.path.join(HERE, "premise.jsonl"), "a") as file:
+            file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
