@@ -1,11 +1,11 @@
 """Does the weight help, and do the traps matter? Runs that differ in one thing, from the same warm starts.
 
-    python experiments/compare.py grid --seeds 100 101 102 103      best learning rate of each method
+    python experiments/compare.py grid --seeds 100 101 102          best learning rate of each method
     python experiments/compare.py help --seeds 0 1 2 ... 19         methods, each at its best learning rate
-    python experiments/compare.py noisy-grid --seeds ...            the same two, with noisy rewards
-    python experiments/compare.py noisy-help --seeds ...
+    python experiments/compare.py noisy-grid --seeds 100 ... 103    the same two, with noisy rewards
+    python experiments/compare.py noisy-help --seeds 0 1 2 ... 19
     python experiments/compare.py traps --seeds 0 1 2 ... 7         GRPO-SG, and with one thing wrong
-    python experiments/compare.py rambling --seeds 0 1 2 ... 7      first trap, where stopping is to learn
+    python experiments/compare.py rambling --seeds 0 1 2 3 4        first trap, where stopping is to learn
     python experiments/compare.py show                              the tables
 
 A run takes about half a minute on one core, a warm start as much; start several processes for many seeds.
