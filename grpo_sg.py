@@ -62,9 +62,9 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
 def group_advantages(rewards, *, eps=1e-6):
     """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G), G >= 2. Returns (P, G), float32.
 
-    std is the sample standard deviation (divided by G - 1), as in TRL and verl. Where all rewards of a group
-    are equal A is exactly 0: a rounding error of the mean, divided by eps, would make a signal out of
-    nothing.
+    GRPO's (arXiv 2402.03300). std is the sample standard deviation (divided by G - 1), as in TRL and verl.
+    Where all rewards of a group are equal A is exactly 0: a rounding error of the mean, divided by eps,
+    would make a signal out of nothing. Raises ValueError for another shape.
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(f"rewards must have the shape (P, G) with G >= 2, not {tuple(rewards.shape)}")
@@ -75,15 +75,15 @@ def group_advantages(rewards, *, eps=1e-6):
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
                  clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
-    """(loss to minimise, statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
+    """(loss to minimise, dict of statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
     logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
     policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
-    what stands elsewhere has no influence. clip_low, clip_high: epsilon_low, epsilon_high. loss_agg_mode:
-    "token-mean", or "seq-mean-token-mean", the mean over completions of their token means (GRPO's first
-    form: a token of a long completion counts less). denominator: the number of tokens (in the second mode,
-    of completions) of the whole batch, where this is a part of one; losses and statistics of the parts then
-    add up to the whole's. Raises ValueError for shapes or a mode that do not fit.
+    what stands elsewhere has no influence. weights: (B, T). clip_low, clip_high: epsilon_low, epsilon_high.
+    loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions of their token means
+    (GRPO's first form: a token of a long completion counts less). denominator: the number of tokens (in the
+    second mode, of completions) of the whole batch, where this is a part of one; losses and statistics of
+    the parts then add up to the whole's. Raises ValueError for shapes or a mode that do not fit.
     On the first update after sampling r = 1, and as the advantages of a group sum to 0 the loss is about 0
     (not quite, as lengths and weights differ). Its gradient is not.
     """
@@ -113,7 +113,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     objective = w * torch.minimum(r * A, clipped * A)
     other = old_logps if ref_logps is None else ref_logps.detach()
     log_ratio = (other - logps).masked_fill(~mask, 0.0)
-    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: unbiased, never negative, 0 where the two agree
+    kl = log_ratio.exp() - 1 - log_ratio  # k3: never negative, 0 where the two agree; unbiased while r = 1
     if beta:
         objective = objective - beta * kl  # without w, which shapes the advantage alone
     with torch.no_grad():
@@ -137,8 +137,8 @@ def shaping_weights(logps, *, shaping, **sg):
 
 
 def pass_at_k(n, c, k):
-    """Unbiased estimate, from n samples of which c are right, of the chance that at least one of k is right:
-    1 - C(n - c, k) / C(n, k). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
+    """Unbiased estimate, from n samples of which c are right, of the chance that one of k is right:
+    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
     return 1 - math.comb(n - c, k) / math.comb(n, k)
@@ -203,8 +203,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
             token = torch.searchsorted(cdf, u[row, t, None] * cdf[:, -1:], right=True)
             token = token.clamp(max=cdf.shape[1] - 1)
         drawn = torch.cat([drawn, token], 1)  # (B, t + 1)
-        ends = torch.isin(token[:, 0], stops)
-        ends |= t + 1 == max_new_tokens
+        ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
         if pauses:
             ends |= pauses(drawn)
         going = (~ends).nonzero()[:, 0]
@@ -376,7 +375,7 @@ class Config:
     max_turns: int = setting(2, "calls of a tool that are answered; a completion has one turn more")
     max_observation_tokens: int = setting(500, "the answer of a tool is cut off here, but for its last line")
     tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
-    sample_batch: int = setting(256, "most completions sampled at once; lower it to save memory")
+    sample_batch: int = setting(256, "most completions sampled at once, no fewer than a prompt's")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set")
     eval_problems: int = setting(200, "size of a generated validation or test set")
@@ -423,8 +422,8 @@ def parse(argv=None):
 
 def micro_batches(completions, advantages, rows, cfg, device):
     """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
-    tokens, pads included (a longer one: alone): dicts of ids (B, T), mask (B, T), advantages (B,). They are
-    sorted by length: the rows of a batch are about equally long, and little of it is padding."""
+    tokens, pads included (a longer one: alone), sorted by length, so that few are pads: dicts of ids (B, T),
+    mask (B, T), advantages (B,)."""
     lengths = [len(c.prompt) + len(c.tokens) for c in completions]
     order, batches = sorted(rows, key=lambda i: -lengths[i]), []
     while order:
@@ -440,13 +439,21 @@ def micro_batches(completions, advantages, rows, cfg, device):
     return batches
 
 
+def micro_logps(model, micro, cfg):
+    """token_logps; on a GPU in bfloat16, but over float32 weights: bfloat16's round small updates away."""
+    device = micro["ids"].device.type
+    with (runs.gpu_memory("the log-probabilities", cfg, "tokens_per_micro_batch"),
+          torch.autocast(device, torch.bfloat16, enabled=device == "cuda")):
+        return token_logps(model, micro["ids"], micro["mask"], temperature=cfg.temperature)
+
+
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
     """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
-    Returns the largest gradient norm, how many updates were skipped because loss or gradient was not finite,
-    and means over the tokens trained on of the loss and grpo_sg_loss's statistics (None without a token). A
-    group of equal rewards has no gradient: where beta is 0 it is left out of the passes and of these means,
-    though not out of the denominators.
+    Returns a dict: grad_norm, the largest norm before clipping (0: none was finite); skipped, the updates
+    left out as loss or gradient was not finite; the means of the loss and of grpo_sg_loss's statistics over
+    what was trained on (None: nothing, or not finite). A group of equal rewards has no gradient: where beta
+    is 0 it is left out of the passes and of these means, though not out of the denominators.
     """
     device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))
@@ -456,25 +463,19 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
     def size(rows):  # one denominator for all micro-batches of an update
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
-
-    def logps_of(net, micro):
-        # bfloat16 arithmetic on a GPU, over float32 weights: bfloat16's would round small updates away.
-        with (runs.gpu_memory("the log-probabilities", cfg, "tokens_per_micro_batch"),
-              torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
-            return token_logps(net, micro["ids"], micro["mask"], temperature=cfg.temperature)
     model.eval()  # no dropout, in this pass as in the others: r is 1 where nothing has changed
     for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
         layer.training = getattr(layer, "gradient_checkpointing", False)
     with torch.no_grad():  # before any update; the first one's own pass is still that of the old policy
         for u, micros in enumerate(batches):
             for micro in micros:
-                micro["old_logps"] = logps_of(model, micro) if u > 0 else None
-                micro["ref_logps"] = logps_of(reference, micro) if cfg.beta and reference else None
+                micro["old_logps"] = micro_logps(model, micro, cfg) if u > 0 else None
+                micro["ref_logps"] = micro_logps(reference, micro, cfg) if cfg.beta and reference else None
     totals, norms, skipped = {}, [], 0
     for share, micros in zip(shares, batches):
         whole_loss, count = 0.0, size(share)
         for micro in micros:
-            logps, old = logps_of(model, micro), micro["old_logps"]
+            logps, old = micro_logps(model, micro, cfg), micro["old_logps"]
             loss, stats = grpo_sg_loss(
                 logps, logps.detach() if old is None else old, micro["advantages"], micro["mask"],
                 weights=shaping_weights(logps, **{k: settings[k] for k in WEIGHT_SETTINGS}),
@@ -510,8 +511,7 @@ def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after
     done, rows, bad_steps = state["step"] if state else 0, [], 0
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
     for step in bar:
-        # What a step draws depends on (seed, step) alone: there is no random state to save, or to restore.
-        started, seed = time.time(), cfg.seed * 1_000_003 + step
+        started, seed = time.time(), cfg.seed * 1_000_003 + step  # of all it draws: no random state to save
         problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
         completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
@@ -528,7 +528,7 @@ def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
         if step % cfg.eval_every == 0:
             log(*evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
-        bad_steps = bad_steps + 1 if stats["skipped"] == cfg.updates else 0
+        bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         if after_step:
             after_step(step, optimizer, bad_steps)
     return rows
@@ -548,7 +548,7 @@ def main(argv=None):
     try:
         run(cfg)
     except OSError as error:
-        fail(f"cannot write the run's files: {error}")
+        fail(f"cannot read or write the run's files: {runs.first_line(error)}")
     except KeyboardInterrupt:
         fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
 

@@ -127,7 +127,9 @@ UNITS = {name: names.split()[0] for names in (
     "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
 NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but half "
                "halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million billion "
-               "trillion squared cubed factorial negative plus minus times over base modulo".split())
+               "trillion squared cubed factorial negative plus minus times over base modulo point less fewer "
+               "one two three four five six seven eight nine ten lakh crore quarter sixth seventh eighth "
+               "ninth eleventh twelfth twentieth".split())
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"

@@ -7,6 +7,7 @@ such a text, and no verifier raises or hangs.
 """
 import functools
 import math
+import operator
 import random
 import re
 import unicodedata
@@ -50,6 +51,12 @@ class Task(NamedTuple):
     observe: Callable[[str], str] | None = None  # what the tool answers to a text that ends with a call
 
 
+def most_frequent(answers):
+    """The share of the most frequent one; 0 of none."""
+    counts = Counter(answers)
+    return max(counts.values(), default=0) / max(1, counts.total())
+
+
 def split_of(meaning):
     """A seventh of all meanings is "test", a seventh "valid", whatever the seed."""
     return ("test", "valid", *["train"] * 5)[meaning % 7]
@@ -70,7 +77,8 @@ def turns(task, text):
 
 
 def observation(tokenizer, task, text, most):
-    """Token ids of the tool's answer to the text: at most `most`, and of several lines also the last."""
+    """Token ids of the tool's answer to the text: at most `most`, and after these the last of several lines,
+    so that </information> is never cut off."""
     answer = task.observe(text)
     body, newline, last = answer.rpartition("\n") if "\n" in answer else (answer, "", "")
     body, last = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (body, newline + last))
@@ -90,7 +98,8 @@ def keep_short(task, tokenizer, most):
             print(f"dropped {gone} of {len(problems)} {split} problems: prompts over --max_prompt_tokens "
                   f"{most}, the longest has {max(lengths)}")
         if not kept[split]:
-            raise ValueError(f"no {split} problem is left: raise --max_prompt_tokens")
+            raise ValueError(f"no {split} problem is left" if not problems else
+                             f"no {split} problem is left: raise --max_prompt_tokens")
     return task._replace(**kept)
 
 
@@ -122,7 +131,7 @@ def kk_claim(n, speaker, rng):
     def leaf():
         while True:
             person, is_knight = rng.randrange(n), rng.random() < 0.5
-            if is_knight or person != speaker:  # nobody can say "I am a knave"
+            if is_knight or person != speaker:  # not "I am a knave": alone, nobody can say it
                 return person, is_knight
     kind = rng.choice(("leaf", "not", "and", "or", "if", "iff"))
     first = second = leaf()
@@ -186,14 +195,12 @@ def kk_puzzle(n, rng, *, brief=False):
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
     full = (1 << (1 << n)) - 1
     knight = [sum(1 << a for a in range(1 << n) if a >> p & 1) for p in range(n)]
-    ok = 0
-    while not ok or ok & (ok - 1):  # until one bit is set: one assignment that all claims fit
+    consistent = 0  # a bit for each assignment that all claims fit
+    while not consistent or consistent & (consistent - 1):  # until one bit is set
         claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
         fits = [full ^ knight[p] ^ kk_truth(claim, knight, full) for p, claim in enumerate(claims)]
-        ok = full
-        for fit in fits:
-            ok &= fit
-    roles = {name: ROLES[ok.bit_length() - 1 >> p & 1] for p, name in enumerate(names)}
+        consistent = functools.reduce(operator.and_, fits)
+    roles = {name: ROLES[(consistent.bit_length() - 1) >> p & 1] for p, name in enumerate(names)}
     words = [kk_words(claim, names, brief) for claim in claims]
     if brief:
         question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
@@ -206,8 +213,8 @@ def kk_puzzle(n, rng, *, brief=False):
 def kk_meaning(claims):
     """An integer that is the same for two puzzles whenever renaming the people turns the claims of one into
     logical equivalents of the other's: colour refinement on the graph of who speaks of whom. Different
-    puzzles can share it too (symmetric ones, rarely), which costs a split a puzzle and never lets one into
-    two splits."""
+    puzzles can share it too (symmetric ones, rarely): a held-out split then has only one of them, and still
+    none gets into two splits."""
     mentions = []  # (speaker, person, the claim's truth table with that person as the low bit, other person)
     for speaker, (kind, leaves) in enumerate(claims):
         x, y = leaves[0][0], leaves[-1][0]
@@ -252,12 +259,29 @@ def kk_split(split, count, people, seed, *, brief=False):
     return problems
 
 
+def each_normalized(form, text):
+    """The text, each character normalized alone: a long run of accents as a whole takes quadratic time."""
+    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
+
+
+def filtered(text, keep, other=""):
+    """The text with `other` in place of each character c for which keep(c) is false."""
+    return text.translate({ord(c): other for c in set(text) if not keep(c)})
+
+
+def visible(text):
+    """The text as a reader sees it, to look for tags and turns in: full-width letters and such are plain
+    ones, and nothing hides behind characters that are not seen."""
+    return filtered(each_normalized("NFKC", text),
+                    lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
+
+
 # One clause of an answer; the rest of the pattern is the names of the puzzle.
 KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
 KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
 TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]{{0,8}}"
+FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]*"
                        r"(?:user|human|assistant|system)\W{0,3}:", re.I)
 BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
@@ -270,11 +294,6 @@ def without_end(response):
     return body
 
 
-def each_normalized(form, text):
-    """Character by character: normalizing a long run of accents as a whole takes quadratic time."""
-    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
-
-
 def verify_kk(response, roles):
     """Grade one response to a Knights and Knaves puzzle; `roles`: dict name -> "knight" or "knave".
 
@@ -285,18 +304,17 @@ def verify_kk(response, roles):
     example would count. Never raises.
     """
     body = without_end(response)
-    # Full-width letters and such are folded to plain ones to look for tags and turns, so that none hides.
-    folded = each_normalized("NFKC", body)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(folded)]
+    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(visible(body))]
     before, _, rest = body.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
     think = re.fullmatch(r"<think>(.*)</think>\s*", before, re.S)
     formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and bool(closed) and not after
                  and think is not None and any(c.isalnum() and c not in BLANK for c in think[1])
-                 and not FAKE_TURN.search(folded))
+                 and not FAKE_TURN.search(visible(body)))
     if [tag for tag in tags if "answer" in tag] != ["<answer>", "</answer>"] or not closed:
         return Verdict(False, formatted)
     thinks = [tag for tag in tags[:tags.index("<answer>")] if "think" in tag]
+    # Roughly: what is nested worse than this is badly formed anyway.
     outside = not thinks or thinks[-1] == "</think>" and 2 * thinks.count("</think>") >= len(thinks)
     return Verdict(outside and read_roles(answer, list(roles)) == roles, formatted)
 
@@ -312,11 +330,11 @@ def read_roles(answer, names):
     if not all(c.isascii() or c in letters for c in answer):
         return None  # a letter that only looks like one of a name or of a role
 
-    def fold(text):
+    def same_case(text):
         text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
         return unicodedata.normalize("NFC", text).casefold()
-    plain = {" ".join(fold(name).split()): name for name in names}
-    answer = fold(answer.replace("**", "").replace("__", ""))
+    plain = {" ".join(same_case(name).split()): name for name in names}
+    answer = same_case(answer.replace("**", "").replace("__", ""))
     name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in sorted(plain, key=len, reverse=True))
     clause, found, at = re.compile(KK_CLAUSE.format(name)), {}, 0
     while at < len(answer):
@@ -352,8 +370,9 @@ def kk_published(people):
 
 
 def kk_task(cfg):
-    """Knights and Knaves. cfg has data ("synthetic" or "published"), people, brief, seed, train_problems and
-    eval_problems. Validation puzzles are always generated. Raises ValueError where they do not fit."""
+    """Knights and Knaves. cfg has data ("synthetic" or "published"), eval_data (""), people, brief, seed,
+    train_problems, eval_problems. Validation puzzles are always generated. Raises ValueError where these do
+    not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise ValueError(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
     if cfg.data not in ("synthetic", "published") or cfg.eval_data:
@@ -381,11 +400,11 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 def verify_math(response, gold):
     """Grade one response to a mathematical problem; `gold`: the answer, or several of which any will do.
 
-    `formatted`: there is a final_answer, of at most MAX_CHARS characters. `correct`: it also equals the gold
-    answer by math_equal. Never raises.
+    `formatted`: there is a final_answer, of at most 500 characters. `correct`: it also equals a gold answer
+    by math_equal. Never raises.
     """
     answer, golds = final_answer(response), [gold] if isinstance(gold, str) else gold
-    return Verdict(bool(answer) and any(math_equal(answer, gold) for gold in golds), bool(answer))
+    return Verdict(bool(answer) and any(math_equal(answer, each) for each in golds), bool(answer))
 
 
 MATH_TRAIN = {"gsm8k": lambda: data.gsm8k("train"), "math": data.math_train,
@@ -418,7 +437,7 @@ def arithmetic(rng):
 
 
 def arithmetic_split(split, count, seed):
-    """`count` problems of a split ("train", "valid" or "test").
+    """`count` problems of a split, "train", or at most 20,000 of "valid" or "test", which have 58,000 pairs.
 
     The pair of operands decides a problem's split: a seventh of all pairs is "test", a seventh "valid", for
     every seed, so no two numbers that meet in one split meet in another, in whatever order or operation. In
@@ -426,7 +445,7 @@ def arithmetic_split(split, count, seed):
     those before.
     """
     problems, seen = [], set()
-    for i in range(count):
+    for i in range(count if split == "train" else min(count, 20_000)):
         rng = random.Random(f"{seed} {split} {i}")
         problem = arithmetic(rng)
         while split_of(problem.meaning) != split or problem.meaning in seen:
@@ -446,21 +465,22 @@ def arithmetic_demo(problem, rng):
 
 def math_task(cfg):
     """Mathematics. cfg has data ("synthetic", a name of MATH_TRAIN, or a file), eval_data (a name of
-    MATH_TEST, a file, or "" for the set that belongs to data), model, seed, train_problems, eval_problems.
-    The validation problems of a data set are drawn from its training problems. Raises ValueError where these
-    do not fit."""
-    train, valid, test = (arithmetic_split(split, count, cfg.seed) for split, count in (
-        ("train", cfg.train_problems), ("valid", cfg.eval_problems), ("test", cfg.eval_problems)))
+    MATH_TEST, "synthetic", a file, or "" for the set that belongs to data), model, seed, train_problems,
+    eval_problems. The validation problems of a data set are drawn from its training problems. Raises
+    ValueError where these do not fit."""
     eval_data = cfg.eval_data or {"synthetic": "synthetic", **MATH_PAIRS}.get(cfg.data)
     if not eval_data:
         raise ValueError("name a set or a file to test on, --eval_data")
     if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
         raise ValueError("the tiny model can only read synthetic problems: add --model")
-    if eval_data != "synthetic":
-        test = math_problems(eval_data, MATH_TEST)
-    if cfg.data != "synthetic":
+    test = (arithmetic_split("test", cfg.eval_problems, cfg.seed) if eval_data == "synthetic" else
+            math_problems(eval_data, MATH_TEST))
+    if cfg.data == "synthetic":
+        train, valid = (arithmetic_split("train", cfg.train_problems, cfg.seed),
+                        arithmetic_split("valid", cfg.eval_problems, cfg.seed))
+    else:
         train, valid = data.hold_out(math_problems(cfg.data, MATH_TRAIN), test, eval_data, cfg)
-    floor = max(Counter(str(problem.answer) for problem in test).values()) / len(test)
+    floor = most_frequent(str(problem.answer) for problem in test)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo, r"\\boxed\{|.")
 
 
@@ -491,11 +511,6 @@ def in_word(c):
     return unicodedata.category(c)[0] in "LMN"  # letters, marks (the vowels of many scripts), numbers
 
 
-def filtered(text, keep, other=""):
-    """The text with `other` in place of each character c for which keep(c) is false."""
-    return text.translate({ord(c): other for c in set(text) if not keep(c)})
-
-
 def words_of(text):
     return filtered(fold(text), in_word, " ").split()
 
@@ -517,16 +532,16 @@ def bm25(passages, *, k1=1.2, b=0.75):
             part = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
             entries.setdefault(word, []).append((i, part))
     for word, found in entries.items():
-        numbers, parts = zip(*found)
+        where, parts = zip(*found)
         idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
-        index[word] = torch.tensor(numbers), idf * torch.tensor(parts, dtype=torch.float64)
+        index[word] = torch.tensor(where), idf * torch.tensor(parts, dtype=torch.float64)
 
     def search(query, most):
         scores = torch.zeros(len(passages), dtype=torch.float64)
         for word, times in Counter(words_of(query)).items():
             if word in index:
-                numbers, parts = index[word]
-                scores[numbers] += times * parts
+                where, parts = index[word]
+                scores[where] += times * parts
         best = scores.argsort(descending=True, stable=True)[:most]  # of equal ones the first
         return [i for i in best.tolist() if scores[i] > 0]
     return search
@@ -554,11 +569,12 @@ def plain_answers(text):
     (vitamin A is not vitamin). In two forms: a hyphen may stand for a space or for nothing. Digits that a
     sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not 35."""
     text = fold(text)
-    words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", text)
+    # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
+    words = re.sub(r"(?<!\w[^\w\s])(?<!\w)(?:a|an|the)\s+(?=\W?\w)", "", text)
+    words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
     words = filtered(words, lambda c: in_word(c) or c.isspace() or c in ".-")
     words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
     words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
-    words = re.sub(r"(?<!\S)(?:a|an|the)\s+(?=\S)", "", words)  # before hyphens go: A-10 is not 10
     forms = {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}
     return forms - {""} or {text.strip()} - {""}
 
@@ -581,11 +597,9 @@ def verify_qa(response, golds):
     answer, closed, _ = rest.partition("</answer>")
     if not (opened and closed and answer.strip()):
         return Verdict(False, False)
-    seen = filtered(each_normalized("NFKC", body),  # nothing hides behind what is not seen
-                    lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
-    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(seen)]
+    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(visible(body))]
     formatted = (tags == ["<answer>", "</answer>"] and body.endswith(f"<answer>{answer}</answer>")
-                 and not FAKE_TURN.search(seen))
+                 and not FAKE_TURN.search(visible(body)))
     if len(answer.strip()) > 200 + 2 * max(map(len, golds), default=0):  # a bound on the work
         return Verdict(False, formatted)
     forms = plain_answers(answer)
@@ -651,7 +665,7 @@ def qa_task(cfg):
     train, test = load(cfg.data, "train", cfg.train_problems), load(eval_data, "test", cfg.eval_problems)
     train, valid = ((train, load("synthetic", "valid", cfg.eval_problems)) if cfg.data == "synthetic" else
                     data.hold_out(train, test, eval_data, cfg))
-    floor = max(Counter(problem.answer[0] for problem in test).values()) / len(test)
+    floor = most_frequent(problem.answer[0] for problem in test)
     return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
                 stop_text="</search>", observe=search_tool(list(pool)))
 
@@ -662,7 +676,7 @@ def qa_task(cfg):
 
 def tiny_model(task):
     """(model, tokenizer): an untrained Qwen2 of about 200,000 weights and a tokenizer whose tokens are the
-    words, between white space, of the task's questions and demonstrations, or what matches task.tokens. The
+    words, between white space, of the task's questions, demonstrations and tool, or match task.tokens. The
     chat template leaves the system prompt out: a model that can read nothing else needs no telling."""
     rng = random.Random(0)
     pieces = (pre_tokenizers.Split(Regex(task.tokens), "isolated") if task.tokens else
@@ -689,7 +703,7 @@ def tiny_model(task):
 
 def script(tokenizer, task, problem, text, cfg):
     """(ids, mask): a prompt, a scripted completion, and the tool's answers to its calls, as in a rollout."""
-    tokens, said = tokenizer(problem.question)["input_ids"], ""
+    tokens, said = encode_prompt(tokenizer, task.system, problem.question), ""
     mask = [False] * len(tokens)
     for turn in turns(task, f"{text}<|im_end|>"):
         if said:
@@ -702,8 +716,8 @@ def script(tokenizer, task, problem, text, cfg):
 
 def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), measured on validation problems, reaches
-    cfg.warmup_accuracy in the mean of its last three values. It makes of the tiny model a "pretrained" one,
-    with which reinforcement learning can start."""
+    cfg.warmup_accuracy in the mean of its last three values (missing ones are 0). It makes of the tiny model
+    a "pretrained" one, with which reinforcement learning can start."""
     rng, steps, reached = random.Random(cfg.seed), 2000, []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
     bar = tqdm(range(1, steps + 1), "warming up", bar_format="{desc}: {n} steps in {elapsed}{postfix}")

@@ -399,8 +399,7 @@ def toy_task():
 
 def toy(seed=0, **settings):
     cfg = grpo_sg.Config(**{**dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0,
-                                   max_new_tokens=6,
-                                   updates=2, eval_every=10, seed=seed), **settings})
+                                   max_new_tokens=6, updates=2, eval_every=10, seed=seed), **settings})
     model = tiny_qwen(vocab=len(WORDS), seed=seed, tie_word_embeddings=True)
     model.generation_config.eos_token_id = 0
     return model, word_tokenizer(), toy_task(), cfg
@@ -639,6 +638,9 @@ def test_which_block_is_the_answer_must_be_clear(response):
     (f"<think>a</think><THINK>b <answer>{GOOD}</answer></THINK>", (False, False)),
     (f"a</think>\n<answer>{GOOD}</answer>", (True, False)),
     (answered(GOOD, "ok\rUser: sure?"), (True, False)),
+    (answered(GOOD, "ok\n\u200bUs\u200ber: sure?"), (True, False)),
+    (answered(GOOD, "ok\n" + 9 * " " + "User: a"), (True, False)),
+    (answered(GOOD, "<\u200banswer> Mira is a knave </\u200banswer>"), (False, False)),
     (answered(GOOD, "ok\u2028 **User**: s"), (True, False)),
     (answered(GOOD, "<\uff5cUser\uff5c> sure?"), (True, False)), (answered(GOOD, "\u3164"), (True, False)),
     (answered(GOOD, "|x|<|y| and x < 3"), (True, True))])
@@ -912,6 +914,7 @@ def test_labelled_pairs():
     ("0.5\\%", "50"), ("\\text{yes and no}", "\\text{yes}"), ("", ""),
     ("10^{15}", "10^{15}+\\pi"), ("(-1)^n", "1"), ("(-2)^n", "-2^n"),
     ("5 \\text{ Million}", "5"), ("3 \\text{ halves}", "3"), (",", "\\emptyset"),
+    ("5 \\text{ sixths}", "5"), ("5 \\text{ point six}", "5"), ("5 \\text{ less one}", "5"),
     ("{}", "\\text{no solution}"), ("x(1)", "x"), ("\\text{negative} = 5", "5"),
     ("x = 4 = 5", "5"), ("\\frac13 \\approx 0.34", "\\frac13"),
     ("\\exp(-40)", "0"), ("\\sqrt{x-1}+1", "\\sqrt{x-1}")])
@@ -1146,6 +1149,18 @@ def test_deepscaler_and_aime(hub, capsys):
     assert math_task(eval_data="aime24").test == task.test  # and synthetic training problems
 
 
+def test_a_real_set_generates_nothing(hub, monkeypatch):
+    monkeypatch.delattr(tasks, "arithmetic_split")  # of a large --eval_problems it would take minutes
+    assert len(math_task(data="gsm8k").test) == 3
+
+
+def test_an_empty_test_set(hub):
+    (hub / "empty.jsonl").write_text("")
+    task = math_task(data="synthetic", eval_data="empty.jsonl")
+    with pytest.raises(ValueError, match="no test problem is left$"):
+        tasks.keep_short(task, word_tokenizer(), 100)
+
+
 def test_problems_from_a_file(hub, capsys):
     rows = [{"question": f"What is {i}?", "answer": [i, f"{i} apples"], "more": 0} for i in range(20)]
     (hub / "train.jsonl").write_text(
@@ -1312,7 +1327,8 @@ def test_wrong_answers_to_questions(answer, golds):
     ("Hawai'i", "Hawai\u02bbi", True), ("Hawaii", "Hawai\u02bbi", True), ("\u0126amrun", "Hamrun", True),
     ("July 4,1776", "July 4, 1776", True), ("1776/07/04", "17760704", False), ("12,345", "123,45", False),
     ("\u22123.5", "-3.5", True), ("DIYARBAKIR", "Diyarbak\u0131r", True), ("STRAUSS", "Strau\u00df", True),
-    ("\u0301", "A", False)])
+    ("\u0301", "A", False), ("A, B", "B", False), ("A & B", "B", False), ("An, Lima", "Lima", False),
+    ('"The Who"', "Who", True), ("the (big) apple", "Big Apple", True)])
 def test_what_an_adversary_found(answer, gold, right):
     assert tasks.verify_qa(f"<answer>{answer}</answer>", [gold]).correct == right
 
@@ -1757,6 +1773,16 @@ def test_what_is_not_finite_never_reaches_the_weights(monkeypatch):
     assert stats["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
 
 
+def test_a_step_without_a_finite_update_is_bad(monkeypatch):
+    """Also where some of its updates had nothing to learn from: here two of four."""
+    model, tokenizer, task, cfg = toy(steps=3, prompts=1, group_size=2, updates=4)
+    monkeypatch.setattr(grpo_sg, "group_advantages", lambda rewards: torch.tensor([[1.0, -1.0]]))
+    broken_loss(range(100), monkeypatch)
+    counts = []
+    grpo_sg.train(model, tokenizer, task, cfg, lambda *_: None, after_step=lambda *a: counts.append(a[2]))
+    assert counts == [1, 2, 3]
+
+
 def test_too_many_bad_steps_end_the_run(start, tmp_path, monkeypatch, capsys):
     broken_loss(range(3, 100), monkeypatch)  # two updates a step: the first step is good
     assert start("run", "--max_bad_steps", 2) == 2
@@ -1817,7 +1843,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(start, tmp_path, monkeypatch, cap
 def test_a_removed_folder_is_one_line(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grpo_sg, "update",
                         lambda *args, **kwargs: shutil.rmtree(tmp_path / "run") or {"skipped": 0})
-    assert start("run") == 2 and "cannot write the run's files" in capsys.readouterr().err
+    assert start("run") == 2 and "cannot read or write the run's files" in capsys.readouterr().err
 
 
 def test_any_text_survives_in_the_files_and_none_steers_the_terminal(tmp_path):
@@ -1950,7 +1976,7 @@ def test_published_puzzles(tmp_path, monkeypatch):
     ("--out .", "exists"), ("--people 1", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
     ("--tau 0", "--tau"), ("--model nobody/nothing", "nobody/nothing"),
     ("--max_prompt_tokens 1", "--max_prompt_tokens"),
-    ("--out /proc/run", "cannot write"), ("--data published", "add --model")])
+    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
 def test_bad_input_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
