@@ -124,12 +124,18 @@ UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer kilometre|ft foot feet|in inch inche|"
     "yd yard|mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|"
     "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
-    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
+    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -|week|month|year yr|gal gallon|qt quart|ton tonne|"
+    "yen|rupee|peso").split("|") for name in names.split()}
 NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but half "
                "halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million billion "
                "trillion squared cubed factorial negative plus minus times over base modulo point less fewer "
-               "one two three four five six seven eight nine ten lakh crore quarter sixth seventh eighth "
-               "ninth eleventh twelfth twentieth".split())
+               "one two three four five six seven eight nine ten lakh crore quarter sixth seventh eighth ninth "
+               "eleven eleventh twelve twelfth thirteen fourteen fifteen sixteen seventeen eighteen nineteen "
+               "twenty twentieth thirty forty fifty sixty seventy eighty ninety zero quadrillion bn mn doz dz "
+               "infinity double triple twice doubled tripled halved divided multiplied subtracted reciprocal "
+               "inverse opposite binary octal hex hexadecimal mod mille permille never cannot except unless "
+               "instead rather else alternatively versus vs rejected untrue unequal almost approximately nearly "
+               "roughly".split())
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
@@ -197,7 +203,7 @@ def math_tokens(text):
             tokens.append(ALIASES.get("\\" + word, "\\" + word))
         elif len(word) > 3 or word.lower() in SHORT_WORDS or (
                 word != token and (len(word) > 1 or word in UNITS)) or (
-                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in "0123456789.})"):
+                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
             tokens.append(f'"{word}"')
         else:
             tokens += word
@@ -226,7 +232,7 @@ class Item(NamedTuple):
 
 def each(op, *items):
     """An operation at every point; a matrix in the last place is multiplied entry by entry."""
-    if items[-1].kind in ("\\begin", "&") and op == "*":
+    if items[-1].kind in ("\\begin\\end", "&") and op == "*":
         return items[-1]._replace(parts=tuple(each(op, *items[:-1], part) for part in items[-1].parts))
     if any(item.kind != "value" for item in items):
         raise Unreadable("arithmetic is for numbers")
@@ -288,6 +294,7 @@ def read_side(tokens):
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
         refused = NO_UNITS & {form for word in words for form in (word.lower(), word.lower().rstrip("s"))}
+        refused = refused or "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})
         if refused or len(words) > 12 or len(strange) > 4 or strange and not item.constant:
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
@@ -345,7 +352,8 @@ def read_atom(tokens):
             return items[0]
         if not items and kind != "\\{\\}":
             raise Unreadable("nothing in a bracket")
-        name = "()" if kind == "()" and all(item.name for item in items) else ""  # (x, y) = (1, 2) is (1, 2)
+        names = [item.name for item in items]
+        name = ",".join(names) if kind == "()" and all(names) else ""  # (x, y) = (1, 2) is (1, 2)
         return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
     if token in FUNCTIONS:
         return read_function(tokens, token)
@@ -418,6 +426,8 @@ def relation(sides, signs):
         sides = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
         values = sides[1:] if sides[0].name else sides
         if all(same(values[0], value) for value in values[1:]):  # x = 2 + 3 = 5 and 2 + 3 = 5
+            if sides[0].name and sides[0].kind == values[0].kind == "()":
+                return values[0]._replace(name=sides[0].name)
             if not sides[0].name or {sides[0].kind, values[0].kind} != {"value"}:
                 return values[0]
             return Item("=", (each("+", sides[0], minus(values[0])), values[0]))
@@ -507,12 +517,19 @@ def math_equal(answer, gold):
         return False
 
 
+BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+# What makes another answer of the box, where it stands beside it: 6 or \boxed{5}, -\boxed{5}, \boxed{5}\%.
+BESIDE = (re.compile(r"(?:\b(?:or|and|not|no|minus|over|times)|[-+*/^<>\d],?)[\s$]*\Z", re.I),
+          re.compile(r"[\s$]*,?[\s$]*(?:(?:or|and|not|over|times)\b|[-+*/^%<>{\d]|\\[%a-z])", re.I))
+
+
 def final_answer(response):
     """The text of the final answer, or "" where there is none.
 
     It stands after the last </think>, and a <think> after that voids it. It is what the last complete
-    <answer>...</answer> holds: the content of the last \\boxed{...} in it, or else all of it. Without answer
-    tags it is the content of the last \\boxed{...}. Where that is empty or unfinished, there is none: an
+    <answer>...</answer> holds: the content of the last \\boxed{...} in it, or all of it where there is no
+    box, or something beside it that changes it. Without answer tags it is the content of the last
+    \\boxed{...}. A box in a box is a part of it. Where the box is empty or unfinished, there is no answer: an
     earlier box, prose, or the last number never count.
     """
     text = response.rpartition("</think>")[2]
@@ -525,10 +542,22 @@ def final_answer(response):
     last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if last < 0:
         return text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
-    text, depth = text[last:last + MAX_CHARS], 0
-    box = re.match(r"\\(?:boxed|fbox)\s*\{", text)
-    for brace in re.finditer(r"\\.|[{}]", text, re.S):
+    for box in BOX.finditer(text, max(0, last - MAX_CHARS)):
+        end = closing_brace(text, box.end())
+        if box.start() == last or end > last:
+            break
+    content = text[box.end() + 1:end].strip()
+    before, after = text[max(0, box.start() - MAX_CHARS):box.start()], text[end + 1:end + 1 + MAX_CHARS]
+    if start >= 0 and content and (BESIDE[0].search(before) or BESIDE[1].match(after)):
+        return text.strip() if len(text) <= MAX_CHARS else ""
+    return content
+
+
+def closing_brace(text, at):
+    """Where the brace closes that opens at `at`; `at` where none opens there, or it closes too late."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else "", re.S):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if brace[0] == "}" and depth <= 0:
-            return text[box.end():brace.start()].strip() if box else ""
-    return ""
+        if depth == 0:
+            return at + brace.start()
+    return at

@@ -8,6 +8,7 @@ is left. What a step of training draws is a function of seed and step: there are
 import argparse
 import contextlib
 import glob
+import itertools
 import json
 import math
 import os
@@ -100,11 +101,21 @@ def read_rows(path):
         return [json.loads(line) for line in file]
 
 
+def new_folder(name):
+    """A folder under runs/ that nobody had before, for runs that start in the same second too."""
+    for number in itertools.count(2):
+        try:
+            os.makedirs(f"runs/{name}")
+            return f"runs/{name}"
+        except FileExistsError:
+            name = f"{name.partition('_')[0]}_{number}"
+
+
 def open_run(cfg, config):
     """Make the run's folder, if it is a new run, and write config.json. Returns the folder, and a function
     log(row, samples) that appends to metrics.jsonl and samples.jsonl."""
-    out = cfg.out or f"runs/{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    os.makedirs(out, exist_ok=cfg.resume)
+    out = cfg.out or new_folder(f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    os.makedirs(out, exist_ok=cfg.resume or not cfg.out)
     write_json(os.path.join(out, "config.json"), config)
 
     def log(row, samples):

@@ -494,11 +494,12 @@ QA_SYSTEM = ("Answer the question. Think inside <think> and </think>. To look so
              "the answer alone, a name or a few words, inside <answer> and </answer>, for example <answer> "
              "Ada Lovelace </answer>. Write nothing after that.")
 
-ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")  # also Hebrew and Arabic points
+# Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter out.
+ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 PLAIN = str.maketrans({
     **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
     "\u00e6": "ae", "\u0153": "oe", "\u00fe": "th",
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63", "-"),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63\u207b\u02d7\u2796", "-"),
     **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})  # letters like apostrophes
 
 
@@ -509,6 +510,12 @@ def fold(text):
 
 def in_word(c):
     return unicodedata.category(c)[0] in "LMN"  # letters, marks (the vowels of many scripts), numbers
+
+
+def has_meaning(c):
+    """True of letters, numbers, and signs that are no keys: of \u2260, \u266f, \u00a3, not of \u2122."""
+    sign = not c.isascii() and unicodedata.category(c)[0] == "S" and c not in "\u00a9\u00ae\u00b0\u2122"
+    return in_word(c) or sign
 
 
 def words_of(text):
@@ -568,11 +575,12 @@ def plain_answers(text):
     """The text as exact match sees it: folded, without punctuation, and without articles but a last one
     (vitamin A is not vitamin). In two forms: a hyphen may stand for a space or for nothing. Digits that a
     sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not 35."""
-    text = fold(text)
+    text = re.sub(r"(?<!\w)([^\W\d_])\.\s+(?=[^\W\d_]\.)", r"\1.", fold(text))  # J. K. is J.K.
     # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
     words = re.sub(r"(?<!\w[^\w\s])(?<!\w)(?:a|an|the)\s+(?=\W?\w)", "", text)
     words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
-    words = filtered(words, lambda c: in_word(c) or c.isspace() or c in ".-")
+    words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
+    words = re.sub(r"\A\s*-\s+(?=\.?\d)", "-", words)  # - 5 is -5
     words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
     words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
     forms = {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}

@@ -790,6 +790,9 @@ def test_five_thousand_puzzles_a_second():
 EQUAL = r"""
 0 | 0.0 | -0 | \frac{0}{7} | \sin\pi | 1 - 1
 7 | 7.0 | 007 | +7 | x = 7 | \frac{14}{2} | \left(7\right) | $7$ | \boxed{7} | 7 \text{ apples} | 7.
+8 | 8 eggs per day
+36\pi | 36 \pi cm^2
+\begin{pmatrix} 1 & 2 \end{pmatrix} | \frac{1}{2}\begin{pmatrix} 2 & 4 \end{pmatrix}
 -7 | − 7 | \frac{-7}{1} | y = -7
 1/2 | 0.5 | \frac12 | \dfrac 1 2 | .5 | 2^{-1} | ½ | \tfrac{3}{6} | \cos 60^\circ | \cos\frac{\pi}{3}
 2\frac{1}{3} | \frac{7}{3} | 7/3 | 2 1/3 | 2 + \frac{1}{3} | 2.\overline{3}
@@ -915,6 +918,9 @@ def test_labelled_pairs():
     ("10^{15}", "10^{15}+\\pi"), ("(-1)^n", "1"), ("(-2)^n", "-2^n"),
     ("5 \\text{ Million}", "5"), ("3 \\text{ halves}", "3"), (",", "\\emptyset"),
     ("5 \\text{ sixths}", "5"), ("5 \\text{ point six}", "5"), ("5 \\text{ less one}", "5"),
+    ("6 \\text{ or } \\boxed{5}", "5"), ("-\\boxed{5}", "5"), ("\\boxed{5}, 6", "5"), ("\\boxed{}", ""),
+    ("(y,x)=(1,2)", "(x,y)=(1,2)"), ("5 \\text{ twenty}", "5"), ("\\text{never} = 5", "5"),
+    ("5\\%^2", "5"), ("5\\%\\%", "5"), ("5\\$\\%", "5"), ("5 \\text{ weeks}", "5 \\text{ days}"),
     ("{}", "\\text{no solution}"), ("x(1)", "x"), ("\\text{negative} = 5", "5"),
     ("x = 4 = 5", "5"), ("\\frac13 \\approx 0.34", "\\frac13"),
     ("\\exp(-40)", "0"), ("\\sqrt{x-1}+1", "\\sqrt{x-1}")])
@@ -931,7 +937,11 @@ def test_near_misses(answer, gold):
     ("<think>\\boxed{5}", False, False),
     ("\\boxed{5} <think> hm", False, False), ("</think> \\boxed{5}", True, True),
     ("<answer>5</answer>", True, True), ("<answer>so \\boxed{5}</answer>", True, True),
-    ("<answer>\\boxed{}5</answer>", False, False),
+    ("<answer>\\boxed{}5</answer>", False, False), ("<answer>6 or \\boxed{5}</answer>", False, True),
+    ("<answer>\\boxed{5} or 6</answer>", False, True), ("<answer>-$\\boxed{5}$</answer>", False, True),
+    ("<answer>not \\boxed{5}</answer>", False, True), ("<answer>\\boxed{5}^2</answer>", False, True),
+    ("<answer>\\[x = \\boxed{5}\\]</answer>", True, True), ("10 - \\boxed{ \\boxed{5} }", True, True),
+    ("\\boxed{10 - \\boxed{5}}", True, True), ("\\boxed{9 - \\boxed{5}}", False, True),
     ("\\boxed{4} <answer>5</answer>", True, True), ("\\boxed{5} <answer>4</answer>", False, True),
     ("<answer>5</answer><answer>4</answer>", False, True), ("\\boxed{5} <answer>4", False, False),
     ("<answer></answer>", False, False), ("\\boxed{\\boxed{5}}", True, True), ("\\fbox{5}", True, True),
@@ -981,7 +991,8 @@ HOSTILE = (
                              "{", "}", "\\", " ", "9", "\\boxed{5")]
     + ["\\boxed{" + c * 10 ** 6 + "}" for c in ("9", " ", ",", "(", "{}", "\\,", "$", "e", "\n", "'")]
     + ["\\boxed{4}" * 10 ** 5, "\\boxed{" * 5000 + "4" + "}" * 5000, "<answer>4</answer>" * 10 ** 5,
-       "\\boxed" + " " * 10 ** 6 + "{4}"])
+       "\\boxed" + " " * 10 ** 6 + "{4}", "<answer>\\boxed{4}" + " $" * 10 ** 5 + "</answer>",
+       "<answer>" + "or $" * 10 ** 5 + "\\boxed{4}</answer>"])
 
 
 def test_hostile_answers_are_cheap_and_wrong():
@@ -1328,7 +1339,11 @@ def test_wrong_answers_to_questions(answer, golds):
     ("July 4,1776", "July 4, 1776", True), ("1776/07/04", "17760704", False), ("12,345", "123,45", False),
     ("\u22123.5", "-3.5", True), ("DIYARBAKIR", "Diyarbak\u0131r", True), ("STRAUSS", "Strau\u00df", True),
     ("\u0301", "A", False), ("A, B", "B", False), ("A & B", "B", False), ("An, Lima", "Lima", False),
-    ('"The Who"', "Who", True), ("the (big) apple", "Big Apple", True)])
+    ('"The Who"', "Who", True), ("the (big) apple", "Big Apple", True),
+    ("- 1", "1", False), ("- 1", "-1", True), ("\u2212 $5", "5", False), ("\u207b5", "5", False),
+    ("\u2260Paris", "Paris", False), ("\u00a35", "$5", False), ("F\u266f minor", "F minor", False),
+    ("P\u0336a\u0336ris", "Paris", False), ("Lego\u00ae", "Lego", True),
+    ("J. K. Rowling", "J.K. Rowling", True), ("U. S.", "US", True)])
 def test_what_an_adversary_found(answer, gold, right):
     assert tasks.verify_qa(f"<answer>{answer}</answer>", [gold]).correct == right
 
@@ -1888,6 +1903,15 @@ def test_the_default_command_end_to_end(tmp_path):
     again = run("--eval_only", "--model", out / "checkpoint", "--out", tmp_path / "eval", cwd=tmp_path)
     assert f"{rows[-1]['eval/accuracy']}" in again.stdout
     assert rows_of(tmp_path / "eval" / "metrics.jsonl")[0]["eval/avg@4"] == rows[-1]["eval/avg@4"]
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    cfg = grpo_sg.Config()
+    folders = [runs.open_run(cfg, {})[0] for _ in range(3)]
+    assert folders == ["runs/kk-sg-seed0-now", "runs/kk-sg-seed0-now_2", "runs/kk-sg-seed0-now_3"]
+    assert all(os.path.exists(f"{folder}/config.json") for folder in folders)
 
 
 def test_what_an_evaluation_takes_from_a_run(tmp_path, monkeypatch, capsys):

@@ -79,7 +79,7 @@ def helps():
     """Paired differences to GRPO, each method at its own best learning rate."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), sharex=True)
     for axis, part, grid, title in zip(axes, ("help", "noisy-help"), ("grid", "noisy-grid"),
-                                       ("early warm start", "noisy rewards, 256 problems")):
+                                       ("early warm start", "noisy rewards")):
         rates = best_rates(grid)
         rows = {name: {row["seed"]: row["avg@4"] for row in results(part) if row["name"] == name}
                 for name in METHODS}
@@ -91,7 +91,7 @@ def helps():
         axis.axvline(0, color=GREY, lw=1)
         axis.set_yticks(range(len(METHODS) - 1), [f"{name}, lr {rates[name]:g}" for name in METHODS[1:]])
         axis.invert_yaxis()
-        axis.set(title=f"{title}, none at lr {rates['none']:g}")
+        axis.set_title(f"{title}; GRPO: lr {rates['none']:g}", fontsize=9)
     figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
                      fontsize=9)
     save(figure, "help.svg")
