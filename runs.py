@@ -103,12 +103,10 @@ def read_rows(path):
 
 def new_folder(name):
     """A folder under runs/ that nobody had before, for runs that start in the same second too."""
-    for number in itertools.count(2):
-        try:
-            os.makedirs(f"runs/{name}")
-            return f"runs/{name}"
-        except FileExistsError:
-            name = f"{name.partition('_')[0]}_{number}"
+    for suffix in itertools.chain([""], map("_{}".format, itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(f"runs/{name}{suffix}")
+            return f"runs/{name}{suffix}"
 
 
 def open_run(cfg, config):
