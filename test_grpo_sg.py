@@ -1160,6 +1160,12 @@ def test_deepscaler_and_aime(hub, capsys):
     assert math_task(eval_data="aime24").test == task.test  # and synthetic training problems
 
 
+def test_a_held_out_split_ends_before_its_pairs_do(monkeypatch):
+    meanings = itertools.count(0, 7)  # all of "test"
+    monkeypatch.setattr(tasks, "arithmetic", lambda rng: tasks.Problem("", "", "", next(meanings)))
+    assert len(tasks.arithmetic_split("test", 30_000, 0)) == 20_000
+
+
 def test_a_real_set_generates_nothing(hub, monkeypatch):
     monkeypatch.delattr(tasks, "arithmetic_split")  # of a large --eval_problems it would take minutes
     assert len(math_task(data="gsm8k").test) == 3
