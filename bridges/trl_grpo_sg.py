@@ -1,6 +1,6 @@
 """GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Tried with TRL 1.16.0.
 
-    from bridges.trl_grpo_sg import GRPOSGTrainer        in place of trl.GRPOTrainer, from this folder's parent
+    from bridges.trl_grpo_sg import GRPOSGTrainer      in place of trl.GRPOTrainer, from this folder's parent
 
 loss_type="dapo" is our token-mean, "grpo" our seq-mean-token-mean. For the k3 estimator of the KL as it is,
 set use_bias_correction_kl=False.
