@@ -124,18 +124,19 @@ UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer kilometre|ft foot feet|in inch inche|"
     "yd yard|mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|"
     "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
-    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -|week|month|year yr|gal gallon|qt quart|ton tonne|"
-    "yen|rupee|peso").split("|") for name in names.split()}
-NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but half "
-               "halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million billion "
-               "trillion squared cubed factorial negative plus minus times over base modulo point less fewer "
-               "one two three four five six seven eight nine ten lakh crore quarter sixth seventh eighth ninth "
-               "eleven eleventh twelve twelfth thirteen fourteen fifteen sixteen seventeen eighteen nineteen "
-               "twenty twentieth thirty forty fifty sixty seventy eighty ninety zero quadrillion bn mn doz dz "
-               "infinity double triple twice doubled tripled halved divided multiplied subtracted reciprocal "
-               "inverse opposite binary octal hex hexadecimal mod mille permille never cannot except unless "
-               "instead rather else alternatively versus vs rejected untrue unequal almost approximately nearly "
-               "roughly".split())
+    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -|week|month|year yr|gal gallon|qt quart|"
+    "ton tonne|yen|rupee|peso").split("|") for name in names.split()}
+NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but "
+               "half halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million "
+               "billion trillion squared cubed factorial negative plus minus times over base modulo "
+               "point less fewer one two three four five six seven eight nine ten lakh crore quarter "
+               "sixth seventh eighth ninth eleven eleventh twelve twelfth thirteen fourteen fifteen "
+               "sixteen seventeen eighteen nineteen twenty twentieth thirty forty fifty sixty seventy "
+               "eighty ninety zero quadrillion bn mn doz dz infinity double triple twice doubled tripled "
+               "halved divided multiplied subtracted reciprocal inverse opposite binary octal hex "
+               "hexadecimal mod mille permille never cannot except unless instead rather else "
+               "alternatively versus vs rejected untrue unequal almost approximately nearly roughly".split())
+THINGS = {"point", "quarter", "one", "ten", "five", "twenty", "double", "triple"}  # 5 points are 5
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
@@ -203,7 +204,8 @@ def math_tokens(text):
             tokens.append(ALIASES.get("\\" + word, "\\" + word))
         elif len(word) > 3 or word.lower() in SHORT_WORDS or (
                 word != token and (len(word) > 1 or word in UNITS)) or (
-                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
+                len(word) > 1 and word.lower() in UNITS and tokens and (tokens[-1][-1] in '0123456789.})"' or
+                                                                        tokens[-1] == "π" and word == "cm")):
             tokens.append(f'"{word}"')
         else:
             tokens += word
@@ -293,7 +295,8 @@ def read_side(tokens):
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
-        refused = NO_UNITS & {form for word in words for form in (word.lower(), word.lower().rstrip("s"))}
+        refused = NO_UNITS & {form for word in words for form in (word.lower(), word.lower().rstrip("s"))
+                              if form == word.lower() or form not in THINGS}
         refused = refused or "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})
         if refused or len(words) > 12 or len(strange) > 4 or strange and not item.constant:
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
@@ -427,7 +430,7 @@ def relation(sides, signs):
         values = sides[1:] if sides[0].name else sides
         if all(same(values[0], value) for value in values[1:]):  # x = 2 + 3 = 5 and 2 + 3 = 5
             if sides[0].name and sides[0].kind == values[0].kind == "()":
-                return values[0]._replace(name=sides[0].name)
+                return values[0]._replace(name="" if values[0].name else sides[0].name)
             if not sides[0].name or {sides[0].kind, values[0].kind} != {"value"}:
                 return values[0]
             return Item("=", (each("+", sides[0], minus(values[0])), values[0]))
@@ -518,9 +521,11 @@ def math_equal(answer, gold):
 
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
-# What makes another answer of the box, where it stands beside it: 6 or \boxed{5}, -\boxed{5}, \boxed{5}\%.
-BESIDE = (re.compile(r"(?:\b(?:or|and|not|no|minus|over|times)|[-+*/^<>\d],?)[\s$]*\Z", re.I),
-          re.compile(r"[\s$]*,?[\s$]*(?:(?:or|and|not|over|times)\b|[-+*/^%<>{\d]|\\[%a-z])", re.I))
+# What makes another answer of the box, on its line: 6 or \boxed{5}, -\boxed{5}, \boxed{5}^2, \boxed{5} or 6.
+BEFORE_BOX = re.compile(r"(?:\b(?:or|not|minus)[ \t]*|\d,?[ \t]*|\d[ \t]*[-+*/^][ \t]*|"
+                        r"(?<![-*+])[-+/^])\$*\Z", re.I)
+AFTER_BOX = re.compile(r"[ \t$]*(?:,?[ \t]*(?:or|and)[ \t]+[$\\-]*\d|,?[ \t$]*\d|[-+*/^][ \t$]*[\d({\\]|"
+                       r"\\(?:times|cdot|div|pm)\b|\\text\{\s*(?:or|and|not)\b)", re.I)
 
 
 def final_answer(response):
@@ -529,8 +534,8 @@ def final_answer(response):
     It stands after the last </think>, and a <think> after that voids it. It is what the last complete
     <answer>...</answer> holds: the content of the last \\boxed{...} in it, or all of it where there is no
     box, or something beside it that changes it. Without answer tags it is the content of the last
-    \\boxed{...}. A box in a box is a part of it. Where the box is empty or unfinished, there is no answer: an
-    earlier box, prose, or the last number never count.
+    \\boxed{...}. A box in a box is a part of it. Where the box is empty or unfinished, there is no answer:
+    an earlier box, prose, or the last number never count.
     """
     text = response.rpartition("</think>")[2]
     closed = text.rfind("</answer>")
@@ -548,7 +553,7 @@ def final_answer(response):
             break
     content = text[box.end() + 1:end].strip()
     before, after = text[max(0, box.start() - MAX_CHARS):box.start()], text[end + 1:end + 1 + MAX_CHARS]
-    if start >= 0 and content and (BESIDE[0].search(before) or BESIDE[1].match(after)):
+    if start >= 0 and content and (BEFORE_BOX.search(before) or AFTER_BOX.match(after)):
         return text.strip() if len(text) <= MAX_CHARS else ""
     return content
 

@@ -304,13 +304,14 @@ def verify_kk(response, roles):
     example would count. Never raises.
     """
     body = without_end(response)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(visible(body))]
+    shown = visible(body)
+    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
     before, _, rest = body.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
     think = re.fullmatch(r"<think>(.*)</think>\s*", before, re.S)
     formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and bool(closed) and not after
                  and think is not None and any(c.isalnum() and c not in BLANK for c in think[1])
-                 and not FAKE_TURN.search(visible(body)))
+                 and not FAKE_TURN.search(shown))
     if [tag for tag in tags if "answer" in tag] != ["<answer>", "</answer>"] or not closed:
         return Verdict(False, formatted)
     thinks = [tag for tag in tags[:tags.index("<answer>")] if "think" in tag]
@@ -514,8 +515,8 @@ def in_word(c):
 
 def has_meaning(c):
     """True of letters, numbers, and signs that are no keys: of \u2260, \u266f, \u00a3, not of \u2122."""
-    sign = not c.isascii() and unicodedata.category(c)[0] == "S" and c not in "\u00a9\u00ae\u00b0\u2122"
-    return in_word(c) or sign
+    sign = unicodedata.category(c) in ("Sc", "Sm", "So") and c not in "\u00a9\u00ae\u00b0\u2122"
+    return in_word(c) or sign and not c.isascii()
 
 
 def words_of(text):
@@ -573,17 +574,19 @@ def search_tool(passages):
 
 def plain_answers(text):
     """The text as exact match sees it: folded, without punctuation, and without articles but a last one
-    (vitamin A is not vitamin). In two forms: a hyphen may stand for a space or for nothing. Digits that a
-    sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not 35."""
-    text = re.sub(r"(?<!\w)([^\W\d_])\.\s+(?=[^\W\d_]\.)", r"\1.", fold(text))  # J. K. is J.K.
-    # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
-    words = re.sub(r"(?<!\w[^\w\s])(?<!\w)(?:a|an|the)\s+(?=\W?\w)", "", text)
-    words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
-    words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
-    words = re.sub(r"\A\s*-\s+(?=\.?\d)", "-", words)  # - 5 is -5
-    words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
-    words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
-    forms = {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}
+    (vitamin A is not vitamin). In some forms: a hyphen may stand for a space or for nothing, and J. K. for
+    J.K. Digits that a sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not
+    35."""
+    text, forms = fold(text), set()
+    for words in {text, re.sub(r"(?<!\w)([^\W\d_])\.\s+(?=[^\W\d_]\.)", r"\1.", text)}:
+        # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
+        words = re.sub(r"(?<![^\W_][^\w\s])(?<![^\W_])(?:a|an|the)\s+(?=[^\w\s]*\w)", "", words)
+        words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
+        words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
+        words = re.sub(r"\A\s*-\s+(?=[\d.]+\s*\Z)", "-", words)  # - 5 is -5, - 12 May is 12 May
+        words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
+        words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
+        forms |= {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}
     return forms - {""} or {text.strip()} - {""}
 
 
@@ -605,9 +608,10 @@ def verify_qa(response, golds):
     answer, closed, _ = rest.partition("</answer>")
     if not (opened and closed and answer.strip()):
         return Verdict(False, False)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(visible(body))]
+    shown = visible(body)
+    tags = [re.sub(r"\s", "", tag).lower() for tag in QA_TAG.findall(shown)]
     formatted = (tags == ["<answer>", "</answer>"] and body.endswith(f"<answer>{answer}</answer>")
-                 and not FAKE_TURN.search(visible(body)))
+                 and not FAKE_TURN.search(shown))
     if len(answer.strip()) > 200 + 2 * max(map(len, golds), default=0):  # a bound on the work
         return Verdict(False, formatted)
     forms = plain_answers(answer)

@@ -790,7 +790,8 @@ def test_five_thousand_puzzles_a_second():
 EQUAL = r"""
 0 | 0.0 | -0 | \frac{0}{7} | \sin\pi | 1 - 1
 7 | 7.0 | 007 | +7 | x = 7 | \frac{14}{2} | \left(7\right) | $7$ | \boxed{7} | 7 \text{ apples} | 7.
-8 | 8 eggs per day
+8 | 8 eggs per day | 8 points | 8 \text{ quarters}
+(a,b) | (h,k)=(a,b)
 36\pi | 36 \pi cm^2
 \begin{pmatrix} 1 & 2 \end{pmatrix} | \frac{1}{2}\begin{pmatrix} 2 & 4 \end{pmatrix}
 -7 | − 7 | \frac{-7}{1} | y = -7
@@ -940,6 +941,15 @@ def test_near_misses(answer, gold):
     ("<answer>\\boxed{}5</answer>", False, False), ("<answer>6 or \\boxed{5}</answer>", False, True),
     ("<answer>\\boxed{5} or 6</answer>", False, True), ("<answer>-$\\boxed{5}$</answer>", False, True),
     ("<answer>not \\boxed{5}</answer>", False, True), ("<answer>\\boxed{5}^2</answer>", False, True),
+    ("<answer>**Final Answer:** \\boxed{5}</answer>", True, True),
+    ("<answer>2+3=5\n\n\\boxed{5}</answer>", True, True), ("<answer>x => \\boxed{5}</answer>", True, True),
+    ("<answer>- \\boxed{5}</answer>", True, True), ("<answer>\\boxed{5}\n\n---</answer>", True, True),
+    ("<answer>\\boxed{5}, and we are done.</answer>", True, True),
+    ("<answer>\\boxed{5} \\text{ is it} \\blacksquare</answer>", True, True),
+    ("<answer>5\n\\boxed{1}</answer>", False, True),
+    ("<answer>\\boxed{8}\n- \\boxed{3}</answer>", False, True),
+    ("<answer>6, \\boxed{5}</answer>", False, True), ("<answer>10 - \\boxed{5}</answer>", True, True),
+    ("<answer>\\boxed{5} \\text{ or } 6</answer>", False, True),
     ("<answer>\\[x = \\boxed{5}\\]</answer>", True, True), ("10 - \\boxed{ \\boxed{5} }", True, True),
     ("\\boxed{10 - \\boxed{5}}", True, True), ("\\boxed{9 - \\boxed{5}}", False, True),
     ("\\boxed{4} <answer>5</answer>", True, True), ("\\boxed{5} <answer>4</answer>", False, True),
@@ -1349,7 +1359,9 @@ def test_wrong_answers_to_questions(answer, golds):
     ("- 1", "1", False), ("- 1", "-1", True), ("\u2212 $5", "5", False), ("\u207b5", "5", False),
     ("\u2260Paris", "Paris", False), ("\u00a35", "$5", False), ("F\u266f minor", "F minor", False),
     ("P\u0336a\u0336ris", "Paris", False), ("Lego\u00ae", "Lego", True),
-    ("J. K. Rowling", "J.K. Rowling", True), ("U. S.", "US", True)])
+    ("J. K. Rowling", "J.K. Rowling", True), ("U. S.", "US", True), ("J K Rowling", "J. K. Rowling", True),
+    ("The **Beatles**", "Beatles", True), ("_The Beatles_", "Beatles", True),
+    ("O\u00b4Brien", "O'Brien", True), ("- 12 May 1990", "12 May 1990", True)])
 def test_what_an_adversary_found(answer, gold, right):
     assert tasks.verify_qa(f"<answer>{answer}</answer>", [gold]).correct == right
 
