@@ -137,7 +137,7 @@ def shaping_weights(logps, *, shaping, **sg):
 
 
 def pass_at_k(n, c, k):
-    """Unbiased estimate, from n samples of which c are right, of the chance that one of k is right:
+    """Unbiased estimate, from n samples of which c are right, of the chance that at least one of k is:
     1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")

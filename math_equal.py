@@ -126,17 +126,17 @@ UNITS = {name: names.split()[0] for names in (
     "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
     "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -|week|month|year yr|gal gallon|qt quart|"
     "ton tonne|yen|rupee|peso").split("|") for name in names.split()}
+PARTS = ("third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth twentieth hundredth "
+         "thousandth dozen hundred thousand million billion trillion quadrillion lakh crore").split()
 NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but "
-               "half halve third fourth fifth tenth hundredth thousandth dozen hundred thousand million "
-               "billion trillion squared cubed factorial negative plus minus times over base modulo "
-               "point less fewer one two three four five six seven eight nine ten lakh crore quarter "
-               "sixth seventh eighth ninth eleven eleventh twelve twelfth thirteen fourteen fifteen "
-               "sixteen seventeen eighteen nineteen twenty twentieth thirty forty fifty sixty seventy "
-               "eighty ninety zero quadrillion bn mn doz dz infinity double triple twice doubled tripled "
-               "halved divided multiplied subtracted reciprocal inverse opposite binary octal hex "
-               "hexadecimal mod mille permille never cannot except unless instead rather else "
-               "alternatively versus vs rejected untrue unequal almost approximately nearly roughly".split())
-THINGS = {"point", "quarter", "one", "ten", "five", "twenty", "double", "triple"}  # 5 points are 5
+               "half squared cubed factorial negative plus minus times over base modulo point less fewer "
+               "one two three four five six seven eight nine ten quarter eleven twelve thirteen fourteen "
+               "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy "
+               "eighty ninety zero bn mn doz dz infinity double triple twice doubled tripled halved "
+               "divided multiplied subtracted reciprocal inverse opposite binary octal hex hexadecimal "
+               "mod mille permille never cannot except unless instead rather else alternatively versus "
+               "vs rejected untrue unequal almost approximately nearly roughly halves".split())
+NO_UNITS |= {*PARTS, *(f"{word}s" for word in PARTS)}  # plurals of these alone: 5 points, 5 quarters are 5
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
@@ -295,9 +295,8 @@ def read_side(tokens):
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
-        refused = NO_UNITS & {form for word in words for form in (word.lower(), word.lower().rstrip("s"))
-                              if form == word.lower() or form not in THINGS}
-        refused = refused or "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})
+        refused = NO_UNITS & {word.lower() for word in words} or "%" in words and (
+            words.count("%") > 1 or {"^", "$"} & {*words})
         if refused or len(words) > 12 or len(strange) > 4 or strange and not item.constant:
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))

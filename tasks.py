@@ -514,7 +514,7 @@ def in_word(c):
 
 
 def has_meaning(c):
-    """True of letters, numbers, and signs that are no keys: of \u2260, \u266f, \u00a3, not of \u2122."""
+    """True of letters, numbers, and signs beyond ASCII (not equal, sharp, pound), but not of a trademark."""
     sign = unicodedata.category(c) in ("Sc", "Sm", "So") and c not in "\u00a9\u00ae\u00b0\u2122"
     return in_word(c) or sign and not c.isascii()
 
