@@ -21,8 +21,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-import data
-from math_equal import final_answer, math_equal
+from support import data
+from support.math_equal import final_answer, math_equal
 
 
 class Problem(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import data
+from support import data
 import grpo_sg
 import runs
 import tasks
@@ -900,7 +900,7 @@ def test_different_answers_are_rejected():
 
 def test_labelled_pairs():
     """Responses as models write them, labelled by hand, some by somebody who had not seen the verifier."""
-    rows = rows_of(os.path.join(HERE, "experiments", "math_pairs.jsonl"))
+    rows = rows_of(os.path.join(HERE, "support", "math_pairs.jsonl"))
     assert len(rows) == 1389
     assert [row for row in rows
             if tasks.verify_math(row["response"], row["gold"]).correct != row["correct"]] == []
@@ -2079,7 +2079,7 @@ def test_the_readmes_equations_stand_beside_the_files_own_code():
 
 def test_the_readmes_links_and_figures_exist():
     paths = readme(r"\]\(([\w./]+)\)")
-    assert "experiments/method.svg" in paths
+    assert "experiments/figures/method.svg" in paths
     for path in paths:
         assert os.path.exists(os.path.join(HERE, path)), path
 

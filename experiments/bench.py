@@ -6,7 +6,7 @@
 The models are Qwen2 with random weights: on a CPU a small one, with 2,048 and with 151,936 words, in float32
 on one pinned core; on a GPU the shapes of Qwen2.5-0.5B and 1.5B, in bfloat16 over float32 weights. The sides
 of a comparison take turns, in alternating order, so that a slow minute of the machine hits all of them. What
-counts is the median over --rounds of a round's ratios. Every run is kept in bench.json beside this file.
+counts is the median over --rounds of a round's ratios. Every run is kept in results/bench.json.
 The width was raised from 128 to 256 after a first look, of which nothing was kept, that showed less.
 """
 import argparse
@@ -395,7 +395,7 @@ def main():
     transformers.logging.disable_progress_bar()
     if args.child:
         return child(*args.child)
-    path = os.path.join(HERE, "bench.json")
+    path = os.path.join(HERE, "results", "bench.json")
     results = json.load(open(path)) if os.path.exists(path) else {}
     for part in args.only:
         started, load = time.time(), os.getloadavg()

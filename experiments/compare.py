@@ -9,7 +9,7 @@
     python experiments/compare.py show                              the tables
 
 A run takes about half a minute on one core, a warm start as much; start several processes for many seeds.
-Results are appended to compare.jsonl beside this file, a run a line.
+Results are appended to results/compare.jsonl, a run a line.
 
 The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are
 sampled: three people, a warm-up that ends early, and twice as many updates on a rollout as by default, of
@@ -40,7 +40,7 @@ import torch  # noqa: E402
 import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
 
-PATH = os.path.join(HERE, "compare.jsonl")
+PATH = os.path.join(HERE, "results", "compare.jsonl")
 SETTINGS = ("--task kk --warmup_accuracy 0.25 --steps 40 --prompts 16 --updates 8 --eval_every 1000000 "
             "--out unused").split()
 RATES = 1e-4, 2e-4, 4e-4

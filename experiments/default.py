@@ -1,4 +1,4 @@
-"""What `python grpo_sg.py --task TASK` reaches, over five seeds. Writes default_TASK.json beside this file.
+"""What `python grpo_sg.py --task TASK` reaches, over five seeds. Writes results/default_TASK.json.
 
     python experiments/default.py kk        about ten minutes on two cores; or math, or qa
 """
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("task", choices=tasks.TASKS)
     task = parser.parse_args().task
     runs = [measure(task, seed) for seed in range(5)]
-    with open(os.path.join(HERE, f"default_{task}.json"), "w") as file:
+    with open(os.path.join(HERE, "results", f"default_{task}.json"), "w") as file:
         file.write("[" + ",\n".join(map(json.dumps, runs)) + "]\n")  # a run a line
     for key in ("eval/accuracy", "eval/avg@4"):
         for when in ("before", "after"):

@@ -3,7 +3,7 @@
     python experiments/faults.py kill      some four minutes; what 25 kills cost
     python experiments/faults.py long      some six minutes; 2,000 steps with saving and evaluation
 
-Writes faults.json beside this file. A killed run has lost something where its metrics, transcripts or final
+Writes results/faults.json. A killed run has lost something where its metrics, transcripts or final
 weights differ, in any bit, from those of a run with the same settings that nothing disturbed.
 """
 import argparse
@@ -90,7 +90,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="+", choices=["kill", "long"])
     parts = parser.parse_args().parts
-    path = os.path.join(HERE, "faults.json")
+    path = os.path.join(HERE, "results", "faults.json")
     results = json.load(open(path)) if os.path.exists(path) else {}
     for name in parts:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The figures of the README, from the raw results beside this file. Needs matplotlib.
+"""The figures of the README, from the raw results in results/. Needs matplotlib.
 
     python experiments/figures.py
 """
@@ -20,12 +20,12 @@ plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top
 
 
 def load(name):
-    with open(os.path.join(HERE, name)) as file:
+    with open(os.path.join(HERE, "results", name)) as file:
         return [json.loads(line) for line in file] if name.endswith("l") else json.load(file)
 
 
 def save(figure, name):
-    figure.savefig(os.path.join(HERE, name), metadata={"Date": None}, dpi=200)
+    figure.savefig(os.path.join(HERE, "figures", name), metadata={"Date": None}, dpi=200)
 
 
 def method():

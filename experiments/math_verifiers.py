@@ -1,4 +1,4 @@
-"""verify_math and, where it is installed, math-verify on math_pairs.jsonl: 1,389 answers labelled by hand.
+"""verify_math and, where it is installed, math-verify on support/math_pairs.jsonl: 1,389 answers labelled by hand.
 
     python experiments/math_verifiers.py          some seconds; prints where the two differ
 
@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 from tasks import verify_math  # noqa: E402
 
-with open(os.path.join(HERE, "math_pairs.jsonl")) as file:
+with open(os.path.join(HERE, "..", "support", "math_pairs.jsonl")) as file:
     rows = [json.loads(line) for line in file]
 verifiers = {"verify_math": lambda response, gold: verify_math(response, gold).correct}
 try:

@@ -2,7 +2,7 @@
 
     python experiments/premise.py --seeds 0 1 2 3 4      about five minutes a seed on one core
 
-Results are appended to premise.jsonl beside this file, a task and seed a line.
+Results are appended to results/premise.jsonl, a task and seed a line.
 
 The policy is the tiny model of `python grpo_sg.py --task TASK` after 30 steps, the tokens are those of
 completions of training problems. For each token: its probability pi, the norm of the gradient of log pi with
@@ -99,7 +99,7 @@ def main():
         result = measure(task, seed)
         if seed != seeds[0]:
             del result["sample: pi, norm, norm at the logits"]
-        with open(os.path.join(HERE, "premise.jsonl"), "a") as file:
+        with open(os.path.join(HERE, "results", "premise.jsonl"), "a") as file:
             file.write(json.dumps(result) + "\n")
 
 

@@ -5,7 +5,7 @@ A row is (question, golds): golds are the answers of which any will do. Question
 import json
 import random
 
-from math_equal import final_answer
+from support.math_equal import final_answer
 
 
 def hub_rows(*name, split):
