@@ -1,7 +1,7 @@
-"""GRPO-SG, its mathematics and its training loop: reinforcement learning with verifiable rewards.
+"""GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read from top to bottom.
 
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
-makes completions that beat the mean of their own group more likely, token by token, and the others less:
+makes the completions that beat the mean of their group more likely, token by token, and the others less:
 
     maximise the mean over tokens of w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
 
@@ -22,9 +22,11 @@ import dataclasses
 import math
 import os
 import random
+import secrets
+import sys
 import time
-import warnings
 from statistics import fmean as mean, pstdev
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +34,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import DynamicCache
 
-import runs
 import tasks
-from runs import fail
+from support.models import load_model, prepare, read_model, save_model, stop_tokens
+from support.program import (append_rows, closest, fail, first_line, given_flags, newest_readable, read_json,
+                             waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -42,34 +45,23 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
     """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), with pi = exp(logps).
 
     logps: log-probabilities, in nats, of the sampled tokens under the current policy, at the sampling
-    temperature; any shape. low, high: L, U. Returns float32 of that shape, detached: w only scales a
-    token's advantage. Warns where every probability gets the same weight, which is plain GRPO. tau = 9 is
-    such a setting, so the 9 that a public re-implementation lists is read as a slope, 1 / tau. Raises
-    ValueError unless tau > 0 and 0 <= low <= high.
+    temperature; any shape. low, high: L, U. Returns float32 of that shape, detached: w says how much a
+    token's advantage counts, and is not itself something to maximise.
     """
-    if not (tau > 0 and 0 <= low <= high):
-        raise ValueError(f"weights need tau > 0 and 0 <= low <= high, not tau={tau}, low={low}, high={high}")
-
-    def w(pi):
-        return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
-    least, most = w(torch.tensor([0.0, 1.0])).tolist()  # w is monotone: equal at the ends, equal everywhere
-    if least == most:
-        warnings.warn(f"every token gets the weight {most:.4g}: this is plain GRPO "
-                      f"(alpha={alpha}, tau={tau}, mu={mu}, low={low}, high={high})", stacklevel=2)
-    return w(logps.detach().float().exp())
+    pi = logps.detach().float().exp()
+    return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
 
 def group_advantages(rewards, *, eps=1e-6):
     """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G), G >= 2. Returns (P, G), float32.
 
     GRPO's (arXiv 2402.03300). std is the sample standard deviation (divided by G - 1), as in TRL and verl.
-    Where all rewards of a group are equal A is exactly 0: a rounding error of the mean, divided by eps,
-    would make a signal out of nothing. Raises ValueError for another shape.
     """
-    if rewards.dim() != 2 or rewards.shape[1] < 2:
-        raise ValueError(f"rewards must have the shape (P, G) with G >= 2, not {tuple(rewards.shape)}")
+    assert rewards.dim() == 2 and rewards.shape[1] >= 2, f"(P, G) with G >= 2, not {tuple(rewards.shape)}"
     R = rewards.float()
     A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
+    # Of equal rewards nothing can be learned. Exactly 0, as a rounding error of the mean divided by eps
+    # would make a signal out of nothing.
     return A.masked_fill(R.amax(1, keepdim=True) == R.amin(1, keepdim=True), 0.0)
 
 
@@ -77,93 +69,88 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
                  clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
     """(loss to minimise, dict of statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
-    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
-    what stands elsewhere has no influence. weights: (B, T). clip_low, clip_high: epsilon_low, epsilon_high.
-    loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions of their token means
-    (GRPO's first form: a token of a long completion counts less). denominator: the number of tokens (in the
-    second mode, of completions) of the whole batch, where this is a part of one; losses and statistics of
-    the parts then add up to the whole's. Raises ValueError for shapes or a mode that do not fit.
-    On the first update after sampling r = 1, and as the advantages of a group sum to 0 the loss is about 0
-    (not quite, as lengths and weights differ). Its gradient is not.
+    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the policy
+    that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what
+    stands elsewhere has no influence. weights: (B, T). loss_agg_mode: "token-mean", or "seq-mean-token-mean",
+    the mean over completions of their token means (GRPO's first form: a token of a long completion counts
+    less). denominator: the number of tokens (in the second mode, of completions) of the whole batch, where
+    this is a part of one; losses and statistics of the parts then add up to the whole's. On the first update
+    after sampling r = 1, and as a group's advantages sum to 0, the loss is about 0. Its gradient is not.
     """
-    mask = mask.bool()
-    shapes = {tuple(x.shape) for x in (logps, old_logps, mask, weights, ref_logps) if x is not None}
-    if len(shapes) > 1 or logps.dim() != 2 or advantages.shape not in (logps.shape, logps.shape[:1]):
-        raise ValueError("logps, old_logps, mask, weights and ref_logps must share one shape (B, T), and "
-                         f"advantages have it or (B,): not {sorted(shapes)} and {tuple(advantages.shape)}")
-    if loss_agg_mode not in ("token-mean", "seq-mean-token-mean"):
-        raise ValueError(f"loss_agg_mode must be token-mean or seq-mean-token-mean, not {loss_agg_mode!r}")
-    if beta and ref_logps is None:
-        raise ValueError(f"beta={beta} needs ref_logps, the log-probabilities under the reference policy")
-
-    def aggregate(x):
-        x, tokens = x.masked_fill(~mask, 0.0), mask.sum(1)  # (B, T), (B,)
-        if loss_agg_mode == "token-mean":
-            return x.sum() / (denominator or tokens.sum().clamp(min=1))
-        return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
+    assert logps.shape == old_logps.shape == mask.shape, "logps, old_logps and mask share one shape (B, T)"
+    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
-    old_logps = old_logps.detach().to(logps.dtype)
+    mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
-    r = (logps - old_logps).masked_fill(~mask, 0.0).exp()  # masked before exp: no nan of a pad gets through
+    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan of a pad gets through
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
     # 1 + clip_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    other = old_logps if ref_logps is None else ref_logps.detach()
-    log_ratio = (other - logps).masked_fill(~mask, 0.0)
+    log_ratio = ((old_logps if ref_logps is None else ref_logps).detach() - logps).masked_fill(~mask, 0.0)
     kl = log_ratio.exp() - 1 - log_ratio  # k3: never negative, 0 where the two agree; unbiased while r = 1
     if beta:
         objective = objective - beta * kl  # without w, which shapes the advantage alone
+
+    def aggregate(x):
+        x = x.masked_fill(~mask, 0.0)
+        tokens = mask.sum(1)  # (B,)
+        if loss_agg_mode == "token-mean":
+            return x.sum() / (denominator or tokens.sum().clamp(min=1))
+        assert loss_agg_mode == "seq-mean-token-mean", f"no loss_agg_mode {loss_agg_mode!r}"
+        return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
     with torch.no_grad():
         stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
-                 "kl": aggregate(kl),  # to the old policy, if no reference
-                 "entropy": aggregate(-old_logps),  # of the sampler, in nats, by its samples
+                 "kl": aggregate(kl),  # to the reference policy; without one, to the policy that sampled
+                 "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, by its samples
                  "weight_mean": aggregate(w),
                  "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # tokens with pi < 1/3
     return -aggregate(objective), stats
 
 
-def shaping_weights(logps, *, shaping, **sg):
-    """The weights (B, T) of a method, None for all 1: "sg" (settings of token_weights), "none" (GRPO), and
-    for comparison "reverse", the same curve over 1 - pi, and "ar", AR-Lopti's (arXiv 2505.12929)."""
-    pi = logps.detach().float().exp()
-    if shaping == "ar":
-        return 0.2 * pi + 0.8
-    if shaping == "reverse":
-        return token_weights(torch.log1p(-pi), **sg)
-    return token_weights(logps, **sg) if shaping == "sg" else None
+def shaping_weights(logps, cfg):
+    """(B, T), the weights of the method that --shaping names; None (all 1) is GRPO."""
+    if cfg.shaping == "none":
+        return None
+    if cfg.shaping == "ar":  # AR-Lopti's advantage reweighting, the closest relative (arXiv 2505.12929)
+        return 0.2 * logps.detach().float().exp() + 0.8
+    if cfg.shaping == "reverse":  # the same curve over 1 - pi: an ablation
+        logps = torch.log1p(-logps.detach().float().exp())
+    return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low, high=cfg.high)
 
 
 def pass_at_k(n, c, k):
     """Unbiased estimate, from n samples of which c are right, of the chance that at least one of k is:
-    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass_at_k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
+    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
+    assert 0 <= c <= n and 1 <= k <= n, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 # ---- 2. Log-probabilities of the policy ----
 
+def logits_of(model, h):
+    """(N, V) float32: the logits of the hidden states (N, H). Some models change their logits after the
+    vocabulary matrix; `load` finds out, and refuses them."""
+    return model.get_output_embeddings()(h).float()
+
+
 def token_logps(model, ids, mask, *, temperature=1.0):
     """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 outside of mask.
 
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
-    tokens. No attention mask is needed: pads come last, and nothing attends to what follows it. Not for
-    models that change logits after lm_head; runs.prepare finds out. Raises ValueError where mask[:, 0] is
-    True, as a first token is predicted from nothing.
+    tokens, and never on a row's first token, which is predicted from nothing. No attention mask is needed:
+    pads come last, and nothing attends to what follows it.
     """
-    if mask[:, 0].any():
-        raise ValueError("mask[:, 0] must be False: the first token of a row has no context")
-    targets = mask[:, 1:].bool()  # (B, T-1): position t predicts t + 1
+    mask = mask.bool()
+    assert not mask[:, 0].any(), "mask[:, 0] must be False: the first token of a row has no context"
     h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
-    # Only the N completion tokens go through lm_head. With Qwen's vocabulary of 151,936, the logits of
-    # prompts and pads, which nobody asks for, would take most of the memory and time of an update.
-    logits = model.get_output_embeddings()(h[targets]).float().div_(temperature)  # (N, V)
-    logps = torch.zeros(ids.shape, device=ids.device)
-    logps[:, 1:][targets] = -F.cross_entropy(logits, ids[:, 1:][targets], reduction="none")
-    return logps
+    # Position t predicts token t + 1. Only the N positions that predict completion tokens go through the
+    # vocabulary matrix. With Qwen's vocabulary of 151,936, the logits of prompts and pads, which nobody asks
+    # for, would take most of the memory and time of an update.
+    logits = logits_of(model, h[mask[:, 1:]]).div_(temperature)  # (N, V)
+    logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
+    return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)
 
 
 # ---- 3. Sampling ----
@@ -176,30 +163,32 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     drawn (B, t) has the ids so far of the B unfinished ones, the result is (B,). Tokens are drawn from the
     whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r would
     compare two different kinds of distribution. temperature=0 takes the likeliest token. Give it a model in
-    eval mode, without dropout. Raises ValueError for an empty prompt.
+    eval mode, without dropout, and prompts of at least one token.
     """
-    if not prompts or not all(prompts):
-        raise ValueError("sample needs at least one prompt, and at least one token in each")
-    device, longest = next(model.parameters()).device, max(map(len, prompts))
+    device = next(model.parameters()).device
+    longest = max(map(len, prompts))
     # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)  # (P, S)
-    position, stops = (mask.cumsum(1) - 1).clamp(min=0), torch.tensor(list(stop_ids), device=device).long()
+    position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
+    stops = torch.tensor(list(stop_ids), device=device).long()
     cache = DynamicCache(config=model.config)
-    logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                   use_cache=True, logits_to_keep=1).logits[:, -1]  # (P, V)
+    h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+                         use_cache=True).last_hidden_state[:, -1]  # (P, H)
     cache.batch_repeat_interleave(n)  # a prompt is read once, not n times
-    logits, mask, position = (x.repeat_interleave(n, 0) for x in (logits, mask, position[:, -1:]))
+    h, mask, position = (x.repeat_interleave(n, 0) for x in (h, mask, position[:, -1:]))
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
     where = generator.device if generator else device
-    u = torch.rand(len(prompts) * n, max_new_tokens, generator=generator, device=where).to(device)
-    row = torch.arange(len(prompts) * n, device=device)  # (B,): which completions still go on, at first all
-    drawn, completions = ids.new_zeros(len(row), 0), [[] for _ in row]
+    u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(device)  # (P * n, T)
+    row = torch.arange(len(h), device=device)  # (B,): which completions still go on, at first all
+    drawn = ids.new_zeros(len(h), 0)
+    completions = [[] for _ in row]
     for t in range(max_new_tokens):
+        logits = logits_of(model, h)  # (B, V)
         if temperature == 0:
             token = logits.argmax(-1, keepdim=True)  # (B, 1)
         else:  # invert the cumulative distribution; `right`: no token of probability 0 is ever drawn
-            cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
+            cdf = torch.softmax(logits / temperature, -1).cumsum(-1)  # (B, V)
             token = torch.searchsorted(cdf, u[row, t, None] * cdf[:, -1:], right=True)
             token = token.clamp(max=cdf.shape[1] - 1)
         drawn = torch.cat([drawn, token], 1)  # (B, t + 1)
@@ -214,9 +203,10 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
             cache.batch_select_indices(going)
         if len(going) == 0:
             break
-        mask, position = F.pad(mask, (0, 1), value=1), position + 1
-        logits = model(input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache,
-                       use_cache=True).logits[:, -1]
+        mask = F.pad(mask, (0, 1), value=1)
+        position = position + 1
+        h = model.base_model(input_ids=token, attention_mask=mask, position_ids=position,
+                             past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # (B, H)
     return completions
 
 
@@ -228,83 +218,101 @@ class Completion:
     prompt: list[int]        # token ids
     tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
     mask: list[bool]         # of each token whether the policy wrote it; False in what a tool answered
-    calls: int = 0           # of the tool
-    whole: str = ""          # the tokens decoded, without prompt and stop token; samples.jsonl has this
-    text: str = ""           # of these what the policy wrote, which is all that the verifier reads
+    tool_calls: int = 0
+    transcript: str = ""     # the tokens as text, without the stop token
+    response: str = ""       # the part of it that the policy wrote, which is all that the verifier reads
     truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
     formatted: bool = False  # False where truncated
+    reward: float = 0.0
 
     @property
     def solved(self):  # what accuracy counts
         return self.correct and self.formatted
 
-    @property
-    def own(self):  # the policy's tokens
-        return [token for token, mine in zip(self.tokens, self.mask) if mine]
+    def own_tokens(self):
+        return [token for token, own in zip(self.tokens, self.mask) if own]
 
 
-def reward(completion):  # or a Verdict
+def reward(completion):
     """+3: right and well formed; -0.5: well formed but not right; -3: badly formed (as in AR-Lopti)."""
-    return (3.0 if completion.correct else -0.5) if completion.formatted else -3.0
+    if not completion.formatted:
+        return -3.0
+    return 3.0 if completion.correct else -0.5
 
 
-def stop_tokens(model, tokenizer):
-    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
-    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both."""
-    words, configured = tokenizer.get_vocab(), model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
-    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+def in_bfloat16(device):
+    """On a GPU matrices are multiplied in bfloat16, but the weights stay in float32: at a learning rate of
+    1e-6 bfloat16 weights would round most updates away."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     """n verified completions of each problem, problem-major: the same ones for the same weights and seed,
-    whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows).
-
-    Where the task has a tool, a turn also ends with the text that calls it. The tool's answer is appended,
-    with mask False, and the completion goes on: cfg.max_turns times, then calls are not answered any more.
-    """
-    device, stops = next(model.parameters()).device, stop_tokens(model, tokenizer)
+    whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
+    device = next(model.parameters()).device
+    stops = stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
-    pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
-    completions = [Completion(problem, prompt, tokens=[], mask=[]) for problem, prompt in pairs]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
-    def ends_a_call(drawn):  # by the text: it ends in many spellings, also in the middle of a token
-        tails = drawn[:, -len(task.stop_text.encode()):].tolist()
-        texts = tokenizer.batch_decode(tails)
-        return torch.tensor([task.stop_text in text for text in texts], device=device)
+    def draw(contexts, n, pauses=None):
+        drawn = []
+        at_once = max(1, cfg.sample_batch // n)
+        for i in tqdm(range(0, len(contexts), at_once), "sampling", leave=False,
+                      disable=len(contexts) <= at_once):
+            with in_bfloat16(device):
+                drawn += sample(model, contexts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
+                                stop_ids=stops, temperature=temperature, generator=generator, pauses=pauses)
+        return drawn
+
+    def calls_tool(drawn):  # by the text, as a call ends in many spellings, also in the middle of a token
+        tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
+        return torch.tensor([task.stop_text in text for text in tokenizer.batch_decode(tails)],
+                            device=drawn.device)
     model.eval()
-    unfinished, contexts, copies = completions, prompts, n
-    for turns_left in range(cfg.max_turns if task.observe else 0, -1, -1):
-        sampled, at_once, total = [], max(1, cfg.sample_batch // copies), len(contexts)
-        for i in tqdm(range(0, total, at_once), "sampling", leave=False, disable=total <= at_once):
-            with (runs.gpu_memory("sampling", cfg, "sample_batch"),
-                  torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")):
-                sampled += sample(model, contexts[i:i + at_once], n=copies, stop_ids=stops,
-                                  max_new_tokens=cfg.max_new_tokens, temperature=temperature,
-                                  generator=generator, pauses=ends_a_call if turns_left else None)
-        for c, tokens in zip(unfinished, sampled):
-            c.tokens, c.mask = c.tokens + tokens, c.mask + [True] * len(tokens)
-        unfinished = [c for c, tokens in zip(unfinished, sampled)
-                      if turns_left and ends_a_call(torch.tensor([tokens]))]
-        if not unfinished:
-            break
-        for c in unfinished:
-            answer = tasks.observation(tokenizer, task, tokenizer.decode(c.own), cfg.max_observation_tokens)
-            c.tokens, c.mask, c.calls = c.tokens + answer, c.mask + [False] * len(answer), c.calls + 1
-        contexts, copies = [c.prompt + c.tokens for c in unfinished], 1
+    drawn = draw(prompts, n, calls_tool if task.observe and cfg.max_turns else None)
+    pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
+    completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
+                   for (problem, prompt), tokens in zip(pairs, drawn)]
+    if task.observe:
+        use_tool(completions, tokenizer, task, cfg, draw, calls_tool)
     return [graded(c, tokenizer, task, stops) for c in completions]
 
 
+def use_tool(completions, tokenizer, task, cfg, draw, calls_tool):
+    """Let the tool answer where a completion ended with a call of it, and the completion go on: at most
+    cfg.max_turns times, then calls are not answered any more. The answers get mask False, as the policy did
+    not write them."""
+    unfinished = completions
+    turns = [c.tokens for c in completions]
+    for turns_left in range(cfg.max_turns - 1, -1, -1):
+        unfinished = [c for c, tokens in zip(unfinished, turns) if calls_tool(torch.tensor([tokens]))]
+        if not unfinished:
+            return
+        for c in unfinished:
+            answer = tasks.observation(tokenizer, task, tokenizer.decode(c.own_tokens()))
+            c.tokens = c.tokens + answer
+            c.mask = c.mask + [False] * len(answer)
+            c.tool_calls += 1
+        turns = draw([c.prompt + c.tokens for c in unfinished], 1, calls_tool if turns_left else None)
+        for c, tokens in zip(unfinished, turns):
+            c.tokens = c.tokens + tokens
+            c.mask = c.mask + [True] * len(tokens)
+
+
 def graded(c, tokenizer, task, stops):
-    """The completion with its texts and the task's verdict on what the policy wrote."""
+    """The completion with its texts, the task's verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in stops
     end = None if c.truncated else -1
-    opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""  # by the template
-    c.text, c.whole = (opened + tokenizer.decode(tokens[:end]) for tokens in (c.own, c.tokens))
-    c.correct, formatted = task.verify(c.text, c.problem.answer)
+    # Some chat templates open the thoughts at the end of the prompt: then the tag belongs to the response.
+    opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
+    c.response = opened + tokenizer.decode(c.own_tokens()[:end])
+    c.transcript = opened + tokenizer.decode(c.tokens[:end])
+    c.correct, formatted = task.verify(c.response, c.problem.answer)
     c.formatted = formatted and not c.truncated
+    c.reward = float((task.reward or reward)(c))
+    if not math.isfinite(c.reward):
+        fail(f"--task {task.name} gave a completion the reward {c.reward}, which is not finite: {c.response!r}")
     return c
 
 
@@ -326,7 +334,8 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
         for k in [2 ** i for i in range(samples.bit_length())]:
             values[f"pass@{k}"] = [pass_at_k(samples, count, k) for count in right]
     for key, each in values.items():
-        row[f"eval/{key}"], row[f"eval/{key}_se"] = mean(each), pstdev(each) / math.sqrt(len(each))
+        row[f"eval/{key}"] = mean(each)
+        row[f"eval/{key}_se"] = pstdev(each) / math.sqrt(len(each))
     return row, greedy
 
 
@@ -335,116 +344,56 @@ def describe(completions):
             "format_rate": mean(c.formatted for c in completions),
             "truncated": mean(c.truncated for c in completions),
             "completion_tokens": mean(sum(c.mask) for c in completions),
-            "tool_calls": mean(c.calls for c in completions)}
+            "tool_calls": mean(c.tool_calls for c in completions)}
 
 
-# ---- 6. Settings: each is a flag of the same name ----
+# ---- 6. Training ----
 
-def setting(default, help, choices=None):
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+STATISTICS = ("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
+MAX_BAD_STEPS = 5  # in a row, each without one finite update: then the run ends
 
-
-@dataclasses.dataclass
-class Config:
-    model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
-    task: str = setting("kk", "what to learn", tasks.TASKS)
-    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; a .jsonl")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
-    people: tuple = setting((3, 4, 5, 6, 7), "kk: sizes of puzzles, 2 to 8")
-    brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
-    shaping: str = setting("sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi",
-                           ["sg", "none", "ar", "reverse"])
-    alpha: float = setting(2.0, "scale of the weight")
-    tau: float = setting(1/9, "temperature of the weight's sigmoid")
-    mu: float = setting(0.25, "offset of the weight")
-    low: float = setting(1.0, "L, the least weight")
-    high: float = setting(1.4, "U, the greatest weight")
-    clip_low: float = setting(0.2, "the ratio is clipped to 1 - clip_low")
-    clip_high: float = setting(0.24, "and to 1 + clip_high")
-    beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
-    loss_agg_mode: str = setting("token-mean", "mean over tokens", ["token-mean", "seq-mean-token-mean"])
-    steps: int = setting(350, "training steps, each a rollout and its updates")
-    prompts: int = setting(64, "P, prompts in a rollout")
-    group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "optimizer updates on a rollout, each on its share of the completions")
-    lr: float = setting(1e-6, "learning rate of AdamW")
-    grad_clip: float = setting(1.0, "longer gradients are scaled to this norm")
-    temperature: float = setting(0.7, "of sampling and of all log-probabilities")
-    max_prompt_tokens: int = setting(1024, "problems with a longer prompt are dropped and counted")
-    max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
-    max_turns: int = setting(2, "calls of a tool that are answered; a completion has one turn more")
-    max_observation_tokens: int = setting(500, "the answer of a tool is cut off here, but for its last line")
-    tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
-    sample_batch: int = setting(256, "most completions sampled at once, no fewer than a prompt's")
-    gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
-    train_problems: int = setting(4500, "size of a generated training set")
-    eval_problems: int = setting(200, "size of a generated validation or test set")
-    eval_every: int = setting(10, "steps between evaluations on the validation set")
-    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
-    save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
-    keep: int = setting(2, "checkpoints that are kept, the newest included")
-    resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
-    max_bad_steps: int = setting(5, "stop after so many steps in a row whose updates were all not finite")
-    eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    warmup_accuracy: float = setting(0.58, "avg@4 that ends the tiny model's warm-up (math .4, qa .25)")
-    seed: int = setting(0, "of everything that is random")
-    out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
-
-
-# The tiny model's own defaults. What is given on the command line wins over both.
-TINY = dict(people=(3,), brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
-            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
-TINY_OF = {"math": dict(warmup_accuracy=0.4), "qa": dict(warmup_accuracy=0.25)}  # where a task needs others
-WEIGHT_SETTINGS = ("shaping", "alpha", "tau", "mu", "low", "high")
-
-
-def parse(argv=None):
-    """The command line as a checked Config; fails where a value cannot be used."""
-    given = runs.command_line(dataclasses.fields(Config), TINY, __doc__.split("\n")[0], argv)
-    tiny = {} if given.get("model") else {**TINY, **TINY_OF.get(given.get("task"), {})}
-    cfg = Config(**{**tiny, **given})
-    may_be_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
-    for name, value in dataclasses.asdict(cfg).items():
-        zero = name in may_be_0
-        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
-            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
-    if cfg.group_size < 2:
-        fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
-    if cfg.low > cfg.high:
-        fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
-    shaping_weights(torch.zeros(1), **{k: getattr(cfg, k) for k in WEIGHT_SETTINGS})  # warns if useless
-    if cfg.out and os.path.lexists(cfg.out) and not cfg.resume:
-        fail(f"--out {cfg.out} exists: name another folder, or add --resume to go on with the run in it")
-    return cfg
-
-
-# ---- 7. Training ----
 
 def micro_batches(completions, advantages, rows, cfg, device):
     """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
     tokens, pads included (a longer one: alone), sorted by length, so that few are pads: dicts of ids (B, T),
     mask (B, T), advantages (B,)."""
     lengths = [len(c.prompt) + len(c.tokens) for c in completions]
-    order, batches = sorted(rows, key=lambda i: -lengths[i]), []
+    order = sorted(rows, key=lambda i: -lengths[i])
+    batches = []
     while order:
         fit = max(1, cfg.tokens_per_micro_batch // lengths[order[0]])
-        rows, order = order[:fit], order[fit:]
-        chosen = [completions[i] for i in rows]
-        ids = [torch.tensor(c.prompt + c.tokens) for c in chosen]
+        chosen = order[:fit]
+        order = order[fit:]
+        ids = [torch.tensor(completions[i].prompt + completions[i].tokens) for i in chosen]
         # By position, never by `ids != pad`: many models pad with their end token, which is to be learned.
-        mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in chosen]
+        mask = [torch.tensor([False] * len(completions[i].prompt) + completions[i].mask) for i in chosen]
         batches.append({"ids": pad_sequence(ids, batch_first=True).to(device),
                         "mask": pad_sequence(mask, batch_first=True).to(device),
-                        "advantages": advantages[rows].to(device)})
+                        "advantages": advantages[chosen].to(device)})
     return batches
 
 
-def micro_logps(model, micro, cfg):
-    """token_logps; on a GPU in bfloat16, but over float32 weights: bfloat16's round small updates away."""
-    device = micro["ids"].device.type
-    with (runs.gpu_memory("the log-probabilities", cfg, "tokens_per_micro_batch"),
-          torch.autocast(device, torch.bfloat16, enabled=device == "cuda")):
-        return token_logps(model, micro["ids"], micro["mask"], temperature=cfg.temperature)
+def set_training_mode(model):
+    """No dropout, in any pass, so that r is 1 where nothing has changed. Only a layer that is checkpointed must
+    be in training mode, or transformers does not do it; the parts of the layer stay in eval mode."""
+    for module in model.eval().modules():
+        module.training = getattr(module, "gradient_checkpointing", False)
+
+
+def batch_logps(model, batch, cfg):
+    with in_bfloat16(batch["ids"].device):
+        return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
+
+
+def batch_loss(model, batch, denominator, cfg):
+    """A micro-batch's part of the loss of an update, and of its statistics."""
+    logps = batch_logps(model, batch, cfg)  # (B, T)
+    # In the first update the model is still the policy that sampled, so that one pass serves for both.
+    old_logps = batch.get("old_logps", logps.detach())
+    return grpo_sg_loss(
+        logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
+        ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
+        loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
 
 
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
@@ -455,145 +404,332 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     what was trained on (None: nothing, or not finite). A group of equal rewards has no gradient: where beta
     is 0 it is left out of the passes and of these means, though not out of the denominators.
     """
-    device, settings = next(model.parameters()).device, dataclasses.asdict(cfg)
     order = random.Random(seed).sample(range(len(completions)), len(completions))
     shares = [order[u::cfg.updates] for u in range(cfg.updates)]
     kept = [[i for i in share if cfg.beta or advantages[i] != 0] for share in shares]
-    batches = [micro_batches(completions, advantages, rows, cfg, device) for rows in kept]
+    plan = [micro_batches(completions, advantages, rows, cfg, model.device) for rows in kept]
 
-    def size(rows):  # one denominator for all micro-batches of an update
+    def size(rows):  # what a loss is divided by
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
-    model.eval()  # no dropout, in this pass as in the others: r is 1 where nothing has changed
-    for layer in model.modules():  # checkpointing needs a layer, not its parts, in training mode
-        layer.training = getattr(layer, "gradient_checkpointing", False)
-    with torch.no_grad():  # before any update; the first one's own pass is still that of the old policy
-        for u, micros in enumerate(batches):
-            for micro in micros:
-                micro["old_logps"] = micro_logps(model, micro, cfg) if u > 0 else None
-                micro["ref_logps"] = micro_logps(reference, micro, cfg) if cfg.beta and reference else None
+    set_training_mode(model)
+    with torch.no_grad():  # before the first update changes the model
+        for u, batch in [(u, batch) for u, batches in enumerate(plan) for batch in batches]:
+            batch.update({"old_logps": batch_logps(model, batch, cfg)} if u > 0 else {})
+            batch.update({"ref_logps": batch_logps(reference, batch, cfg)} if cfg.beta else {})
     totals, norms, skipped = {}, [], 0
-    for share, micros in zip(shares, batches):
-        whole_loss, count = 0.0, size(share)
-        for micro in micros:
-            logps, old = micro_logps(model, micro, cfg), micro["old_logps"]
-            loss, stats = grpo_sg_loss(
-                logps, logps.detach() if old is None else old, micro["advantages"], micro["mask"],
-                weights=shaping_weights(logps, **{k: settings[k] for k in WEIGHT_SETTINGS}),
-                ref_logps=micro["ref_logps"], denominator=count,
-                **{k: settings[k] for k in ("clip_low", "clip_high", "beta", "loss_agg_mode")})
-            with runs.gpu_memory("the backward pass", cfg, "tokens_per_micro_batch"):
-                loss.backward()
+    for share, batches in zip(shares, plan):
+        whole_loss = 0.0
+        for batch in batches:
+            loss, stats = batch_loss(model, batch, size(share), cfg)  # one denominator for all of an update
+            loss.backward()
             whole_loss += loss.detach()
             for key, value in {"loss": loss.detach(), **stats}.items():
-                totals[key] = totals.get(key, 0) + value * count
-        if micros:
+                totals[key] = totals.get(key, 0.0) + value * size(share)
+        if batches:
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-            if math.isfinite(norm + whole_loss):
+            if math.isfinite(norm) and math.isfinite(whole_loss):  # nan and infinity never reach the weights
                 norms.append(norm)
                 optimizer.step()
-            else:  # nan and infinity never reach the weights
+            else:
                 skipped += 1
             optimizer.zero_grad()
-    nothing = dict.fromkeys(("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"))
-    means = {key: float(total) / size(sum(kept, [])) for key, total in totals.items()}
-    means = {key: value if math.isfinite(value) else None for key, value in means.items()}
-    return {"grad_norm": max(norms, default=0.0), "skipped": skipped, **nothing, **means}
+    means = {key: float(totals.get(key, math.nan)) / size(sum(kept, []) or order) for key in STATISTICS}
+    return {"grad_norm": max(norms, default=0.0), "skipped": skipped,
+            **{key: value if math.isfinite(value) else None for key, value in means.items()}}
 
 
-def train(model, tokenizer, task, cfg, log, *, reference=None, state=None, after_step=None):
-    """Train by GRPO-SG. reference: the policy of the KL, needed where cfg.beta is above 0. Calls
-    log(row, completions) after each step and evaluation, then after_step(step, optimizer, bad_steps), the
-    number of steps in a row without a finite update. `state`, to go on: a dict of "step" and "optimizer".
-    Returns the rows of the steps."""
+def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
+    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too.
+
+    reference: the policy of the KL, needed where cfg.beta is above 0. state: a checkpoint's, to go on from.
+    received: the numbers of signals received; where there is one, the step is finished, saved, and the last.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
-    done, rows, bad_steps = state["step"] if state else 0, [], 0
+    done = state["step"] if state else 0
+    rows = []
+    bad_steps = 0  # in a row without one finite update
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
     for step in bar:
-        started, seed = time.time(), cfg.seed * 1_000_003 + step  # of all it draws: no random state to save
+        # Sample: the problems of the step and G completions of each. What is drawn is a function of the seed
+        # and the step, so there is no random state to save.
+        started = time.time()
+        seed = cfg.seed * 1_000_003 + step
         problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
         completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
-        rewards = torch.tensor([reward(c) for c in completions]).view(-1, cfg.group_size)  # (P, G)
-        if not rewards.isfinite().all():
-            fail(f"--task {task.name} gave a completion of step {step} a reward that is not finite")
+
+        # Compare: how much better than the others of its group is each?
+        rewards = torch.tensor([c.reward for c in completions]).view(-1, cfg.group_size)  # (P, G)
         advantages = group_advantages(rewards)  # (P, G)
+
+        # Learn: more of the better ones, less of the others.
         stats = update(model, optimizer, completions, advantages.flatten(), cfg,
                        reference=reference, seed=seed)
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
                      "equal_groups": (advantages == 0).all(1).float().mean().item(),
                      "seconds": time.time() - started})
-        log(rows[-1], completions if stats["skipped"] else completions[:cfg.group_size])
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
+        log(out, rows[-1], completions if stats["skipped"] else completions[:cfg.group_size])
         if step % cfg.eval_every == 0:
-            log(*evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
+            log(out, *evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
+
+        # Save, now and then and at the end, whatever the reason is to end.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
-        if after_step:
-            after_step(step, optimizer, bad_steps)
+        ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
+        if out and (ending or step % cfg.save_every == 0):
+            save_checkpoint(out, step, model, tokenizer, optimizer)
+        if ending:
+            break
     return rows
 
 
-# ---- 8. A run ----
+# ==========================================================================================================
+# Plumbing below: nothing of GRPO-SG. Settings, the model, the files of a run, checkpoints, signals, main.
+# ==========================================================================================================
 
-def transcript(row, c):
-    """A line of samples.jsonl."""
-    return {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-            "answer": c.problem.answer, "completion": c.whole, "reward": reward(c), "correct": c.correct,
-            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+def setting(default, help):
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
-def main(argv=None):
-    cfg = parse(argv)
+@dataclasses.dataclass
+class Config:
+    """The settings, each a flag of the same name."""
+    model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
+    task: str = setting("kk", "what to learn: kk, math or qa")
+    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; a .jsonl")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
+    people: list[int] = dataclasses.field(default_factory=lambda: [3, 4, 5, 6, 7], metadata={
+        "help": "kk: sizes of puzzles, 2 to 8"})
+    brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
+    shaping: Literal["sg", "none", "ar", "reverse"] = setting(
+        "sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi")
+    alpha: float = setting(2.0, "scale of the weight")
+    tau: float = setting(1/9, "temperature of the weight's sigmoid")
+    mu: float = setting(0.25, "offset of the weight")
+    low: float = setting(1.0, "L, the least weight")
+    high: float = setting(1.4, "U, the greatest weight")
+    clip_low: float = setting(0.2, "the ratio is clipped to 1 - clip_low")
+    clip_high: float = setting(0.24, "and to 1 + clip_high")
+    beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
+        "token-mean", "mean over all tokens, or over completions of their token means")
+    steps: int = setting(350, "training steps, each a rollout and its updates")
+    prompts: int = setting(64, "P, prompts in a rollout")
+    group_size: int = setting(8, "G, completions of each prompt")
+    updates: int = setting(2, "optimizer updates on a rollout, each on its share of the completions")
+    lr: float = setting(1e-6, "learning rate of AdamW")
+    grad_clip: float = setting(1.0, "longer gradients are scaled to this norm")
+    temperature: float = setting(0.7, "of sampling and of all log-probabilities")
+    max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
+    max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
+    tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
+    sample_batch: int = setting(256, "most completions sampled at once, no fewer than a prompt's")
+    gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
+    train_problems: int = setting(4500, "size of a generated training set; most problems taken from hotpotqa")
+    eval_problems: int = setting(200, "size of a generated validation or test set, or taken from hotpotqa")
+    eval_every: int = setting(10, "steps between evaluations on the validation set")
+    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
+    save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
+    eval_only: bool = setting(False, "no training, only the evaluation on the test set")
+    resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
+    seed: int = setting(0, "of everything that is random")
+    out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
+
+
+# The tiny model's own defaults.
+TINY = dict(people=[3], brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
+            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
+MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
+# What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding.
+MAY_CHANGE = "resume out steps save_every eval_every sample_batch tokens_per_micro_batch".split()
+
+
+def parse(argv=None, **defaults):
+    """The command line as a checked Config. What is given wins over the settings of the run that it names, by
+    --resume or by --model RUN/checkpoint, and these over the tiny model's. `defaults`: those of a script."""
+    given = {**defaults, **given_flags(Config, argv, __doc__.split("\n")[0])}
+    saved = saved_settings(given.get("out", ""))
+    if given.get("resume"):
+        if not saved:
+            fail(f"--resume needs --out DIR, the folder of a run, and {given.get('out') or 'nothing'} is none")
+        changed = [name for name in given if name not in MAY_CHANGE and given[name] != saved.get(name)]
+        if changed:
+            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
+                 "start another run")
+    elif given.get("model"):
+        saved = saved_settings(os.path.dirname(os.path.normpath(given["model"])))
+        if saved.get("task") != given.get("task", saved.get("task")):
+            saved = {}
+        if saved:
+            print(f"settings that are not given are those of the run that made --model {given['model']}")
+        saved.update(out="", resume=False, eval_only=False)
+    else:
+        saved = TINY
+    cfg = Config(**{**saved, **given})
+    check(cfg)
+    return cfg
+
+
+def saved_settings(run):
+    """The settings of a run, from its folder; {} where the folder is none."""
     try:
-        run(cfg)
-    except OSError as error:
-        fail(f"cannot read or write the run's files: {runs.first_line(error)}")
-    except KeyboardInterrupt:
-        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
+        saved = read_json(os.path.join(run, "config.json"))
+    except (OSError, ValueError):
+        return {}
+    return {name: saved[name] for name in Config.__dataclass_fields__ if "shaping" in saved and name in saved}
+
+
+def check(cfg):
+    """Fail where a setting has a value that cannot be used."""
+    for name, value in dataclasses.asdict(cfg).items():
+        zero = name in MAY_BE_0
+        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
+            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
+    if cfg.task not in tasks.TASKS:
+        fail(f"there is no --task {cfg.task}{closest(cfg.task, tasks.TASKS)}: give one of "
+             f"{', '.join(tasks.TASKS)}, or start the script that defines it")
+    if cfg.group_size < 2:
+        fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
+    if cfg.low > cfg.high:
+        fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
+    if cfg.out and os.path.lexists(cfg.out) and not cfg.resume:
+        fail(f"--out {cfg.out} exists: name another folder, or add --resume to go on with the run in it")
+    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal here, equal everywhere
+    if cfg.shaping != "none" and ends[0] == ends[1]:
+        tqdm.write(f"grpo_sg: warning: every token gets the weight {ends[0]:.4g}: this is plain GRPO (alpha "
+                   f"{cfg.alpha}, tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high})", file=sys.stderr)
+
+
+# ---- The files of a run: config.json, metrics.jsonl, samples.jsonl, checkpoint/ and the one before it ----
+
+LOGS = ("metrics.jsonl", "samples.jsonl")
+
+
+def open_run(cfg):
+    """The run's folder, made if the run is new, with config.json."""
+    name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    out = cfg.out or os.path.join("runs", name)
+    os.makedirs(out, exist_ok=cfg.resume)
+    write_json(os.path.join(out, "config.json"), dataclasses.asdict(cfg))
+    print(f"files of this run: {out}/")
+    return out
+
+
+def log(out, row, completions):
+    if out:
+        append_rows(os.path.join(out, "metrics.jsonl"), [row])
+        append_rows(os.path.join(out, "samples.jsonl"), [
+            {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
+             "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward, "correct": c.correct,
+             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved} for c in completions])
+
+
+def save_checkpoint(out, step, model, tokenizer, optimizer):
+    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of the
+    logs. Random states are not needed, as what a step draws is a function of seed and step."""
+    try:
+        with whole_folder(os.path.join(out, "checkpoint")) as new:
+            save_model(new, model, tokenizer)
+            torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
+            sizes = {name: os.path.getsize(os.path.join(out, name)) for name in LOGS}
+            write_json(os.path.join(new, "state.json"), {"step": step, "sizes": sizes})
+    except Exception as error:  # no space, no permission, no folder: each library has its own exception
+        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}); to go on from the "
+             f"last one: {resume_command(out)}")
+
+
+def load_checkpoint(out):
+    """(model, tokenizer, state) of the newest checkpoint that can be read; state has step and optimizer. What
+    was logged after it is cut off."""
+    def read(folder):
+        state = read_json(os.path.join(folder, "state.json"))
+        state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
+        return *read_model(folder, local=True), state
+    found = newest_readable(os.path.join(out, "checkpoint"), read)
+    if not found:
+        fail(f"no checkpoint in {out} can be read: start the run anew, with another --out")
+    folder, (model, tokenizer, state) = found
+    for name, size in state["sizes"].items():
+        path = os.path.join(out, name)
+        os.truncate(path, min(size, os.path.getsize(path)))
+    print(f"resuming after step {state['step']}, from {folder}")
+    return model, tokenizer, state
+
+
+def resume_command(out):
+    return f"python {sys.argv[0]} --resume --out {out}"
+
+
+# ---- A run ----
+
+def load(cfg):
+    """(task, model, tokenizer, state): all that a run works with. state: that of the checkpoint to resume."""
+    torch.manual_seed(cfg.seed)
+    try:
+        task = tasks.TASKS[cfg.task](cfg)
+        model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
+            *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
+        room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
+        task = tasks.keep_short(task, tokenizer, room)
+    except (OSError, ValueError) as error:
+        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
+    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
+    if not prompt or not stop_tokens(model, tokenizer):
+        fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
+    model = prepare(model, gradient_checkpointing=cfg.gradient_checkpointing)
+    ids = torch.tensor([prompt], device=model.device)
+    with torch.no_grad():
+        logits = logits_of(model, model.base_model(input_ids=ids).last_hidden_state[0])
+        if not torch.allclose(logits, model(input_ids=ids).logits[0].float(), atol=0.1):
+            fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
+    return task, model, tokenizer, state
 
 
 def run(cfg):
     """Warm-up, test, training, test, report; or, with cfg.resume, on from the newest checkpoint."""
-    try:
-        task = tasks.TASKS[cfg.task](cfg)
-        model, tokenizer, state = (runs.load_checkpoint(cfg.out) if cfg.resume else
-                                   (*runs.load_model(cfg, task), None))
-        task = tasks.keep_short(task, tokenizer, cfg.max_prompt_tokens)
-    except (OSError, ValueError) as error:
-        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
-    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
-    model = runs.prepare(model, cfg, prompt, stop_tokens(model, tokenizer), token_logps)
+    task, model, tokenizer, state = load(cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    out, append = runs.open_run(cfg, dataclasses.asdict(cfg))
+    out = open_run(cfg)
     first = os.path.join(out, "reference")  # where the reference policy is kept, if there is one
-
-    def log(row, completions):
-        append(row, [transcript(row, c) for c in completions])
 
     def test(step):
         row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
                                split="test")
-        log(row, greedy)
+        log(out, row, greedy)
         return row
-
     if not state:
         if not cfg.model:
             tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
                 model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
-        row = test(step=0)
+        before = test(step=0)
         if cfg.eval_only:
-            return print("\n".join(f"{key:<24}{value}" for key, value in row.items()))
+            return print("\n".join(f"{key:<24}{value}" for key, value in before.items()))
         if cfg.beta:
-            runs.save_model(first, model, tokenizer)
-    with runs.signals() as received:
-        train(model, tokenizer, task, cfg, log, state=state,
-              reference=runs.read_model(first, local=True)[0].to(model.device) if cfg.beta else None,
-              after_step=runs.checkpointer(out, model, tokenizer, cfg, received))
-    test(step=cfg.steps)
-    runs.report(out, task)
-    print(f"\nmodel, metrics and transcripts: {out}/")
+            save_model(first, model, tokenizer)
+    reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
+    with waiting_signals("finishing this step, then saving; once more stops at once") as received:
+        rows = train(model, tokenizer, task, cfg, out, reference=reference, state=state, received=received)
+    if received:
+        fail(f"stopped after step {rows[-1]['step']}; to go on: {resume_command(out)}", 128 + received[0])
+    if rows and rows[-1]["step"] < cfg.steps:
+        fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in {out}; "
+             f"a lower --lr may help. The weights in {out}/checkpoint are those before")
+    after = test(step=cfg.steps)
+    print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
+    print(f"model, metrics and transcripts: {out}/")
+
+
+def main(argv=None, **defaults):
+    cfg = parse(argv, **defaults)
+    try:
+        run(cfg)
+    except OSError as error:
+        fail(f"cannot read or write the run's files: {first_line(error)}")
+    except KeyboardInterrupt:
+        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
 
 
 if __name__ == "__main__":

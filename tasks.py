@@ -46,6 +46,8 @@ class Task(NamedTuple):
     verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
     floor: float             # test accuracy of the best constant answer
     demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
+    reward: Callable | None = None  # of a completion, partial credit included; None: grpo_sg.reward
+    warmup: float = 0.58     # avg@4 on validation problems that ends the tiny model's warm-up
     tokens: str = ""         # pattern of the tiny model's tokens, which it writes without spaces; "": words
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
     observe: Callable[[str], str] | None = None  # what the tool answers to a text that ends with a call
@@ -76,7 +78,7 @@ def turns(task, text):
     return [*(call + task.stop_text for call in calls), last]
 
 
-def observation(tokenizer, task, text, most):
+def observation(tokenizer, task, text, most=500):
     """Token ids of the tool's answer to the text: at most `most`, and after these the last of several lines,
     so that </information> is never cut off."""
     answer = task.observe(text)
@@ -95,11 +97,11 @@ def keep_short(task, tokenizer, most):
         kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
         if len(kept[split]) < len(problems):
             gone = len(problems) - len(kept[split])
-            print(f"dropped {gone} of {len(problems)} {split} problems: prompts over --max_prompt_tokens "
-                  f"{most}, the longest has {max(lengths)}")
+            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to {max(lengths)} tokens, "
+                  f"leave no room in the model's context")
         if not kept[split]:
             raise ValueError(f"no {split} problem is left" if not problems else
-                             f"no {split} problem is left: raise --max_prompt_tokens")
+                             f"no {split} problem is left: lower --max_new_tokens")
     return task._replace(**kept)
 
 
@@ -482,7 +484,8 @@ def math_task(cfg):
     else:
         train, valid = data.hold_out(math_problems(cfg.data, MATH_TRAIN), test, eval_data, cfg)
     floor = most_frequent(str(problem.answer) for problem in test)
-    return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo, r"\\boxed\{|.")
+    return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo,
+                tokens=r"\\boxed\{|.", warmup=0.4)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -678,7 +681,7 @@ def qa_task(cfg):
     train, valid = ((train, load("synthetic", "valid", cfg.eval_problems)) if cfg.data == "synthetic" else
                     data.hold_out(train, test, eval_data, cfg))
     floor = most_frequent(problem.answer[0] for problem in test)
-    return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
+    return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo, warmup=0.25,
                 stop_text="</search>", observe=search_tool(list(pool)))
 
 
@@ -719,7 +722,7 @@ def script(tokenizer, task, problem, text, cfg):
     mask = [False] * len(tokens)
     for turn in turns(task, f"{text}<|im_end|>"):
         if said:
-            answer = observation(tokenizer, task, said, cfg.max_observation_tokens)
+            answer = observation(tokenizer, task, said)
             tokens, mask = tokens + answer, mask + [False] * len(answer)
         own, said = tokenizer(turn)["input_ids"], said + turn
         tokens, mask = tokens + own, mask + [True] * len(own)
@@ -728,7 +731,7 @@ def script(tokenizer, task, problem, text, cfg):
 
 def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), measured on validation problems, reaches
-    cfg.warmup_accuracy in the mean of its last three values (missing ones are 0). It makes of the tiny model
+    task.warmup in the mean of its last three values (missing ones are 0). It makes of the tiny model
     a "pretrained" one, with which reinforcement learning can start."""
     rng, steps, reached = random.Random(cfg.seed), 2000, []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
@@ -748,9 +751,9 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
         if step % 50 == 0:
             reached.append(accuracy())
             bar.set_postfix({"loss": f"{loss:.3f}", "accuracy": f"{reached[-1]:.2f}"})
-            if sum(reached[-3:]) / 3 >= cfg.warmup_accuracy:
+            if sum(reached[-3:]) / 3 >= task.warmup:
                 return
-    print(f"the warm-up ends after {steps} steps, below --warmup_accuracy {cfg.warmup_accuracy}")
+    print(f"the warm-up ends after {steps} steps, below an avg@4 of {task.warmup}")
 
 
 TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}  # name -> function of the settings, to a Task

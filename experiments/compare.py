@@ -41,7 +41,7 @@ import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
 
 PATH = os.path.join(HERE, "results", "compare.jsonl")
-SETTINGS = ("--task kk --warmup_accuracy 0.25 --steps 40 --prompts 16 --updates 8 --eval_every 1000000 "
+SETTINGS = ("--task kk --steps 40 --prompts 16 --updates 8 --eval_every 1000000 "
             "--out unused").split()
 RATES = 1e-4, 2e-4, 4e-4
 METHODS = "none", "sg", "sg / mean", "ar", "reverse"
@@ -88,7 +88,7 @@ def warm_start(part, seed):
     """(model, tokenizer, task, cfg). A rambling one was shown texts of which half begin anew where they
     should end, again and again, until they are cut off: it has to learn from rewards to stop."""
     cfg = grpo_sg.parse([*SETTINGS, "--seed", str(seed)])
-    task = tasks.TASKS[cfg.task](cfg)
+    task = tasks.TASKS[cfg.task](cfg)._replace(warmup=0.25)
     if part == "rambling":
         def demo(problem, rng, once=task.demo):
             return " ".join([once(problem, rng)] * rng.choice([1, 4]))
@@ -114,7 +114,7 @@ def trained(part, start, name, lr, split):
             patched.enter_context(mock.patch.object(grpo_sg, attribute, wrap(getattr(grpo_sg, attribute))))
         if part.startswith("noisy"):
             patched.enter_context(mock.patch.object(grpo_sg, "reward", flip_one_in_six(cfg.seed)))
-        rows = grpo_sg.train(model, tokenizer, task, cfg, lambda *_: None)
+        rows = grpo_sg.train(model, tokenizer, task, cfg)
     result, _ = grpo_sg.evaluate(model, tokenizer, task, getattr(task, split), cfg, samples=4)
     norms = [row["grad_norm"] for row in rows]
     return {"part": part, "name": name, "seed": cfg.seed, "lr": lr, "split": split,

@@ -19,7 +19,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPT = os.path.join(HERE, "..", "grpo_sg.py")
 SMALL = ("--task math --prompts 4 --group_size 4 --train_problems 2000 --eval_problems 8 --eval_samples 0 "
-         "--eval_every 5 --save_every 1 --warmup_accuracy 0.1 --beta 0.01").split()
+         "--eval_every 5 --save_every 1 --beta 0.01").split()
 
 
 def start(out, *flags):
@@ -74,7 +74,7 @@ def kill(folder, kills=25):
 
 def long(folder, steps=2000):
     out = f"{folder}/long"
-    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8", "--warmup_accuracy", "0.2",
+    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8",
                 "--eval_problems", "50", "--save_every", "50")
     memory, page = {}, os.sysconf("SC_PAGE_SIZE")  # step: MB
     while run.poll() is None:

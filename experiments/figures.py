@@ -32,11 +32,11 @@ def method():
     """The weight, and what it is for: unlikely tokens have the longest gradients."""
     import torch
 
-    from grpo_sg import shaping_weights
+    from grpo_sg import Config, shaping_weights
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     pi = torch.linspace(1e-4, 1, 400)
     for shaping, color in (("sg", BLUE), ("ar", ORANGE)):
-        left.plot(pi, shaping_weights(pi.log(), shaping=shaping), color=color)
+        left.plot(pi, shaping_weights(pi.log(), Config(shaping=shaping)), color=color)
     left.axhline(1, color=GREY, lw=1)
     for text, y, color in (("GRPO-SG", 1.42, BLUE), ("GRPO", 1.02, GREY), ("AR-Lopti", 0.88, ORANGE)):
         left.text(0.99, y, text, color=color, ha="right", va="bottom")

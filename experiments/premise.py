@@ -25,7 +25,6 @@ import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 import grpo_sg  # noqa: E402
-import runs  # noqa: E402
 import tasks  # noqa: E402
 
 
@@ -55,7 +54,7 @@ def measure(task_name, seed):
     with tempfile.TemporaryDirectory() as folder:
         grpo_sg.main(["--task", task_name, "--steps", "30", "--eval_samples", "0", "--seed", str(seed),
                       "--out", f"{folder}/run"])
-        model, tokenizer = runs.read_model(f"{folder}/run/checkpoint", local=True)
+        model, tokenizer = grpo_sg.read_model(f"{folder}/run/checkpoint", local=True)
     cfg = grpo_sg.parse(["--task", task_name, "--seed", str(seed)])
     task = tasks.TASKS[task_name](cfg)
     model.generation_config.eos_token_id = 0
@@ -78,7 +77,7 @@ def measure(task_name, seed):
               "Pearson": statistics.correlation(norms, unlikely),
               "Spearman": statistics.correlation(ranks(norms), ranks(unlikely)), "share of squared norm": {}}
     for shaping in ("none", "sg", "ar", "reverse"):
-        weights = grpo_sg.shaping_weights(torch.tensor(pi).log(), shaping=shaping)
+        weights = grpo_sg.shaping_weights(torch.tensor(pi).log(), grpo_sg.Config(shaping=shaping))
         weights = [1.0] * len(pi) if weights is None else weights.tolist()
         squares = [(w * row[3] * row[1]) ** 2 for w, row in zip(weights, rows)]
         result["share of squared norm"][shaping] = sum(

@@ -1,0 +1,45 @@
+"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder."""
+import os
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from support.program import fail, first_line
+
+
+def read_model(folder, local):
+    """(model, tokenizer) as save_pretrained wrote them, in float32. AutoTokenizer would put Qwen2's own rules
+    in place of those in another model's tokenizer.json. No code that comes with a model is run."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local), tokenizer
+
+
+def save_model(folder, model, tokenizer):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_model(name):
+    """(model, tokenizer) from a folder or the hub; one line where that fails, for whatever reason."""
+    try:
+        return read_model(name, os.path.isdir(name))
+    except Exception as error:  # no such name, no access, no network, half a folder: each has its own type
+        fail(f"cannot load a model and its tokenizer from --model {name}: give a folder written by "
+             f"save_pretrained, or a hub name and a network ({first_line(error)})")
+
+
+def prepare(model, *, gradient_checkpointing=False):
+    """The model where it will work, in eval mode."""
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def stop_tokens(model, tokenizer):
+    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
+    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both."""
+    words = tokenizer.get_vocab()
+    configured = model.generation_config.eos_token_id
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}

@@ -1,0 +1,118 @@
+"""What any program that runs long needs: flags made from a dataclass, errors of one line, files and folders
+that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement learning."""
+import contextlib
+import difflib
+import json
+import os
+import shutil
+import signal
+import sys
+
+from tqdm import tqdm
+from transformers import HfArgumentParser
+
+
+def fail(message, status=2):
+    """A user's mistake, or the machine's: one line and an exit status, no traceback."""
+    tqdm.write(f"error: {message}", file=sys.stderr)  # on a line of its own, whatever bar is shown
+    raise SystemExit(status)
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def closest(word, words):
+    """" (did you mean X?)" for the most similar of the words, "" where none is similar."""
+    found = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def given_flags(settings, argv, description):
+    """What a command line gives, as a dict: `--group_size 4`, or `--group-size 4`, is {"group_size": 4}.
+
+    settings: a dataclass; the metadata of each field has its "help", and its type is that of the flag.
+    argv: a list of strings, None for those of the process. --help prints all flags with their defaults and
+    exits; a flag that does not exist or a value that it cannot have is a line that says so, and an exit.
+    """
+    parser = HfArgumentParser(settings, description=description, allow_abbrev=False)
+    parser.error = fail
+    unknown = parser.parse_known_args(argv)[1]
+    if unknown:
+        flags = [f"--{name}" for name in settings.__dataclass_fields__]
+        fail(f"there is no setting {unknown[0]}{closest(unknown[0], flags)}; --help lists them all")
+    parser.set_defaults(**dict.fromkeys(settings.__dataclass_fields__))
+    values = vars(parser.parse_known_args(argv)[0])
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def write_json(path, content):
+    with open(f"{path}.tmp", "w") as file:
+        json.dump(content, file)
+    os.replace(f"{path}.tmp", path)  # whole, or not at all
+
+
+def read_json(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def append_rows(path, rows):
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)  # ASCII: any text survives
+
+
+def read_rows(path):
+    """The rows of a file of JSON lines; a last line that was cut off in the writing is left out."""
+    with open(path) as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+@contextlib.contextmanager
+def whole_folder(path):
+    """A folder to write into, which becomes `path` when the block is left without an error. What was there
+    before becomes PATH.before: whatever stops the program, in the writing too, one of the two is whole."""
+    shutil.rmtree(f"{path}.tmp", ignore_errors=True)
+    os.makedirs(f"{path}.tmp")
+    yield f"{path}.tmp"
+    if os.path.isdir(path):
+        shutil.rmtree(f"{path}.before", ignore_errors=True)
+        os.rename(path, f"{path}.before")
+    os.rename(f"{path}.tmp", path)
+
+
+def newest_readable(path, read):
+    """(folder, read(folder)) of the folder at `path`, or of PATH.before where the newest one cannot be read,
+    which is said, and set aside as PATH.unreadable; None where neither can."""
+    for folder in (path, f"{path}.before"):
+        if os.path.isdir(folder):
+            try:
+                return folder, read(folder)
+            except Exception as error:  # a torn file: each library has its own exception
+                print(f"{folder} cannot be read ({first_line(error)}): trying the one before")
+                shutil.rmtree(f"{folder}.unreadable", ignore_errors=True)
+                os.rename(folder, f"{folder}.unreadable")
+
+
+@contextlib.contextmanager
+def waiting_signals(message):
+    """A list that gets the number of a SIGINT (Ctrl-C) or SIGTERM, with the message printed; the second one
+    exits at once."""
+    received = []
+
+    def handler(number, frame):
+        if received:
+            raise SystemExit(128 + number)
+        received.append(number)
+        tqdm.write(message, file=sys.stderr)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def printable(text):
+    """The text with nothing in it that could steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
