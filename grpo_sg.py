@@ -35,9 +35,10 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support.models import load_model, prepare, read_model, save_model, stop_tokens
-from support.program import (append_rows, closest, fail, first_line, given_flags, newest_readable, read_json,
-                             waiting_signals, whole_folder, write_json)
+from support import page
+from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
+from support.program import (append_rows, check_numbers, closest, fail, first_line, given_flags, newest_readable,
+                             read_json, saved_settings, token_bar, waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -131,7 +132,7 @@ def pass_at_k(n, c, k):
 
 def logits_of(model, h):
     """(N, V) float32: the logits of the hidden states (N, H). Some models change their logits after the
-    vocabulary matrix; `load` finds out, and refuses them."""
+    vocabulary matrix; `prepare` finds out, and refuses them."""
     return model.get_output_embeddings()(h).float()
 
 
@@ -156,14 +157,15 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 # ---- 3. Sampling ----
 
 @torch.no_grad()
-def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None):
+def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
+           progress=None):
     """n completions of each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
 
     A completion ends with a stop token; or it is cut off, at max_new_tokens or where pauses(drawn) is True:
     drawn (B, t) has the ids so far of the B unfinished ones, the result is (B,). Tokens are drawn from the
     whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r would
     compare two different kinds of distribution. temperature=0 takes the likeliest token. Give it a model in
-    eval mode, without dropout, and prompts of at least one token.
+    eval mode, without dropout, and prompts of at least one token. progress(B, ended) is called once a token.
     """
     device = next(model.parameters()).device
     longest = max(map(len, prompts))
@@ -196,6 +198,8 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
         if pauses:
             ends |= pauses(drawn)
         going = (~ends).nonzero()[:, 0]
+        if progress:
+            progress(len(row), len(row) - len(going))
         if len(going) < len(row):  # finished rows leave the batch and the cache, and cost nothing any more
             for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
@@ -241,13 +245,7 @@ def reward(completion):
     return 3.0 if completion.correct else -0.5
 
 
-def in_bfloat16(device):
-    """On a GPU matrices are multiplied in bfloat16, but the weights stay in float32: at a learning rate of
-    1e-6 bfloat16 weights would round most updates away."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
+def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phase="sampling"):
     """n verified completions of each problem, problem-major: the same ones for the same weights and seed,
     whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
     device = next(model.parameters()).device
@@ -258,18 +256,19 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed):
     def draw(contexts, n, pauses=None):
         drawn = []
         at_once = max(1, cfg.sample_batch // n)
-        for i in tqdm(range(0, len(contexts), at_once), "sampling", leave=False,
-                      disable=len(contexts) <= at_once):
-            with in_bfloat16(device):
+        starts = range(0, len(contexts), at_once)
+        with in_bfloat16(device), token_bar(phase, len(contexts) * n, len(starts), cfg.max_new_tokens) as moved:
+            for i in starts:
                 drawn += sample(model, contexts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
-                                stop_ids=stops, temperature=temperature, generator=generator, pauses=pauses)
+                                stop_ids=stops, temperature=temperature, generator=generator, pauses=pauses,
+                                progress=moved)
         return drawn
 
     def calls_tool(drawn):  # by the text, as a call ends in many spellings, also in the middle of a token
         tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
         return torch.tensor([task.stop_text in text for text in tokenizer.batch_decode(tails)],
                             device=drawn.device)
-    model.eval()
+    eval_mode(model)
     drawn = draw(prompts, n, calls_tool if task.observe and cfg.max_turns else None)
     pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
     completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
@@ -318,16 +317,16 @@ def graded(c, tokenizer, task, stops):
 
 # ---- 5. Evaluation ----
 
-def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
+def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluation", **labels):
     """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
     truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4.. up to k. `_se` is
     the standard error of a mean over the problems: what another draw of problems might change."""
-    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
+    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed, phase=phase)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
     values = {"accuracy": [c.solved for c in greedy]}
     if samples:
         drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
-                        seed=cfg.seed)
+                        seed=cfg.seed, phase=f"{phase}, {samples} samples")
         row[f"eval/truncated@{samples}"] = mean(c.truncated for c in drawn)
         right = [sum(c.solved for c in drawn[i:i + samples]) for i in range(0, len(drawn), samples)]
         values[f"avg@{samples}"] = [count / samples for count in right]
@@ -337,6 +336,30 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, **labels):
         row[f"eval/{key}"] = mean(each)
         row[f"eval/{key}_se"] = pstdev(each) / math.sqrt(len(each))
     return row, greedy
+
+
+@torch.no_grad()
+def watch(model, tokenizer, task, cfg, step):
+    """Rows for tokens.jsonl: the same three validation problems each time, a group of completions of each, and of
+    every token its probability, its weight, and the advantage that training would give it."""
+    def short(x):
+        return [float(f"{value:.4g}") for value in x.flatten().tolist()]
+    rows = []
+    for problem in task.valid[:3]:
+        group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, temperature=cfg.temperature,
+                        seed=cfg.seed, phase="watched problems")
+        advantages = group_advantages(torch.tensor([[c.reward for c in group]]))[0]  # (G,)
+        row = {"step": step, "question": problem.question, "answer": problem.answer, "completions": []}
+        for i, c in enumerate(group):
+            batch, = micro_batches(group, advantages, [i], cfg, model.device)
+            logps = batch_logps(model, batch, cfg)[:, len(c.prompt):]  # (1, T)
+            w = shaping_weights(logps, cfg)
+            row["completions"].append({
+                "tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(logps.exp()),
+                "w": short(torch.ones_like(logps) if w is None else w), "advantage": advantages[i].item(),
+                "reward": c.reward, "correct": c.correct, "formatted": c.formatted, "truncated": c.truncated})
+        rows.append(row)
+    return rows
 
 
 def describe(completions):
@@ -351,6 +374,7 @@ def describe(completions):
 
 STATISTICS = ("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
 MAX_BAD_STEPS = 5  # in a row, each without one finite update: then the run ends
+SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
 
 
 def micro_batches(completions, advantages, rows, cfg, device):
@@ -371,13 +395,6 @@ def micro_batches(completions, advantages, rows, cfg, device):
                         "mask": pad_sequence(mask, batch_first=True).to(device),
                         "advantages": advantages[chosen].to(device)})
     return batches
-
-
-def set_training_mode(model):
-    """No dropout, in any pass, so that r is 1 where nothing has changed. Only a layer that is checkpointed must
-    be in training mode, or transformers does not do it; the parts of the layer stay in eval mode."""
-    for module in model.eval().modules():
-        module.training = getattr(module, "gradient_checkpointing", False)
 
 
 def batch_logps(model, batch, cfg):
@@ -411,7 +428,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
     def size(rows):  # what a loss is divided by
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
-    set_training_mode(model)
+    eval_mode(model, checkpointing=True)  # no dropout, in any pass: r is 1 where nothing has changed
     with torch.no_grad():  # before the first update changes the model
         for u, batch in [(u, batch) for u, batches in enumerate(plan) for batch in batches]:
             batch.update({"old_logps": batch_logps(model, batch, cfg)} if u > 0 else {})
@@ -450,6 +467,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     done = state["step"] if state else 0
     rows = []
     bad_steps = 0  # in a row without one finite update
+    saved = time.time()
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
     for step in bar:
         # Sample: the problems of the step and G completions of each. What is drawn is a function of the seed
@@ -459,6 +477,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
         completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
+        sampled = time.time()
 
         # Compare: how much better than the others of its group is each?
         rewards = torch.tensor([c.reward for c in completions]).view(-1, cfg.group_size)  # (P, G)
@@ -469,17 +488,21 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
                        reference=reference, seed=seed)
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
                      "equal_groups": (advantages == 0).all(1).float().mean().item(),
+                     "tokens_per_second": sum(sum(c.mask) for c in completions) / (sampled - started),
+                     "seconds_sampling": sampled - started, "seconds_update": time.time() - sampled,
                      "seconds": time.time() - started})
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
         log(out, rows[-1], completions if stats["skipped"] else completions[:cfg.group_size])
         if step % cfg.eval_every == 0:
             log(out, *evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
+            show(out, model, tokenizer, task, cfg, step)
 
         # Save, now and then and at the end, whatever the reason is to end.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
-        if out and (ending or step % cfg.save_every == 0):
+        if out and (ending or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
             save_checkpoint(out, step, model, tokenizer, optimizer)
+            saved = time.time()
         if ending:
             break
     return rows
@@ -550,7 +573,7 @@ def parse(argv=None, **defaults):
     """The command line as a checked Config. What is given wins over the settings of the run that it names, by
     --resume or by --model RUN/checkpoint, and these over the tiny model's. `defaults`: those of a script."""
     given = {**defaults, **given_flags(Config, argv, __doc__.split("\n")[0])}
-    saved = saved_settings(given.get("out", ""))
+    saved = saved_settings(Config, given.get("out", ""))
     if given.get("resume"):
         if not saved:
             fail(f"--resume needs --out DIR, the folder of a run, and {given.get('out') or 'nothing'} is none")
@@ -559,7 +582,7 @@ def parse(argv=None, **defaults):
             fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
                  "start another run")
     elif given.get("model"):
-        saved = saved_settings(os.path.dirname(os.path.normpath(given["model"])))
+        saved = saved_settings(Config, os.path.dirname(os.path.normpath(given["model"])))
         if saved.get("task") != given.get("task", saved.get("task")):
             saved = {}
         if saved:
@@ -572,21 +595,9 @@ def parse(argv=None, **defaults):
     return cfg
 
 
-def saved_settings(run):
-    """The settings of a run, from its folder; {} where the folder is none."""
-    try:
-        saved = read_json(os.path.join(run, "config.json"))
-    except (OSError, ValueError):
-        return {}
-    return {name: saved[name] for name in Config.__dataclass_fields__ if "shaping" in saved and name in saved}
-
-
 def check(cfg):
     """Fail where a setting has a value that cannot be used."""
-    for name, value in dataclasses.asdict(cfg).items():
-        zero = name in MAY_BE_0
-        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
-            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
+    check_numbers(dataclasses.asdict(cfg), MAY_BE_0)
     if cfg.task not in tasks.TASKS:
         fail(f"there is no --task {cfg.task}{closest(cfg.task, tasks.TASKS)}: give one of "
              f"{', '.join(tasks.TASKS)}, or start the script that defines it")
@@ -604,7 +615,7 @@ def check(cfg):
 
 # ---- The files of a run: config.json, metrics.jsonl, samples.jsonl, checkpoint/ and the one before it ----
 
-LOGS = ("metrics.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
 
 
 def open_run(cfg):
@@ -624,6 +635,13 @@ def log(out, row, completions):
             {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
              "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward, "correct": c.correct,
              "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved} for c in completions])
+
+
+def show(out, model, tokenizer, task, cfg, step):
+    """Write what is watched, and the run's page, which shows all that there is so far."""
+    if out:
+        append_rows(os.path.join(out, "tokens.jsonl"), watch(model, tokenizer, task, cfg, step))
+        page.write(out)
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
@@ -676,15 +694,7 @@ def load(cfg):
     except (OSError, ValueError) as error:
         fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
-    if not prompt or not stop_tokens(model, tokenizer):
-        fail(f"the tokenizer saved with --model {cfg.model} is not usable: it has no end token or no words")
-    model = prepare(model, gradient_checkpointing=cfg.gradient_checkpointing)
-    ids = torch.tensor([prompt], device=model.device)
-    with torch.no_grad():
-        logits = logits_of(model, model.base_model(input_ids=ids).last_hidden_state[0])
-        if not torch.allclose(logits, model(input_ids=ids).logits[0].float(), atol=0.1):
-            fail(f"--model {cfg.model} changes its logits after the vocabulary matrix: not supported")
-    return task, model, tokenizer, state
+    return task, prepare(model, tokenizer, prompt, cfg.gradient_checkpointing), tokenizer, state
 
 
 def run(cfg):
@@ -697,8 +707,10 @@ def run(cfg):
 
     def test(step):
         row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
-                               split="test")
+                               split="test",
+                               phase="test before training" if step == 0 else "test")
         log(out, row, greedy)
+        show(out, model, tokenizer, task, cfg, step)
         return row
     if not state:
         if not cfg.model:
@@ -719,7 +731,7 @@ def run(cfg):
              f"a lower --lr may help. The weights in {out}/checkpoint are those before")
     after = test(step=cfg.steps)
     print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
-    print(f"model, metrics and transcripts: {out}/")
+    print(f"model, metrics and transcripts: {out}/; to see what happened, open {out}/report.html")
 
 
 def main(argv=None, **defaults):

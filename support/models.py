@@ -28,12 +28,33 @@ def load_model(name):
              f"save_pretrained, or a hub name and a network ({first_line(error)})")
 
 
-def prepare(model, *, gradient_checkpointing=False):
-    """The model where it will work, in eval mode."""
+def prepare(model, tokenizer, prompt, gradient_checkpointing):
+    """The model where it will work, in eval mode. prompt: the token ids of one. Fails where the tokenizer has no
+    words or no end token, and where the model's logits are not simply those of its vocabulary matrix."""
+    if not prompt or not stop_tokens(model, tokenizer):
+        fail("the tokenizer saved with the model is not usable: it has no end token or no words")
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    ids = torch.tensor([prompt], device=model.device)
+    with torch.no_grad():
+        logits = model.get_output_embeddings()(model.base_model(input_ids=ids).last_hidden_state)
+        if not torch.allclose(logits, model(input_ids=ids).logits, atol=0.01):
+            fail("the model changes its logits after the vocabulary matrix, which is not supported")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
+
+
+def eval_mode(model, checkpointing=False):
+    """No dropout. To be checkpointed, if it is, a layer as such must be in training mode: transformers looks
+    there. The parts of the layer stay in eval mode."""
+    for module in model.eval().modules():
+        module.training = checkpointing and getattr(module, "gradient_checkpointing", False)
+
+
+def in_bfloat16(device):
+    """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32: at a learning rate of
+    1e-6 bfloat16 weights would round most updates away."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def stop_tokens(model, tokenizer):

@@ -3,10 +3,12 @@ that are whole or not there, signals that wait for a good moment. Nothing here k
 import contextlib
 import difflib
 import json
+import math
 import os
 import shutil
 import signal
 import sys
+import time
 
 from tqdm import tqdm
 from transformers import HfArgumentParser
@@ -44,6 +46,23 @@ def given_flags(settings, argv, description):
     parser.set_defaults(**dict.fromkeys(settings.__dataclass_fields__))
     values = vars(parser.parse_known_args(argv)[0])
     return {name: value for name, value in values.items() if value is not None}
+
+
+def saved_settings(settings, run):
+    """What a run's config.json says of the fields of the dataclass, as a dict; {} where there is none."""
+    try:
+        saved = read_json(os.path.join(run, "config.json"))
+    except (OSError, ValueError):
+        return {}
+    return {name: saved[name] for name in settings.__dataclass_fields__ if name in saved}
+
+
+def check_numbers(values, may_be_0):
+    """Fail where a number is negative, not finite, or 0 and not among the names that may be."""
+    for name, value in values.items():
+        zero = name in may_be_0
+        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
+            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
 
 
 def write_json(path, content):
@@ -116,3 +135,25 @@ def waiting_signals(message):
 def printable(text):
     """The text with nothing in it that could steer a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+@contextlib.contextmanager
+def token_bar(phase, texts, batches, most):
+    """A progress bar for `texts` texts, drawn token by token, in some batches, `most` tokens each at the most.
+    Yields moved(drawn, ended), to be called with the tokens of a step and the texts that ended with it. It
+    appears after two seconds."""
+    started = time.time()
+    steps = tokens = 0
+    left = batches * most
+
+    def moved(drawn, ended):
+        nonlocal steps, tokens, left
+        steps += 1
+        tokens += drawn
+        left -= 1 if drawn > ended else (left - 1) % most + 1  # all of a batch have ended: none of its steps is left
+        seconds = time.time() - started
+        bar.set_postfix_str(f"{tokens / seconds:,.0f} tokens/s, {left * seconds / steps:,.0f} s left at most",
+                            refresh=False)
+        bar.update(ended)
+    with tqdm(total=texts, desc=phase, unit="completion", leave=False, delay=2) as bar:
+        yield moved
