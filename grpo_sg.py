@@ -37,8 +37,9 @@ from transformers import DynamicCache
 import tasks
 from support import page
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
-from support.program import (append_rows, check_numbers, closest, fail, first_line, given_flags, newest_readable,
-                             read_json, saved_settings, token_bar, waiting_signals, whole_folder, write_json)
+from support.program import (append_rows, check_numbers, closest, cut_files, fail, file_sizes, first_line,
+                             given_and_saved, newest_readable, open_run, read_json, token_bar,
+                             waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -229,6 +230,7 @@ class Completion:
     correct: bool = False
     formatted: bool = False  # False where truncated
     reward: float = 0.0
+    advantage: float | None = None
 
     @property
     def solved(self):  # what accuracy counts
@@ -307,8 +309,11 @@ def graded(c, tokenizer, task, stops):
     opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
     c.response = opened + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opened + tokenizer.decode(c.tokens[:end])
-    c.correct, formatted = task.verify(c.response, c.problem.answer)
-    c.formatted = formatted and not c.truncated
+    verdict = task.verify(c.response, c.problem.answer)
+    if not isinstance(verdict, tasks.Verdict):
+        fail(f"verify of --task {task.name} must return a tasks.Verdict(correct, formatted), not {verdict!r}")
+    c.correct = verdict.correct
+    c.formatted = verdict.formatted and not c.truncated
     c.reward = float((task.reward or reward)(c))
     if not math.isfinite(c.reward):
         fail(f"--task {task.name} gave a completion the reward {c.reward}, which is not finite: {c.response!r}")
@@ -339,12 +344,11 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluat
 
 
 @torch.no_grad()
-def watch(model, tokenizer, task, cfg, step):
-    """Rows for tokens.jsonl: the same three validation problems each time, a group of completions of each, and of
-    every token its probability, its weight, and the advantage that training would give it."""
+def watch(out, model, tokenizer, task, cfg, step):
+    """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group of
+    completions of each with its advantages, and of every token its probability and its weight."""
     def short(x):
         return [float(f"{value:.4g}") for value in x.flatten().tolist()]
-    rows = []
     for problem in task.valid[:3]:
         group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, temperature=cfg.temperature,
                         seed=cfg.seed, phase="watched problems")
@@ -358,8 +362,8 @@ def watch(model, tokenizer, task, cfg, step):
                 "tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(logps.exp()),
                 "w": short(torch.ones_like(logps) if w is None else w), "advantage": advantages[i].item(),
                 "reward": c.reward, "correct": c.correct, "formatted": c.formatted, "truncated": c.truncated})
-        rows.append(row)
-    return rows
+        append_rows(os.path.join(out, "tokens.jsonl"), [row])
+    page.write(out)
 
 
 def describe(completions):
@@ -486,16 +490,20 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         # Learn: more of the better ones, less of the others.
         stats = update(model, optimizer, completions, advantages.flatten(), cfg,
                        reference=reference, seed=seed)
+        for c, A in zip(completions, advantages.flatten().tolist()):
+            c.advantage = A
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
                      "equal_groups": (advantages == 0).all(1).float().mean().item(),
                      "tokens_per_second": sum(sum(c.mask) for c in completions) / (sampled - started),
                      "seconds_sampling": sampled - started, "seconds_update": time.time() - sampled,
                      "seconds": time.time() - started})
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-        log(out, rows[-1], completions if stats["skipped"] else completions[:cfg.group_size])
+        tells = next((c for c in completions if c.advantage), completions[0])  # of a group with unequal rewards
+        log(out, rows[-1], completions if stats["skipped"] else [c for c in completions if c.problem is tells.problem])
         if step % cfg.eval_every == 0:
-            log(out, *evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid"))
-            show(out, model, tokenizer, task, cfg, step)
+            log(out, *evaluate(model, tokenizer, task, task.valid, cfg, phase="validation", step=step, split="valid"))
+            if out:
+                watch(out, model, tokenizer, task, cfg, step)
 
         # Save, now and then and at the end, whatever the reason is to end.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
@@ -508,9 +516,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     return rows
 
 
-# ==========================================================================================================
-# Plumbing below: nothing of GRPO-SG. Settings, the model, the files of a run, checkpoints, signals, main.
-# ==========================================================================================================
+# ---- Plumbing below, nothing of GRPO-SG: settings, the files of a run, checkpoints, main ----
 
 def setting(default, help):
     return dataclasses.field(default=default, metadata={"help": help})
@@ -565,6 +571,8 @@ class Config:
 TINY = dict(people=[3], brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
+NO_EFFECT = {"kk": "max_turns", "math": "people brief max_turns", "qa": "people brief",
+             "none": "alpha tau mu low high", "ar": "alpha tau mu low high"}
 # What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding.
 MAY_CHANGE = "resume out steps save_every eval_every sample_batch tokens_per_micro_batch".split()
 
@@ -572,35 +580,24 @@ MAY_CHANGE = "resume out steps save_every eval_every sample_batch tokens_per_mic
 def parse(argv=None, **defaults):
     """The command line as a checked Config. What is given wins over the settings of the run that it names, by
     --resume or by --model RUN/checkpoint, and these over the tiny model's. `defaults`: those of a script."""
-    given = {**defaults, **given_flags(Config, argv, __doc__.split("\n")[0])}
-    saved = saved_settings(Config, given.get("out", ""))
-    if given.get("resume"):
-        if not saved:
-            fail(f"--resume needs --out DIR, the folder of a run, and {given.get('out') or 'nothing'} is none")
-        changed = [name for name in given if name not in MAY_CHANGE and given[name] != saved.get(name)]
-        if changed:
-            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
-                 "start another run")
-    elif given.get("model"):
-        saved = saved_settings(Config, os.path.dirname(os.path.normpath(given["model"])))
-        if saved.get("task") != given.get("task", saved.get("task")):
-            saved = {}
-        if saved:
-            print(f"settings that are not given are those of the run that made --model {given['model']}")
-        saved.update(out="", resume=False, eval_only=False)
-    else:
-        saved = TINY
-    cfg = Config(**{**saved, **given})
-    check(cfg)
+    given, saved = given_and_saved(Config, argv, __doc__.split("\n")[0], defaults, MAY_CHANGE)
+    cfg = Config(**{**(saved if "model" in given or saved else TINY), **given})
+    check(cfg, given)
     return cfg
 
 
-def check(cfg):
-    """Fail where a setting has a value that cannot be used."""
+def check(cfg, given):
+    """Fail where a setting has a value that cannot be used, or one of those given has no effect."""
     check_numbers(dataclasses.asdict(cfg), MAY_BE_0)
     if cfg.task not in tasks.TASKS:
         fail(f"there is no --task {cfg.task}{closest(cfg.task, tasks.TASKS)}: give one of "
              f"{', '.join(tasks.TASKS)}, or start the script that defines it")
+    for name, value in (("task", cfg.task), ("shaping", cfg.shaping)):
+        useless = [other for other in given if other in NO_EFFECT.get(value, "").split()]
+        if useless:
+            fail(f"--{useless[0]} has no effect with --{name} {value}: leave it out")
+    if cfg.eval_only and not cfg.model:
+        fail("--eval_only needs --model, for example the checkpoint of a run: runs/NAME/checkpoint")
     if cfg.group_size < 2:
         fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
     if cfg.low > cfg.high:
@@ -609,39 +606,21 @@ def check(cfg):
         fail(f"--out {cfg.out} exists: name another folder, or add --resume to go on with the run in it")
     ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal here, equal everywhere
     if cfg.shaping != "none" and ends[0] == ends[1]:
-        tqdm.write(f"grpo_sg: warning: every token gets the weight {ends[0]:.4g}: this is plain GRPO (alpha "
-                   f"{cfg.alpha}, tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high})", file=sys.stderr)
+        tqdm.write(f"warning: every token gets the weight {ends[0]:.4g}, which is plain GRPO: alpha {cfg.alpha}, "
+                   f"tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high}", file=sys.stderr)
 
 
-# ---- The files of a run: config.json, metrics.jsonl, samples.jsonl, checkpoint/ and the one before it ----
-
-LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
-
-
-def open_run(cfg):
-    """The run's folder, made if the run is new, with config.json."""
-    name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = cfg.out or os.path.join("runs", name)
-    os.makedirs(out, exist_ok=cfg.resume)
-    write_json(os.path.join(out, "config.json"), dataclasses.asdict(cfg))
-    print(f"files of this run: {out}/")
-    return out
-
+# ---- The files of a run: config.json, metrics.jsonl, samples.jsonl, tokens.jsonl, report.html, warm_start/,
+# checkpoint/ and the one before it ----
 
 def log(out, row, completions):
     if out:
         append_rows(os.path.join(out, "metrics.jsonl"), [row])
         append_rows(os.path.join(out, "samples.jsonl"), [
             {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-             "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward, "correct": c.correct,
-             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved} for c in completions])
-
-
-def show(out, model, tokenizer, task, cfg, step):
-    """Write what is watched, and the run's page, which shows all that there is so far."""
-    if out:
-        append_rows(os.path.join(out, "tokens.jsonl"), watch(model, tokenizer, task, cfg, step))
-        page.write(out)
+             "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward,
+             "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
+             "truncated": c.truncated, "solved": c.solved} for c in completions])
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
@@ -651,8 +630,7 @@ def save_checkpoint(out, step, model, tokenizer, optimizer):
         with whole_folder(os.path.join(out, "checkpoint")) as new:
             save_model(new, model, tokenizer)
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
-            sizes = {name: os.path.getsize(os.path.join(out, name)) for name in LOGS}
-            write_json(os.path.join(new, "state.json"), {"step": step, "sizes": sizes})
+            write_json(os.path.join(new, "state.json"), {"step": step, "sizes": file_sizes(out, "*.jsonl")})
     except Exception as error:  # no space, no permission, no folder: each library has its own exception
         fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}); to go on from the "
              f"last one: {resume_command(out)}")
@@ -669,9 +647,7 @@ def load_checkpoint(out):
     if not found:
         fail(f"no checkpoint in {out} can be read: start the run anew, with another --out")
     folder, (model, tokenizer, state) = found
-    for name, size in state["sizes"].items():
-        path = os.path.join(out, name)
-        os.truncate(path, min(size, os.path.getsize(path)))
+    cut_files(out, state["sizes"])
     print(f"resuming after step {state['step']}, from {folder}")
     return model, tokenizer, state
 
@@ -687,6 +663,8 @@ def load(cfg):
     torch.manual_seed(cfg.seed)
     try:
         task = tasks.TASKS[cfg.task](cfg)
+        if not isinstance(task, tasks.Task) or not (cfg.model or cfg.resume or task.demo):
+            fail(f"--task {cfg.task} must be a tasks.Task, and without --model it needs `demo`, for the warm-up")
         model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
@@ -702,24 +680,29 @@ def run(cfg):
     task, model, tokenizer, state = load(cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    out = open_run(cfg)
-    first = os.path.join(out, "reference")  # where the reference policy is kept, if there is one
+    name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    out = open_run(cfg.out or os.path.join("runs", name), cfg)
+    print(f"a model of {model.num_parameters():,} weights on {model.device}; {len(task.train):,} training, "
+          f"{len(task.valid)} validation and {len(task.test)} test problems; best constant answer {task.floor:.2f}")
+    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from again
 
-    def test(step):
+    def test(step, phase):
         row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
-                               split="test",
-                               phase="test before training" if step == 0 else "test")
+                               split="test", phase=phase)
         log(out, row, greedy)
-        show(out, model, tokenizer, task, cfg, step)
-        return row
+        watch(out, model, tokenizer, task, cfg, step)
+        print(f"{phase}: {scores(row)}")
+        if row["eval/format_rate"] < 0.01:
+            print("hardly any completion is well formed, and where all are badly formed nothing is learned: take an "
+                  "Instruct model, or easier problems (kk: --people 2 3)")
     if not state:
         if not cfg.model:
             tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
                 model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
-        before = test(step=0)
+        test(0, "test" if cfg.eval_only else "test before training")
         if cfg.eval_only:
-            return print("\n".join(f"{key:<24}{value}" for key, value in before.items()))
-        if cfg.beta:
+            return
+        if cfg.beta or not cfg.model:
             save_model(first, model, tokenizer)
     reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
     with waiting_signals("finishing this step, then saving; once more stops at once") as received:
@@ -729,9 +712,17 @@ def run(cfg):
     if rows and rows[-1]["step"] < cfg.steps:
         fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in {out}; "
              f"a lower --lr may help. The weights in {out}/checkpoint are those before")
-    after = test(step=cfg.steps)
-    print(f"\n{len(task.test)} test problems, none trained on; best constant answer: {task.floor:.2f}")
-    print(f"model, metrics and transcripts: {out}/; to see what happened, open {out}/report.html")
+    test(cfg.steps, "test after training")
+    if rows and all(row["equal_groups"] == 1 for row in rows):
+        print("no group ever had different rewards, so nothing was learned: see \"Is it broken?\" in README.md")
+    print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
+
+
+def scores(row):
+    """A test's row in words; each mean with its standard error over the problems."""
+    found = [f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}"
+             for key in row if f"{key}_se" in row]
+    return ", ".join([*found, f"well formed {row['eval/format_rate']:.3f}"])
 
 
 def main(argv=None, **defaults):

@@ -2,9 +2,12 @@
 import os
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from support.program import fail, first_line
+
+transformers.utils.logging.disable_progress_bar()  # of loading and saving: they would cut through a run's own
 
 
 def read_model(folder, local):

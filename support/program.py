@@ -2,6 +2,7 @@
 that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement learning."""
 import contextlib
 import difflib
+import glob
 import json
 import math
 import os
@@ -48,13 +49,49 @@ def given_flags(settings, argv, description):
     return {name: value for name, value in values.items() if value is not None}
 
 
+def given_and_saved(settings, argv, description, defaults, may_change):
+    """(what the command line gives, the settings of the run that it names), two dicts; `defaults` count as given
+    where the command line is silent. A run is named by --resume --out RUN, which goes on with its settings but
+    for those that may change, or by --model RUN/checkpoint, where it had the same task."""
+    given = {**defaults, **given_flags(settings, argv, description)}
+    out = given.get("out", "")
+    if given.get("resume"):
+        saved = saved_settings(settings, out)
+        if not saved:
+            fail(f"--resume needs --out and the folder of a run, and {out or 'nothing'} is none"
+                 f"{closest(out, glob.glob('runs/*'))}")
+        changed = [name for name in given if name not in may_change and given[name] != saved.get(name)]
+        if changed:
+            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
+                 "start another run")
+        return given, saved
+    folder = os.path.dirname(os.path.normpath(given.get("model") or "-/-"))
+    saved = saved_settings(settings, folder)
+    if not saved or given.get("task", saved["task"]) != saved["task"]:
+        return given, {}
+    print(f"settings that are not given are those of {folder}/config.json")
+    return given, {**saved, "out": "", "resume": False, "eval_only": False}
+
+
 def saved_settings(settings, run):
     """What a run's config.json says of the fields of the dataclass, as a dict; {} where there is none."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
     except (OSError, ValueError):
         return {}
-    return {name: saved[name] for name in settings.__dataclass_fields__ if name in saved}
+    return {name: saved[name] for name in settings.__dataclass_fields__ if "seed" in saved and name in saved}
+
+
+def open_run(out, settings):
+    """The folder of a run, made if it is new, with the settings in config.json; prints them where they differ
+    from the defaults."""
+    values = vars(settings)
+    usual = vars(type(settings)())
+    os.makedirs(out, exist_ok=settings.resume)
+    write_json(os.path.join(out, "config.json"), values)
+    changed = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
+    print(f"files of this run: {out}/\nsettings that differ from the defaults: {', '.join(changed) or 'none'}")
+    return out
 
 
 def check_numbers(values, may_be_0):
@@ -157,3 +194,14 @@ def token_bar(phase, texts, batches, most):
         bar.update(ended)
     with tqdm(total=texts, desc=phase, unit="completion", leave=False, delay=2) as bar:
         yield moved
+
+
+def file_sizes(folder, pattern):
+    return {os.path.basename(path): os.path.getsize(path) for path in glob.glob(os.path.join(glob.escape(folder), pattern))}
+
+
+def cut_files(folder, sizes):
+    """Cut off what was written to the files after they had these sizes."""
+    for name, size in sizes.items():
+        path = os.path.join(folder, name)
+        os.truncate(path, min(size, os.path.getsize(path)))
