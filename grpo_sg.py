@@ -35,7 +35,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import page
+from support import fit, page
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (append_rows, check_numbers, closest, cut_files, fail, file_sizes, first_line,
                              given_and_saved, newest_readable, open_run, read_json, token_bar,
@@ -132,9 +132,10 @@ def pass_at_k(n, c, k):
 # ---- 2. Log-probabilities of the policy ----
 
 def logits_of(model, h):
-    """(N, V) float32: the logits of the hidden states (N, H). Some models change their logits after the
-    vocabulary matrix; `prepare` finds out, and refuses them."""
-    return model.get_output_embeddings()(h).float()
+    """(N, V), the logits of hidden states (N, H), in float32 on a GPU too: rounded to bfloat16, the ratio r of a
+    token is off by more than the clip allows. `prepare` refuses models that change their logits after this."""
+    with torch.autocast(h.device.type, enabled=False):
+        return model.get_output_embeddings()(h.float())
 
 
 def token_logps(model, ids, mask, *, temperature=1.0):
@@ -256,15 +257,13 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
     def draw(contexts, n, pauses=None):
-        drawn = []
         at_once = max(1, cfg.sample_batch // n)
-        starts = range(0, len(contexts), at_once)
-        with in_bfloat16(device), token_bar(phase, len(contexts) * n, len(starts), cfg.max_new_tokens) as moved:
-            for i in starts:
-                drawn += sample(model, contexts[i:i + at_once], n=n, max_new_tokens=cfg.max_new_tokens,
-                                stop_ids=stops, temperature=temperature, generator=generator, pauses=pauses,
-                                progress=moved)
-        return drawn
+        batches = math.ceil(len(contexts) / at_once)
+        with (in_bfloat16(device), token_bar(phase, len(contexts) * n, batches, cfg.max_new_tokens) as moved,
+              fit.phase("sampling", "lower --group_size or --max_new_tokens")):
+            return fit.in_parts(lambda part: sample(
+                model, part, n=n, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, temperature=temperature,
+                generator=generator, pauses=pauses, progress=moved), contexts, at_once, generator)
 
     def calls_tool(drawn):  # by the text, as a call ends in many spellings, also in the middle of a token
         tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
@@ -417,6 +416,17 @@ def batch_loss(model, batch, denominator, cfg):
         loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
 
 
+def gradient(model, batches, denominator, cfg):
+    """Add up the gradient of an update over its micro-batches. Returns the sums of its loss and statistics."""
+    totals = dict.fromkeys(STATISTICS, 0.0)
+    for batch in batches:
+        loss, stats = batch_loss(model, batch, denominator, cfg)
+        loss.backward()
+        for key, value in {"loss": loss.detach(), **stats}.items():
+            totals[key] += value * denominator
+    return totals
+
+
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
     """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
 
@@ -430,31 +440,32 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     kept = [[i for i in share if cfg.beta or advantages[i] != 0] for share in shares]
     plan = [micro_batches(completions, advantages, rows, cfg, model.device) for rows in kept]
 
-    def size(rows):  # what a loss is divided by
+    def size(rows):  # what a loss is divided by, in all micro-batches of an update
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
     eval_mode(model, checkpointing=True)  # no dropout, in any pass: r is 1 where nothing has changed
     with torch.no_grad():  # before the first update changes the model
         for u, batch in [(u, batch) for u, batches in enumerate(plan) for batch in batches]:
-            batch.update({"old_logps": batch_logps(model, batch, cfg)} if u > 0 else {})
-            batch.update({"ref_logps": batch_logps(reference, batch, cfg)} if cfg.beta else {})
-    totals, norms, skipped = {}, [], 0
+            batch.update({"old_logps": fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)} if u else {})
+            batch.update({"ref_logps": fit.by_rows(lambda part: batch_logps(reference, part, cfg), batch)} if cfg.beta else {})
+    found, norms, skipped = [], [], 0
     for share, batches in zip(shares, plan):
-        whole_loss = 0.0
-        for batch in batches:
-            loss, stats = batch_loss(model, batch, size(share), cfg)  # one denominator for all of an update
-            loss.backward()
-            whole_loss += loss.detach()
-            for key, value in {"loss": loss.detach(), **stats}.items():
-                totals[key] = totals.get(key, 0.0) + value * size(share)
+        while batches:
+            try:
+                found.append(gradient(model, batches, size(share), cfg))
+                break
+            except torch.OutOfMemoryError:  # half of a gradient may have been added
+                optimizer.zero_grad()
+                batches = fit.halved(batches)
         if batches:
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-            if math.isfinite(norm) and math.isfinite(whole_loss):  # nan and infinity never reach the weights
+            if math.isfinite(norm) and math.isfinite(found[-1]["loss"]):  # nan and infinity never reach the weights
                 norms.append(norm)
                 optimizer.step()
             else:
                 skipped += 1
             optimizer.zero_grad()
-    means = {key: float(totals.get(key, math.nan)) / size(sum(kept, []) or order) for key in STATISTICS}
+    means = {key: float(sum(totals[key] for totals in found)) / size(sum(kept, [])) if found else math.nan
+             for key in STATISTICS}
     return {"grad_norm": max(norms, default=0.0), "skipped": skipped,
             **{key: value if math.isfinite(value) else None for key, value in means.items()}}
 
@@ -488,8 +499,8 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         advantages = group_advantages(rewards)  # (P, G)
 
         # Learn: more of the better ones, less of the others.
-        stats = update(model, optimizer, completions, advantages.flatten(), cfg,
-                       reference=reference, seed=seed)
+        with fit.phase("training", "add --gradient_checkpointing, or lower --max_new_tokens"):
+            stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference, seed=seed)
         for c, A in zip(completions, advantages.flatten().tolist()):
             c.advantage = A
         rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
@@ -731,6 +742,8 @@ def main(argv=None, **defaults):
         run(cfg)
     except OSError as error:
         fail(f"cannot read or write the run's files: {first_line(error)}")
+    except torch.OutOfMemoryError as error:
+        fail(f"out of GPU memory {'; '.join(getattr(error, '__notes__', []))}; a smaller --model needs less")
     except KeyboardInterrupt:
         fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
 

@@ -1,10 +1,15 @@
 """A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder."""
 import os
 
+# Tensors that grow with every token would fragment the GPU's memory. It must be set before CUDA starts.
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from support.fit import phase
 from support.program import fail, first_line
 
 transformers.utils.logging.disable_progress_bar()  # of loading and saving: they would cut through a run's own
@@ -36,11 +41,22 @@ def prepare(model, tokenizer, prompt, gradient_checkpointing):
     words or no end token, and where the model's logits are not simply those of its vocabulary matrix."""
     if not prompt or not stop_tokens(model, tokenizer):
         fail("the tokenizer saved with the model is not usable: it has no end token or no words")
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    if torch.cuda.is_available():
+        # cuDNN's attention plans anew for every new shape, which in sampling is every token: minutes a step on an
+        # H100 (huggingface/transformers#48163). On a B200, with few KV heads, its results are wrong without a
+        # word (pytorch/pytorch#193893).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32: the vocabulary matrix
+        if not bfloat16_works():
+            print("this GPU has no bfloat16 of its own: everything is computed in float32, more slowly")
+        with phase("moving the model to the GPU", "it is too large for this card"):
+            model = model.to("cuda")
+    model = model.eval()
     ids = torch.tensor([prompt], device=model.device)
     with torch.no_grad():
         logits = model.get_output_embeddings()(model.base_model(input_ids=ids).last_hidden_state)
-        if not torch.allclose(logits, model(input_ids=ids).logits, atol=0.01):
+        expected = model(input_ids=ids).logits
+        if not torch.allclose(logits, expected, atol=0.01 * float(expected.abs().max())):
             fail("the model changes its logits after the vocabulary matrix, which is not supported")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -54,10 +70,14 @@ def eval_mode(model, checkpointing=False):
         module.training = checkpointing and getattr(module, "gradient_checkpointing", False)
 
 
+def bfloat16_works():
+    return torch.cuda.is_bf16_supported(including_emulation=False)  # not on a T4 or V100, where it would be slow
+
+
 def in_bfloat16(device):
     """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32: at a learning rate of
     1e-6 bfloat16 weights would round most updates away."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" and bfloat16_works())
 
 
 def stop_tokens(model, tokenizer):
