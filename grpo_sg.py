@@ -419,11 +419,15 @@ def batch_loss(model, batch, denominator, cfg):
 def gradient(model, batches, denominator, cfg):
     """Add up the gradient of an update over its micro-batches. Returns the sums of its loss and statistics."""
     totals = dict.fromkeys(STATISTICS, 0.0)
-    for batch in batches:
-        loss, stats = batch_loss(model, batch, denominator, cfg)
-        loss.backward()
-        for key, value in {"loss": loss.detach(), **stats}.items():
-            totals[key] += value * denominator
+    try:
+        for batch in batches:
+            loss, stats = batch_loss(model, batch, denominator, cfg)
+            loss.backward()
+            for key, value in {"loss": loss.detach(), **stats}.items():
+                totals[key] += value * denominator
+    except torch.OutOfMemoryError:  # part of a gradient may have been added: start again, with smaller batches
+        model.zero_grad()
+        return gradient(model, fit.halved(batches), denominator, cfg)
     return totals
 
 
@@ -444,38 +448,31 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
     eval_mode(model, checkpointing=True)  # no dropout, in any pass: r is 1 where nothing has changed
     with torch.no_grad():  # before the first update changes the model
-        for u, batch in [(u, batch) for u, batches in enumerate(plan) for batch in batches]:
-            batch.update({"old_logps": fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)} if u else {})
-            batch.update({"ref_logps": fit.by_rows(lambda part: batch_logps(reference, part, cfg), batch)} if cfg.beta else {})
-    found, norms, skipped = [], [], 0
+        for batch in sum(plan[1:], []):
+            batch["old_logps"] = fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)
+        for batch in sum(plan, []) if cfg.beta else []:
+            batch["ref_logps"] = fit.by_rows(lambda part: batch_logps(reference, part, cfg), batch)
+    totals, norms, skipped = [], [], 0
     for share, batches in zip(shares, plan):
-        while batches:
-            try:
-                found.append(gradient(model, batches, size(share), cfg))
-                break
-            except torch.OutOfMemoryError:  # half of a gradient may have been added
-                optimizer.zero_grad()
-                batches = fit.halved(batches)
         if batches:
+            totals.append(gradient(model, batches, size(share), cfg))
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-            if math.isfinite(norm) and math.isfinite(found[-1]["loss"]):  # nan and infinity never reach the weights
+            if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
                 norms.append(norm)
                 optimizer.step()
             else:
                 skipped += 1
             optimizer.zero_grad()
-    means = {key: float(sum(totals[key] for totals in found)) / size(sum(kept, [])) if found else math.nan
-             for key in STATISTICS}
+    trained_on = size(sum(kept, [])) if totals else math.nan
+    means = {key: float(sum(each[key] for each in totals)) / trained_on for key in STATISTICS}
     return {"grad_norm": max(norms, default=0.0), "skipped": skipped,
             **{key: value if math.isfinite(value) else None for key, value in means.items()}}
 
 
 def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
-    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too.
-
-    reference: the policy of the KL, needed where cfg.beta is above 0. state: a checkpoint's, to go on from.
-    received: the numbers of signals received; where there is one, the step is finished, saved, and the last.
-    """
+    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference: the
+    policy of the KL, needed where cfg.beta is above 0. state: a checkpoint's, to go on from. received: signals;
+    where there is one, the step is finished, saved, and the last."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
@@ -702,8 +699,8 @@ def run(cfg):
                                split="test", phase=phase)
         log(out, row, greedy)
         watch(out, model, tokenizer, task, cfg, step)
-        print(f"{phase}: {scores(row)}")
-        if row["eval/format_rate"] < 0.01:
+        print(f"{phase}: {page.scores(row)}")
+        if step == 0 and row["eval/format_rate"] < 0.01:
             print("hardly any completion is well formed, and where all are badly formed nothing is learned: take an "
                   "Instruct model, or easier problems (kk: --people 2 3)")
     if not state:
@@ -727,13 +724,6 @@ def run(cfg):
     if rows and all(row["equal_groups"] == 1 for row in rows):
         print("no group ever had different rewards, so nothing was learned: see \"Is it broken?\" in README.md")
     print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
-
-
-def scores(row):
-    """A test's row in words; each mean with its standard error over the problems."""
-    found = [f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}"
-             for key in row if f"{key}_se" in row]
-    return ", ".join([*found, f"well formed {row['eval/format_rate']:.3f}"])
 
 
 def main(argv=None, **defaults):
