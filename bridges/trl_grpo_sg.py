@@ -1,10 +1,13 @@
-"""GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Tried with TRL 1.16.0.
+"""GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL 1.16.0.
 
     from bridges.trl_grpo_sg import GRPOSGTrainer      in place of trl.GRPOTrainer, from this folder's parent
 
 loss_type="dapo" is our token-mean, "grpo" our seq-mean-token-mean. For the k3 estimator of the KL as it is,
-set use_bias_correction_kl=False.
+set use_bias_correction_kl=False. Logs weight_mean and low_prob_frac beside the trainer's own metrics.
 """
+import math
+
+import torch
 from trl import GRPOTrainer
 
 from grpo_sg import token_weights
@@ -23,6 +26,16 @@ class GRPOSGTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, *more = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._batch is not None:  # from _compute_loss, which reads the advantages after this call
+            w = token_weights(logps)  # (B, T)
             A = self._batch["advantages"]  # (B,) or (B, T)
-            self._batch["advantages"] = token_weights(logps) * (A if A.dim() == 2 else A[:, None])
+            self._batch["advantages"] = w * (A if A.dim() == 2 else A[:, None])
+            self._log_means(weight_mean=w, low_prob_frac=(logps < math.log(1/3)).float())
         return logps, *more
+
+    def _log_means(self, **values):
+        """Mean over the completion tokens of all processes."""
+        mask = self._batch["completion_mask"] * self._batch.get("tool_mask", 1)
+        sums = torch.stack([mask.sum(), *((x * mask).sum() for x in values.values())]).float().detach()
+        count, *sums = self.accelerator.reduce(sums, reduction="sum").tolist()
+        for name, total in zip(values, sums):
+            self._metrics["train" if self.model.training else "eval"][name].append(total / max(count, 1))
