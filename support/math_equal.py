@@ -7,6 +7,8 @@ number, and with free symbols its values at seven fixed points. Two expressions 
 values are, up to a relative error of 1e-11, which fractions are not granted. What cannot be read is compared
 as text.
 
+An answer may leave no work undone that its gold has not left undone: 347*6 is not the answer 2082.
+
 The grammar, in the order of the functions that read it:
 
     items    side, or sides with = < and such between, parted by , ; and, or, a union sign
@@ -108,9 +110,9 @@ OPERATORS = {"+": plus, "*": lambda x, y: x and y and x * y, "/": divide, "^": p
 sin, cos = without_dust(cmath.sin), without_dust(cmath.cos)
 FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
     sin=sin, cos=cos, tan=lambda x: divide(sin(x), cos(x)), cot=lambda x: divide(cos(x), sin(x)),
-    sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x), sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh,
-    arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
-FUNCTIONS |= {"\\exp": cmath.exp, "\\abs": abs, "\\floor": lambda x: Fraction(math.floor(x.real)),
+    sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x), arcsin=cmath.asin, arccos=cmath.acos,
+    arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
+FUNCTIONS |= {"\\abs": abs, "\\floor": lambda x: Fraction(math.floor(x.real)),
               "\\ceil": lambda x: Fraction(math.ceil(x.real))}
 
 
@@ -118,73 +120,75 @@ FUNCTIONS |= {"\\exp": cmath.exp, "\\abs": abs, "\\floor": lambda x: Fraction(ma
 
 CONSTANTS = {"π": complex(math.pi), "e": complex(math.e), "i": 1j}
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar").split()}
+    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega Gamma "
+    "Delta Theta Lambda Sigma Phi Psi Omega ell angle").split()}
 UNITS = {name: names.split()[0] for names in (
-    "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer kilometre|ft foot feet|in inch inche|"
-    "yd yard|mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|"
-    "L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N newton|J joule|W watt|"
-    "V volt|Hz|eV|K kelvin|am|pm|2 square sq|3 cubic|/ per -|week|month|year yr|gal gallon|qt quart|"
-    "ton tonne|yen|rupee|peso").split("|") for name in names.split()}
-PARTS = ("third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth twentieth hundredth "
-         "thousandth dozen hundred thousand million billion trillion quadrillion lakh crore").split()
-NO_UNITS = set("is not no if maybe probably perhaps possibly about wrong false incorrect than to but "
-               "half squared cubed factorial negative plus minus times over base modulo point less fewer "
-               "one two three four five six seven eight nine ten quarter eleven twelve thirteen fourteen "
-               "fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy "
-               "eighty ninety zero bn mn doz dz infinity double triple twice doubled tripled halved "
-               "divided multiplied subtracted reciprocal inverse opposite binary octal hex hexadecimal "
-               "mod mille permille never cannot except unless instead rather else alternatively versus "
-               "vs rejected untrue unequal almost approximately nearly roughly halves".split())
-NO_UNITS |= {*PARTS, *(f"{word}s" for word in PARTS)}  # plurals of these alone: 5 points, 5 quarters are 5
+    "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer|ft foot feet|in inch inche|yd yard|"
+    "mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|L liter|"
+    "$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N|J erg|W|V|K|Hz|am|pm|2 square sq|"
+    "3 cubic|/ per -|week|month|year|gallon|cup|unit|people|men|women").split("|") for name in names.split()}
+# Any other word is a unit where it is a plural, but for these.
+NO_UNITS = {f"{word}s" for word in (
+    "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth twentieth hundredth thousandth "
+    "dozen hundred thousand million billion trillion quadrillion lakh crore halve ten time minu plu les "
+    "unles versu perhap").split()}
+NO_LABELS = {*"not no never cannot negative minus opposite half twice double triple wrong incorrect".split()}
 SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
-    r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|: \colon|' \prime|\{ \lbrace|\} \rbrace|√ \sqrt|∞ \infty|π \pi|"
-    r"≈ \approx|\epsilon \varepsilon|\phi \varphi|\emptyset \varnothing ∅|\theta θ|\ne \neq|"
-    r"( \langle|) \rangle"
+    r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt|∞ \infty|π \pi|≈ \approx|\epsilon \varepsilon|"
+    r"\phi \varphi|\emptyset \varnothing ∅|\theta θ|\ne \neq|\{ \lbrace|\} \rbrace"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ", "½": r"\frac12",
-    "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34"})
+    "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34",
+    **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
-STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "∞", "√", "\\frac", "\\binom"}
+STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+
+
+def mixed(match):
+    """2 1/3 as the fraction 7/3, so that it is a numeral as this is."""
+    whole, n, d = (int(digits) for digits in match.groups() if digits)
+    return f"\\frac{{{whole * d + n}}}{{{d}}}"
+
+
+POWER_OF_TEN = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))"
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
+    (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
+     r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
     (r"(?<!\\)\$(?!\d[^$]*\Z)|(?<!\\)\\[()\[\]]", " "),  # the ends of $5$ or \(5\), but not the sign in $5
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)\\[,;:! ]|~", " "),
-    (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|bm|underline|f?boxe?d?)"
-     r"(?![A-Za-z])\.?", " "),
-    (r"\\operatorname\s*\{([A-Za-z]+)\}", r"\\\1"),
+    (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|f?boxe?d?|"
+     r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
+    (r"\\exp(?![A-Za-z])", "e^"),
     (r"\^\s*(\{\s*)?((?:\s*\\(?:prime|circ))+)(?(1)\s*\})", r"\2"),  # 30^\circ and y^{\prime}
     (r"\\mathbb\s*(?:\{R\}|R)", r"\\R "),
     (r"\\(?:[lr]?vert|mid)(?![A-Za-z])", "|"),
     (r"\\\{\s*[A-Za-z]\s*[|:]([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]*)\|", r"\\abs{\1}"),
     (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
-    (r"^\s*(?:m?\\angle\s*)?([A-Z]{2,3})\s*=", r'"\1"='),  # AB = 5
-    (r"(?<=[!)])\s*(?=\d)", "*"),  # 3!4!
-    (r"(?<=[\d.])\\(?:bar|dot|overline)\s*\{\s*(\d+)\s*\}", r"\\overline{\1}"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
+    (r"(?<=\d)_\s*\{\s*\(?(\d+)\)?\s*\}", r"_\1 "),  # 201_{(3)}
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
-    (r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{([^{}]*)\}",
-     lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?(?:(?<=\.)(m)\.)?", r'"\1\2"', match[1])),
-    (r'(?:\\circ|°)\s*"?[CF]\b"?', "°"),  # Celsius
-    (r"\b([ap])\.m\.", r'"\1m"'),
-    (r"(?<=\d)\s*(k?m)\s*/\s*(s|h|hr)(?![A-Za-z])", r' "\1"/"\2"'),
-    (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),
+    (r"\b([ap])\.m\.", r"\1m"),
+    (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
+     lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r"\\[dtc]?(frac|binom)(?![A-Za-z])", r"\\\1"),
     (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
-    (r"(?<![\d.^_])(\d+)\s*(\\frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\})", r"(\1+\2)"),  # mixed numbers
-    (r"(?<![\d.^_/])(\d+)\s+(\d+/\d+)(?![\d.])", r"(\1+\2)"))]
+    (r"(?<![\d.^_/])(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", mixed),
+    (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", mixed),
+    (r"(?<![\d.^_/])(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*" + POWER_OF_TEN, r"\1e\2\3"),
+    (r"(?<![\d.^_])" + POWER_OF_TEN, r"1e\1\2"))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
     |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z0-9])|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
-    |\d+(?:\.\d+)?_(?:\d+|\{\d+\})|\d[\dA-F]*_(?:1[1-6]|\{1[1-6]\})   # numerals with a base
-    |\d*\.\d*\\overline\{\d+\}|(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?
+    |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]                              # numerals with a base
+    |\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
+    |(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?
     |\.\d+(?:[eE][+-]?\d+)?|\S""", re.X | re.S | re.A)
-UNIT = re.compile(r'(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[%$€£]|(?<=/ )[mshgL])'
-                  r'(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
+UNIT = re.compile(r'(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[%$€£])(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
 
 
 def math_tokens(text):
@@ -204,8 +208,7 @@ def math_tokens(text):
             tokens.append(ALIASES.get("\\" + word, "\\" + word))
         elif len(word) > 3 or word.lower() in SHORT_WORDS or (
                 word != token and (len(word) > 1 or word in UNITS)) or (
-                len(word) > 1 and word.lower() in UNITS and tokens and (tokens[-1][-1] in '0123456789.})"' or
-                                                                        tokens[-1] == "π" and word == "cm")):
+                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
             tokens.append(f'"{word}"')
         else:
             tokens += word
@@ -217,7 +220,7 @@ def plain(tokens):
     return "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
 
 
-# ---- 3. Items: what an answer says ----
+# ---- 3. Items: what an answer says, and what it leaves undone ----
 
 class Item(NamedTuple):
     """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or words."""
@@ -226,38 +229,73 @@ class Item(NamedTuple):
     name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
     unit: str = ""
     digits: int = 0  # of a number written as a decimal
+    work: str = ""   # what a value leaves to be done, see `undone`
+    factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
 
     @property
     def constant(self):
         return self.kind == "value" and len({*self.parts}) == 1
 
+    @property
+    def rational(self):
+        return self.constant and isinstance(self.parts[0], Fraction)
+
+
+def undone(op, first, last, constant):
+    """What an operation leaves to be done: "+" to add constants, "*" to multiply, divide or cancel numerals
+    or to raise constants to a power, "/" to divide by a sum, "√" a root, "s" to take a factor out of it,
+    "f" any other function of constants. Operations on symbols leave nothing."""
+    n, d = first.factor, last.factor
+    if op == "*":
+        return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
+    if op == "/":
+        reduced = n.denominator == d.denominator == math.gcd(n.numerator, d.numerator) == 1 < abs(d)
+        whole = abs(d) == 1 and not (first.rational and last.rational)
+        return ("" if reduced or whole else "*") + ("/" if last.constant and "+" in last.work else "")
+    if not constant:
+        return ""
+    if op == "^" and (not last.rational or d.denominator == 1):
+        return "" if first.work in ("π", "e") else "*"
+    if op in ("^", "√"):
+        x, index = (last, 2) if op == "√" else (first, d.denominator)
+        square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
+                                    for k in range(2, 32))
+        return "√s" if square else "√"
+    return "+" if op == "+" else "f"
+
 
 def each(op, *items):
     """An operation at every point; a matrix in the last place is multiplied entry by entry."""
-    if items[-1].kind in ("\\begin\\end", "&") and op == "*":
-        return items[-1]._replace(parts=tuple(each(op, *items[:-1], part) for part in items[-1].parts))
+    first, last = items[0], items[-1]
+    if last.kind in ("\\begin\\end", "&") and op == "*":
+        return last._replace(parts=tuple(each(op, first, part) for part in last.parts))
     if any(item.kind != "value" for item in items):
         raise Unreadable("arithmetic is for numbers")
-    if op in ("\\floor", "\\ceil") and not items[0].constant:
+    if op in ("\\floor", "\\ceil") and not first.constant:
         raise Unreadable("some values say too little of a function with steps")
     f = OPERATORS.get(op) or FUNCTIONS[op]
-    return Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
+    result = Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
+    factor = result.parts[0] if result.rational else bounded(f(first.factor, last.factor)) if op in "*/" else 1
+    work = "".join(item.work for item in items) + undone(op, first, last, result.constant)
+    return result._replace(work=work, factor=Fraction(factor))
 
 
 def number(x):
-    return Item("value", (x,) * len(SPANS))
+    return Item("value", (x,) * len(SPANS), factor=x)
 
 
 def minus(item):
     if item in INFINITIES:  # no value: infinity - infinity is not 0
         return INFINITIES[1 - INFINITIES.index(item)]
-    return each("*", number(Fraction(-1)), item)._replace(unit=item.unit, digits=item.digits)
+    return each("*", number(Fraction(-1)), item)._replace(unit=item.unit, digits=item.digits, work=item.work)
 
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
 REALS = Item("()", INFINITIES)
 MEANINGS = {"∞": INFINITIES[1], "\\R": REALS, "allrealnumber": REALS, "\\emptyset": Item("list", ()),
             "nosolution": Item("list", ())}
+DEGREE = Item("value", (complex(math.pi / 180),) * len(SPANS))
+MEANINGS |= {name: Item("value", (x,) * len(SPANS), work=name) for name, x in CONSTANTS.items()}
 
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
@@ -287,17 +325,17 @@ def read_side(tokens):
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
         text = plain(words).casefold()
-        label = "" if NO_UNITS & {word.strip('"').lower() for word in words} else text  # "Area = 5" is 5
+        label = "" if NO_LABELS & {word.strip('"').lower() for word in words} else text  # "Area = 5" is 5
         return MEANINGS.get(text.rstrip("s"), Item("words " + text, (), name=label))
     item = read_sum(tokens)
     if unit := UNIT.match(" ".join(tokens[::-1])):
         words = unit[0].replace('"', "").split()
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
-        strange = [word for word, name in zip(words, names) if word.isalpha() and not name]
-        refused = NO_UNITS & {word.lower() for word in words} or "%" in words and (
-            words.count("%") > 1 or {"^", "$"} & {*words})
-        if refused or len(words) > 12 or len(strange) > 4 or strange and not item.constant:
+        strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
+        percent = "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})
+        if percent or len(words) > 12 or strange and not item.constant or any(
+                word in NO_UNITS or word[-1] != "s" for word in strange):
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
@@ -316,13 +354,15 @@ def read_product(tokens, argument=False):
     negative = False
     while tokens[-1] in ("+", "-"):
         negative ^= tokens.pop() == "-"
-    product = read_power(tokens)
+    product = factor = read_power(tokens)
     while True:
         if tokens[-1] in ("*", "/") and not argument:
-            product = each(tokens.pop(), product, read_signed(tokens, read_power))
+            sign, factor = tokens.pop(), read_signed(tokens, read_power)
+            product = each(sign, product, factor)
         elif (tokens[-1] in STARTERS and not (argument and tokens[-1] in CLOSERS | FUNCTIONS)
-              or "{" in tokens[-1][2:]):
-            product = each("*", product, read_power(tokens))
+              or "{" in tokens[-1][2:] or tokens[-1].isdecimal() and not (factor.rational and not factor.work)):
+            factor = read_power(tokens)  # a number too, but not after a number
+            product = each("*", product, factor)
         else:
             return minus(product) if negative else product
 
@@ -365,13 +405,13 @@ def read_atom(tokens):
     if token == "√":
         index = read_atom(tokens) if tokens[-1] == "[" else number(Fraction(2))
         return each(token, index, read_atom(tokens))
-    if token in CONSTANTS and tokens[-1][:1] != "_":
-        return number(CONSTANTS[token])
     if token in ("$", "€", "£"):
         return read_signed(tokens, read_atom)._replace(unit=token)
     if token[:1] in (*"0123456789.",):
         return read_number(token)
-    return MEANINGS.get(token) or read_symbol(tokens, token.strip('"'))
+    if token in MEANINGS and tokens[-1][:1] != "_":
+        return MEANINGS[token]
+    return read_symbol(tokens, token.strip('"'))
 
 
 def read_function(tokens, name):
@@ -384,7 +424,7 @@ def read_function(tokens, name):
         if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
             name, exponent = "\\arc" + name[1:], None
     x = read_atom(tokens) if tokens[-1] in CLOSERS else read_product(tokens, argument=True)
-    value = each(name, each("*", x, number(complex(math.pi / 180))) if x.unit == "°" else x)
+    value = each(name, each("*", x, DEGREE) if x.unit == "°" else x)
     if base:
         value = each("/", value, each(name, read_sum(base)))
     return each("^", value, exponent) if exponent else value
@@ -397,15 +437,16 @@ def read_symbol(tokens, name):
     name = name.replace(" ", "")
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}" ]', "", tokens.pop())
-    if tokens[-1] == "(" and tokens[-3:-2] == [")"] and (name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal()):
+    if tokens[-1] == "(" and tokens[-3:-2] == [")"] and (
+            name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal() or tokens[-4:-3] == ["="]):
         name += tokens.pop() + tokens.pop() + tokens.pop()
     return Item("value", sample_points(name), name=name)
 
 
 def read_number(token):
     if "_" in token:  # a numeral keeps its base: it is a symbol
-        return Item("value", sample_points(token.lstrip("0").replace("{", "").replace("}", "")))
-    digits, _, period = re.sub("[,{}]", "", token).partition("\\overline")
+        return Item("value", sample_points(token.lstrip("0")))
+    digits, _, period = re.sub("[,{} ]|overline|bar|dot", "", token).partition("\\")
     mantissa, _, exponent = digits.lower().partition("e")
     if abs(int(exponent or 0)) > 400:
         raise Unreadable("too large or too small")
@@ -427,12 +468,12 @@ def relation(sides, signs):
     if {*signs} == {"="}:
         sides = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
         values = sides[1:] if sides[0].name else sides
-        if all(same(values[0], value) for value in values[1:]):  # x = 2 + 3 = 5 and 2 + 3 = 5
-            if sides[0].name and sides[0].kind == values[0].kind == "()":
-                return values[0]._replace(name="" if values[0].name else sides[0].name)
-            if not sides[0].name or {sides[0].kind, values[0].kind} != {"value"}:
-                return values[0]
-            return Item("=", (each("+", sides[0], minus(values[0])), values[0]))
+        if all(same(values[-1], value) for value in values[:-1]):  # x = 2 + 3 = 5 and 2 + 3 = 5
+            if sides[0].name and sides[0].kind == values[-1].kind == "()":
+                return values[-1]._replace(name="" if values[-1].name else sides[0].name)
+            if not sides[0].name or {sides[0].kind, values[-1].kind} != {"value"}:
+                return values[-1]
+            return Item("=", (each("+", sides[0], minus(values[-1])), values[-1]), sides[0].name)
         difference = each("+", sides[0], minus(sides[1]))
         if len(sides) == 2 and not difference.constant:  # 4 = 3 says nothing
             return Item("=", (difference,))
@@ -478,7 +519,11 @@ def same(a, b):
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
-        return ratio(a, b) in (1, percent) or same_decimal(a, b) or same_decimal(b, a)
+        done = all(a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+√f" else MAX_CHARS)
+                   for kind in {*a.work})
+        return done and (ratio(a, b) in (1, percent) or same_decimal(a, b))
+    if a.kind == "=" and len(b.parts) == 2:  # a gold in solved form wants one in solved form, for the same symbol
+        return len(a.parts) == 2 and a.name == b.name and same(a.parts[1], b.parts[1])
     if a.kind == "=":
         return ratio(a.parts[0], b.parts[0]) is not None
     if len(a.parts) != len(b.parts) or a.name and b.name and a.name != b.name:
