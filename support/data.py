@@ -1,11 +1,26 @@
-"""Problems from the hub and from files, a short function for each set, and the care that all of them need.
+"""Problems from the hub and from files of JSON lines, and the care that both need.
 
-A row is (question, golds): golds are the answers of which any will do. Question answering adds passages.
+A row is (question, golds), where golds are the answers of which any will do; a row of question answering is
+(question, golds, passages).
 """
+import difflib
 import json
 import random
 
 from support.math_equal import final_answer
+
+# --data or --eval_data: the set's name on the hub, its configuration, its split there
+MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
+              "math": ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+              "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
+MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
+             "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}  # its only split: 30 problems
+# --data: the set to test on
+MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500", "deepscaler": "aime24"}
+# What a line of a file looks like. Golds may be text, a number, or a list of these.
+MATH_LINE = {"question": "1 + 1?", "answer": "2"}
+QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
 
 
 def hub_rows(*name, split):
@@ -16,29 +31,14 @@ def hub_rows(*name, split):
         return datasets.load_dataset(*name, split=split, revision="refs/convert/parquet")
 
 
-def gsm8k(split):
-    for row in hub_rows("openai/gsm8k", "main", split=split):
-        yield row["question"], [row["answer"].partition("####")[2].strip().replace(",", "")]
-
-
-def math_train():
-    for row in hub_rows("DigitalLearningGmbH/MATH-lighteval", split="train"):
-        yield row["problem"], [final_answer(row["solution"])]
-
-
-def deepscaler():
-    for row in hub_rows("agentica-org/DeepScaleR-Preview-Dataset", split="train"):
-        yield row["problem"], [row["answer"]]
-
-
-def math500():
-    for row in hub_rows("HuggingFaceH4/MATH-500", split="test"):
-        yield row["problem"], [row["answer"]]
-
-
-def aime24():
-    for row in hub_rows("HuggingFaceH4/aime_2024", split="train"):  # its only split: 30 problems
-        yield row["problem"], [row["answer"]]
+def math_rows(name, hub_name, configuration, split):
+    for row in hub_rows(hub_name, configuration, split=split):
+        if name == "gsm8k":
+            yield row["question"], [row["answer"].partition("####")[2].strip().replace(",", "")]
+        elif name == "math":
+            yield row["problem"], [final_answer(row["solution"])]
+        else:
+            yield row["problem"], [row["answer"]]
 
 
 def hotpotqa(split, count, seed):
@@ -50,50 +50,56 @@ def hotpotqa(split, count, seed):
         yield row["question"], [row["answer"]], passages
 
 
-def math_row(row):
-    return golds_of(row, "answer")
-
-
-def qa_row(row):
-    passages = row["passages"]
-    if not isinstance(passages, list) or not all(isinstance(passage, str) for passage in passages):
-        raise TypeError("passages must be a list of texts")
-    return *golds_of(row, "answers"), passages
-
-
-def golds_of(row, key):
-    """(question, golds): under `key` stands text, a number, or a list of these."""
-    question, golds = row["question"], row[key] if isinstance(row[key], list) else [row[key]]
-    if not isinstance(question, str) or any(type(gold) in (bool, dict, list) for gold in golds):
-        raise TypeError(f"question must be text, and {key} text, a number, or a list of those")
-    return question, ["" if gold is None else str(gold) for gold in golds]
-
-
-EXAMPLES = {math_row: '{"question": "1 + 1?", "answer": "2"}',
-            qa_row: '{"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}'}
-
-
-def jsonl(path, read):
-    """read(row) of each row of a file of JSON lines. Raises ValueError that names file, line and what is
-    wrong."""
+def file_rows(path, example):
+    """The rows of a file whose lines have the keys of the example. Raises ValueError that names a line that
+    is not like it."""
     with open(path, "rb") as file:
-        for i, line in enumerate(file, 1):
+        for number, line in enumerate(file, 1):
             try:
-                yield read(json.loads(line))
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {i} is no row like {EXAMPLES[read]}: "
-                                 f"{type(error).__name__}: {error}") from None
+                row = json.loads(line)
+                question, golds, *passages = [row[key] for key in example]
+                golds = golds if isinstance(golds, list) else [golds]
+                texts = [question] + sum(passages, [])  # a TypeError where passages is no list
+                fits = (all(isinstance(text, str) for text in texts)
+                        and not any(type(gold) in (bool, dict, list) for gold in golds))
+            except (ValueError, LookupError, TypeError, RecursionError):
+                fits = False
+            if not fits:
+                raise ValueError(f"{path}, line {number}: {line[:60]!r} is not like {json.dumps(example)}")
+            yield question, ["" if gold is None else str(gold) for gold in golds], *passages
 
 
-def rows_of(name, sets, read, *arguments):
-    """The rows of one of the sets, called with the arguments, or of a .jsonl file, without blank golds and
-    without the rows that have no other; prints how many these are."""
-    if name not in sets and not name.endswith(".jsonl"):
-        names = ", ".join({"synthetic": None, **sets})
-        raise ValueError(f"{name} is not one of {names}, or a file that ends in .jsonl")
-    found = [(question, [gold for gold in golds if gold and gold.strip()], *more) for question, golds, *more
-             in (sets[name](*arguments) if name in sets else jsonl(name, read))]
-    kept = [row for row in found if row[1]]
+def check_name(flag, name, known, *, files=True):
+    """Raises ValueError, with a suggestion, unless the name is known or, with `files`, ends in .jsonl."""
+    if name not in known and not (files and name.endswith(".jsonl")):
+        or_file = ", or a file that ends in .jsonl" if files else ""
+        near = [f": did you mean {other}?" for other in difflib.get_close_matches(name, known, 1)]
+        raise ValueError(f"{flag} {name} is not one of {', '.join(known)}{or_file}{''.join(near)}")
+
+
+def eval_data_of(cfg, pairs):
+    """The name of the set to test on; `pairs`: that of each known set. Raises ValueError where it is not
+    known, and where the tiny model would have to read real text."""
+    check_name("--data", cfg.data, pairs)
+    eval_data = cfg.eval_data or pairs.get(cfg.data)
+    if not eval_data:
+        raise ValueError(f"--data {cfg.data} has no test problems: name a set or another file, --eval_data")
+    check_name("--eval_data", eval_data, pairs.values())
+    if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
+        raise ValueError(f"the tiny model can only read synthetic problems, not --data {cfg.data} and "
+                         f"--eval_data {eval_data}: add --model")
+    return eval_data
+
+
+def rows_of(name, sets, example):
+    """The rows of one of the sets, or of a file, without blank golds and without the rows that have no
+    other; prints how many these are. Raises ValueError where none is left."""
+    found = list(sets[name] if name in sets else file_rows(name, example))
+    filled = [(question, [gold for gold in golds if gold and gold.strip()], *passages)
+              for question, golds, *passages in found]
+    kept = [row for row in filled if row[1]]
+    if not kept:
+        raise ValueError(f"{name} has no problem with a gold answer: name another set or file")
     if len(kept) < len(found):
         print(f"dropped {len(found) - len(kept)} of {len(found)} problems of {name}: no gold answer")
     return kept
@@ -109,12 +115,13 @@ def without(problems, held_out):
 
 def hold_out(found, test, eval_data, cfg):
     """(train, valid) of the problems found, without those that occur in the test; prints how many these are.
-    A tenth of the others at most, and at most cfg.eval_problems, are for validation."""
+    A tenth of the others at most, and at most cfg.eval_problems, are for validation. Raises ValueError where
+    there are too few."""
     train = without(found, test)
     if len(train) < len(found):
         print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
     valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
-    train = without(train, valid)
-    if not (train and valid and test):
-        raise ValueError("training needs 10 problems or more, and the test one")
-    return train, valid
+    if not valid:
+        raise ValueError(f"--data {cfg.data} has {len(train)} problems that are not in {eval_data}: give 10 "
+                         "or more, a tenth of which are for validation")
+    return without(train, valid), valid
