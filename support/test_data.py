@@ -17,7 +17,7 @@ HUB = {  # the true names, configurations, splits, and columns that are read
     "openai/gsm8k main": {"test": [{"question": "Bob?", "answer": "#### 70"}], "train": [
         {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": "none"}]},
     "DigitalLearningGmbH/MATH-lighteval default": {"train": [
-        {"problem": "Half?", "solution": r"\boxed{0}: $\boxed{\frac12}$."}, {"problem": "", "solution": "0"}]},
+        {"problem": "Half?", "solution": r"\boxed{0} \boxed{\frac12}$."}, {"problem": "", "solution": "0"}]},
     "HuggingFaceH4/MATH-500 default": {"test": [{"problem": "P", "answer": "5"}]},
     "agentica-org/DeepScaleR-Preview-Dataset default": {"train": [
         {"problem": "Deep", "answer": "7"}, {"problem": "No", "answer": ""}]},
@@ -87,9 +87,8 @@ def test_rows_of_a_file(tmp_path, capsys):
 def test_a_line_that_is_no_row_is_named(line, tmp_path):
     example = data.QA_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
-    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: b.* is not like .*\"question\"") as error:
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: b.{,80} is not like {\"question\".{,80}$"):
         data.rows_of(str(tmp_path / "bad.jsonl"), {}, example)
-    assert len(str(error.value)) < 300 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("settings, message", [
