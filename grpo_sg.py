@@ -38,7 +38,7 @@ import tasks
 from support import fit, page
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (append_rows, check_numbers, closest, cut_files, fail, file_sizes, first_line,
-                             given_and_saved, newest_readable, open_run, read_json, token_bar,
+                             given_and_saved, in_words, newest_readable, open_run, read_json, token_bar,
                              waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
@@ -677,8 +677,10 @@ def load(cfg):
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
-    except (OSError, ValueError) as error:
-        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {str(error).split(chr(10))[0]}")
+    except ValueError as error:  # what a task says about its settings and data
+        fail(str(error).split("\n")[0])
+    except OSError as error:
+        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {first_line(error)}")
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
     return task, prepare(model, tokenizer, prompt, cfg.gradient_checkpointing), tokenizer, state
 
@@ -699,7 +701,7 @@ def run(cfg):
                                split="test", phase=phase)
         log(out, row, greedy)
         watch(out, model, tokenizer, task, cfg, step)
-        print(f"{phase}: {page.scores(row)}")
+        print(f"{phase}: {in_words(row)}")
         if step == 0 and row["eval/format_rate"] < 0.01:
             print("hardly any completion is well formed, and where all are badly formed nothing is learned: take an "
                   "Instruct model, or easier problems (kk: --people 2 3)")

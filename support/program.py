@@ -169,9 +169,10 @@ def waiting_signals(message):
             signal.signal(number, handler)
 
 
-def printable(text):
-    """The text with nothing in it that could steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+def in_words(row):
+    """The means in a row of metrics.jsonl that have a standard error beside them, KEY_se, as text."""
+    return ", ".join(f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}"
+                     for key in row if f"{key}_se" in row)
 
 
 @contextlib.contextmanager
