@@ -37,6 +37,7 @@ from transformers import DynamicCache
 import tasks
 from support import fit, page
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
+from support.tokens import append_group
 from support.program import (append_rows, check_numbers, closest, cut_files, fail, file_sizes, first_line,
                              given_and_saved, in_words, newest_readable, open_run, read_json, token_bar,
                              waiting_signals, whole_folder, write_json)
@@ -265,39 +266,15 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
                 model, part, n=n, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, temperature=temperature,
                 generator=generator, pauses=pauses, progress=moved), contexts, at_once, generator)
 
-    def calls_tool(drawn):  # by the text, as a call ends in many spellings, also in the middle of a token
-        tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
-        return torch.tensor([task.stop_text in text for text in tokenizer.batch_decode(tails)],
-                            device=drawn.device)
     eval_mode(model)
-    drawn = draw(prompts, n, calls_tool if task.observe and cfg.max_turns else None)
+    calls_tool = tasks.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
+    drawn = draw(prompts, n, calls_tool if cfg.max_turns else None)
     pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
     completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
                    for (problem, prompt), tokens in zip(pairs, drawn)]
-    if task.observe:
-        use_tool(completions, tokenizer, task, cfg, draw, calls_tool)
+    if calls_tool:
+        tasks.use_tool(completions, tokenizer, task, cfg.max_turns, draw, calls_tool)
     return [graded(c, tokenizer, task, stops) for c in completions]
-
-
-def use_tool(completions, tokenizer, task, cfg, draw, calls_tool):
-    """Let the tool answer where a completion ended with a call of it, and the completion go on: at most
-    cfg.max_turns times, then calls are not answered any more. The answers get mask False, as the policy did
-    not write them."""
-    unfinished = completions
-    turns = [c.tokens for c in completions]
-    for turns_left in range(cfg.max_turns - 1, -1, -1):
-        unfinished = [c for c, tokens in zip(unfinished, turns) if calls_tool(torch.tensor([tokens]))]
-        if not unfinished:
-            return
-        for c in unfinished:
-            answer = tasks.observation(tokenizer, task, tokenizer.decode(c.own_tokens()))
-            c.tokens = c.tokens + answer
-            c.mask = c.mask + [False] * len(answer)
-            c.tool_calls += 1
-        turns = draw([c.prompt + c.tokens for c in unfinished], 1, calls_tool if turns_left else None)
-        for c, tokens in zip(unfinished, turns):
-            c.tokens = c.tokens + tokens
-            c.mask = c.mask + [True] * len(tokens)
 
 
 def graded(c, tokenizer, task, stops):
@@ -346,22 +323,15 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluat
 def watch(out, model, tokenizer, task, cfg, step):
     """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group of
     completions of each with its advantages, and of every token its probability and its weight."""
-    def short(x):
-        return [float(f"{value:.4g}") for value in x.flatten().tolist()]
     for problem in task.valid[:3]:
         group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, temperature=cfg.temperature,
                         seed=cfg.seed, phase="watched problems")
         advantages = group_advantages(torch.tensor([[c.reward for c in group]]))[0]  # (G,)
-        row = {"step": step, "question": problem.question, "answer": problem.answer, "completions": []}
-        for i, c in enumerate(group):
-            batch, = micro_batches(group, advantages, [i], cfg, model.device)
-            logps = batch_logps(model, batch, cfg)[:, len(c.prompt):]  # (1, T)
-            w = shaping_weights(logps, cfg)
-            row["completions"].append({
-                "tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(logps.exp()),
-                "w": short(torch.ones_like(logps) if w is None else w), "advantage": advantages[i].item(),
-                "reward": c.reward, "correct": c.correct, "formatted": c.formatted, "truncated": c.truncated})
-        append_rows(os.path.join(out, "tokens.jsonl"), [row])
+        batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
+        logps = [batch_logps(model, batch, cfg)[:, len(group[0].prompt):] for batch in batches]  # each (1, T)
+        weights = [shaping_weights(each, cfg) for each in logps]
+        words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
+        append_group(out, step, group, advantages.tolist(), words, logps, weights)
     page.write(out)
 
 
@@ -540,8 +510,7 @@ class Config:
     people: list[int] = dataclasses.field(default_factory=lambda: [3, 4, 5, 6, 7], metadata={
         "help": "kk: sizes of puzzles, 2 to 8"})
     brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
-    shaping: Literal["sg", "none", "ar", "reverse"] = setting(
-        "sg", "token weights: GRPO-SG's, none (GRPO), AR-Lopti's, GRPO-SG's over 1 - pi")
+    shaping: Literal["sg", "none", "ar", "reverse"] = setting("sg", "token weights; none: GRPO, ar: AR-Lopti's")
     alpha: float = setting(2.0, "scale of the weight")
     tau: float = setting(1/9, "temperature of the weight's sigmoid")
     mu: float = setting(0.25, "offset of the weight")
@@ -550,8 +519,7 @@ class Config:
     clip_low: float = setting(0.2, "the ratio is clipped to 1 - clip_low")
     clip_high: float = setting(0.24, "and to 1 + clip_high")
     beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
-        "token-mean", "mean over all tokens, or over completions of their token means")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting("token-mean", "as in grpo_sg_loss")
     steps: int = setting(350, "training steps, each a rollout and its updates")
     prompts: int = setting(64, "P, prompts in a rollout")
     group_size: int = setting(8, "G, completions of each prompt")
@@ -604,22 +572,21 @@ def check(cfg, given):
         useless = [other for other in given if other in NO_EFFECT.get(value, "").split()]
         if useless:
             fail(f"--{useless[0]} has no effect with --{name} {value}: leave it out")
-    if cfg.eval_only and not cfg.model:
-        fail("--eval_only needs --model, for example the checkpoint of a run: runs/NAME/checkpoint")
-    if cfg.group_size < 2:
-        fail(f"--group_size must be 2 or more, not {cfg.group_size}: an advantage compares within a group")
-    if cfg.low > cfg.high:
-        fail(f"--low {cfg.low} is above --high {cfg.high}: the weight is clipped to what lies between")
-    if cfg.out and os.path.lexists(cfg.out) and not cfg.resume:
-        fail(f"--out {cfg.out} exists: name another folder, or add --resume to go on with the run in it")
+    for wrong, message in (
+            (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
+            (cfg.group_size < 2, "--group_size must be 2 or more: an advantage compares within a group"),
+            (cfg.low > cfg.high, "--low is above --high: the weight is clipped to what lies between"),
+            (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or add "
+             "--resume to go on with the run in it")):
+        if wrong:
+            fail(message)
     ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal here, equal everywhere
     if cfg.shaping != "none" and ends[0] == ends[1]:
         tqdm.write(f"warning: every token gets the weight {ends[0]:.4g}, which is plain GRPO: alpha {cfg.alpha}, "
                    f"tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high}", file=sys.stderr)
 
 
-# ---- The files of a run: config.json, metrics.jsonl, samples.jsonl, tokens.jsonl, report.html, warm_start/,
-# checkpoint/ and the one before it ----
+# ---- The files of a run ----
 
 def log(out, row, completions):
     if out:
@@ -640,8 +607,8 @@ def save_checkpoint(out, step, model, tokenizer, optimizer):
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
             write_json(os.path.join(new, "state.json"), {"step": step, "sizes": file_sizes(out, "*.jsonl")})
     except Exception as error:  # no space, no permission, no folder: each library has its own exception
-        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}); to go on from the "
-             f"last one: {resume_command(out)}")
+        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}): make room, and go on "
+             f"from the last one with --resume --out {out}")
 
 
 def load_checkpoint(out):
@@ -660,10 +627,6 @@ def load_checkpoint(out):
     return model, tokenizer, state
 
 
-def resume_command(out):
-    return f"python {sys.argv[0]} --resume --out {out}"
-
-
 # ---- A run ----
 
 def load(cfg):
@@ -677,10 +640,8 @@ def load(cfg):
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
-    except ValueError as error:  # what a task says about its settings and data
-        fail(str(error).split("\n")[0])
-    except OSError as error:
-        fail(f"cannot load --data {cfg.data} of --task {cfg.task}: {first_line(error)}")
+    except (OSError, ValueError) as error:
+        fail(f"--task {cfg.task} with --data {cfg.data}: {str(error).split(chr(10))[0]}")
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
     return task, prepare(model, tokenizer, prompt, cfg.gradient_checkpointing), tokenizer, state
 
@@ -718,7 +679,7 @@ def run(cfg):
     with waiting_signals("finishing this step, then saving; once more stops at once") as received:
         rows = train(model, tokenizer, task, cfg, out, reference=reference, state=state, received=received)
     if received:
-        fail(f"stopped after step {rows[-1]['step']}; to go on: {resume_command(out)}", 128 + received[0])
+        fail(f"stopped; to go on: python {sys.argv[0]} --resume --out {out}", 128 + received[0])
     if rows and rows[-1]["step"] < cfg.steps:
         fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in {out}; "
              f"a lower --lr may help. The weights in {out}/checkpoint are those before")
