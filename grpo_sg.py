@@ -72,13 +72,14 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
                  clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
     """(loss to minimise, dict of statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the policy
-    that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; what
-    stands elsewhere has no influence. weights: (B, T). loss_agg_mode: "token-mean", or "seq-mean-token-mean",
-    the mean over completions of their token means (GRPO's first form: a token of a long completion counts
-    less). denominator: the number of tokens (in the second mode, of completions) of the whole batch, where
-    this is a part of one; losses and statistics of the parts then add up to the whole's. On the first update
-    after sampling r = 1, and as a group's advantages sum to 0, the loss is about 0. Its gradient is not.
+    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
+    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
+    what stands elsewhere has no influence. weights: (B, T). loss_agg_mode: "token-mean", or
+    "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
+    long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
+    the whole batch, where this is a part of one; losses and statistics of the parts then add up to the
+    whole's. On the first update after sampling r = 1, and as a group's advantages sum to 0, the loss is
+    about 0. Its gradient is not.
     """
     assert logps.shape == old_logps.shape == mask.shape, "logps, old_logps and mask share one shape (B, T)"
     assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
@@ -86,7 +87,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
-    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan of a pad gets through
+    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan of a pad passes
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
     # 1 + clip_high from the start, have no gradient, and never learn.
@@ -133,10 +134,11 @@ def pass_at_k(n, c, k):
 # ---- 2. Log-probabilities of the policy ----
 
 def logits_of(model, h):
-    """(N, V), the logits of hidden states (N, H), in float32 on a GPU too: rounded to bfloat16, the ratio r of a
-    token is off by more than the clip allows. `prepare` refuses models that change their logits after this."""
+    """(N, V) float32: the logits of hidden states (N, H). On a GPU too: of logits in bfloat16, the ratio r would
+    be off by more than the clip allows. `prepare` refuses models that change their logits after this."""
+    head = model.get_output_embeddings()
     with torch.autocast(h.device.type, enabled=False):
-        return model.get_output_embeddings()(h.float())
+        return head(h.to(head.weight.dtype)).float()
 
 
 def token_logps(model, ids, mask, *, temperature=1.0):
@@ -159,6 +161,30 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 
 # ---- 3. Sampling ----
 
+def prefill(model, prompts, n):
+    """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden state
+    (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
+    longest = max(map(len, prompts))
+    # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
+    cache = DynamicCache(config=model.config)
+    h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+                         use_cache=True).last_hidden_state[:, -1]  # (P, H)
+    cache.batch_repeat_interleave(n)
+    return *(x.repeat_interleave(n, 0) for x in (h, mask, position[:, -1:])), cache
+
+
+def draw(logits, u, temperature):
+    """One token (B, 1) for each row of logits (B, V), by a uniform random number u (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    # Invert the cumulative distribution; `right`: no token of probability 0 is ever drawn.
+    cdf = torch.softmax(logits / temperature, -1).cumsum(-1)  # (B, V)
+    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
+
+
 @torch.no_grad()
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
            progress=None):
@@ -170,32 +196,16 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     compare two different kinds of distribution. temperature=0 takes the likeliest token. Give it a model in
     eval mode, without dropout, and prompts of at least one token. progress(B, ended) is called once a token.
     """
-    device = next(model.parameters()).device
-    longest = max(map(len, prompts))
-    # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)  # (P, S)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)  # (P, S)
-    position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
-    stops = torch.tensor(list(stop_ids), device=device).long()
-    cache = DynamicCache(config=model.config)
-    h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                         use_cache=True).last_hidden_state[:, -1]  # (P, H)
-    cache.batch_repeat_interleave(n)  # a prompt is read once, not n times
-    h, mask, position = (x.repeat_interleave(n, 0) for x in (h, mask, position[:, -1:]))
+    h, mask, position, cache = prefill(model, prompts, n)
+    stops = torch.tensor(list(stop_ids), device=h.device).long()
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
-    where = generator.device if generator else device
-    u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(device)  # (P * n, T)
-    row = torch.arange(len(h), device=device)  # (B,): which completions still go on, at first all
-    drawn = ids.new_zeros(len(h), 0)
+    where = generator.device if generator else h.device
+    u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(h.device)  # (P * n, T)
+    row = torch.arange(len(h), device=h.device)  # (B,): which completions still go on, at first all
+    drawn = row.new_zeros(len(h), 0)
     completions = [[] for _ in row]
     for t in range(max_new_tokens):
-        logits = logits_of(model, h)  # (B, V)
-        if temperature == 0:
-            token = logits.argmax(-1, keepdim=True)  # (B, 1)
-        else:  # invert the cumulative distribution; `right`: no token of probability 0 is ever drawn
-            cdf = torch.softmax(logits / temperature, -1).cumsum(-1)  # (B, V)
-            token = torch.searchsorted(cdf, u[row, t, None] * cdf[:, -1:], right=True)
-            token = token.clamp(max=cdf.shape[1] - 1)
+        token = draw(logits_of(model, h), u[row, t, None], temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)  # (B, t + 1)
         ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
         if pauses:
@@ -257,7 +267,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
-    def draw(contexts, n, pauses=None):
+    def completed(contexts, n, pauses=None):
         at_once = max(1, cfg.sample_batch // n)
         batches = math.ceil(len(contexts) / at_once)
         with (in_bfloat16(device), token_bar(phase, len(contexts) * n, batches, cfg.max_new_tokens) as moved,
@@ -268,12 +278,12 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
 
     eval_mode(model)
     calls_tool = tasks.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
-    drawn = draw(prompts, n, calls_tool if cfg.max_turns else None)
+    drawn = completed(prompts, n, calls_tool if cfg.max_turns else None)
     pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
     completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
                    for (problem, prompt), tokens in zip(pairs, drawn)]
     if calls_tool:
-        tasks.use_tool(completions, tokenizer, task, cfg.max_turns, draw, calls_tool)
+        tasks.use_tool(completions, tokenizer, task, cfg.max_turns, completed, calls_tool)
     return [graded(c, tokenizer, task, stops) for c in completions]
 
 
@@ -287,12 +297,12 @@ def graded(c, tokenizer, task, stops):
     c.transcript = opened + tokenizer.decode(c.tokens[:end])
     verdict = task.verify(c.response, c.problem.answer)
     if not isinstance(verdict, tasks.Verdict):
-        fail(f"verify of --task {task.name} must return a tasks.Verdict(correct, formatted), not {verdict!r}")
+        fail(f"verify of --task {task.name} must return tasks.Verdict(correct, formatted), not {verdict!r}")
     c.correct = verdict.correct
     c.formatted = verdict.formatted and not c.truncated
     c.reward = float((task.reward or reward)(c))
     if not math.isfinite(c.reward):
-        fail(f"--task {task.name} gave a completion the reward {c.reward}, which is not finite: {c.response!r}")
+        fail(f"--task {task.name} gave the reward {c.reward}, which is not finite, to {c.response!r}")
     return c
 
 
@@ -322,13 +332,14 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluat
 @torch.no_grad()
 def watch(out, model, tokenizer, task, cfg, step):
     """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group of
-    completions of each with its advantages, and of every token its probability and its weight."""
+    completions with its advantages, and of every token its probability and its weight."""
     for problem in task.valid[:3]:
-        group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, temperature=cfg.temperature,
-                        seed=cfg.seed, phase="watched problems")
+        group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, seed=cfg.seed,
+                        temperature=cfg.temperature, phase="watched problems")
         advantages = group_advantages(torch.tensor([[c.reward for c in group]]))[0]  # (G,)
         batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
-        logps = [batch_logps(model, batch, cfg)[:, len(group[0].prompt):] for batch in batches]  # each (1, T)
+        start = len(group[0].prompt)
+        logps = [batch_logps(model, batch, cfg)[:, start:] for batch in batches]  # each (1, T)
         weights = [shaping_weights(each, cfg) for each in logps]
         words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
         append_group(out, step, group, advantages.tolist(), words, logps, weights)
@@ -387,7 +398,7 @@ def batch_loss(model, batch, denominator, cfg):
 
 
 def gradient(model, batches, denominator, cfg):
-    """Add up the gradient of an update over its micro-batches. Returns the sums of its loss and statistics."""
+    """Add up an update's gradient over its micro-batches. Returns the sums of its loss and statistics."""
     totals = dict.fromkeys(STATISTICS, 0.0)
     try:
         for batch in batches:
@@ -395,7 +406,7 @@ def gradient(model, batches, denominator, cfg):
             loss.backward()
             for key, value in {"loss": loss.detach(), **stats}.items():
                 totals[key] += value * denominator
-    except torch.OutOfMemoryError:  # part of a gradient may have been added: start again, with smaller batches
+    except torch.OutOfMemoryError:  # part of a gradient may have been added: start again, in smaller batches
         model.zero_grad()
         return gradient(model, fit.halved(batches), denominator, cfg)
     return totals
@@ -441,8 +452,8 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
 def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
     """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference: the
-    policy of the KL, needed where cfg.beta is above 0. state: a checkpoint's, to go on from. received: signals;
-    where there is one, the step is finished, saved, and the last."""
+    policy of the KL, needed where cfg.beta is above 0. state: that of a checkpoint to go on from. received:
+    signals; where there is one, the step is finished, saved, and the last."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
@@ -454,35 +465,24 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     for step in bar:
         # Sample: the problems of the step and G completions of each. What is drawn is a function of the seed
         # and the step, so there is no random state to save.
-        started = time.time()
+        times = [time.time()]
         seed = cfg.seed * 1_000_003 + step
         problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
-        completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size,
-                              temperature=cfg.temperature, seed=seed)
-        sampled = time.time()
-
+        completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
+                              temperature=cfg.temperature)
         # Compare: how much better than the others of its group is each?
+        times.append(time.time())
         rewards = torch.tensor([c.reward for c in completions]).view(-1, cfg.group_size)  # (P, G)
         advantages = group_advantages(rewards)  # (P, G)
-
         # Learn: more of the better ones, less of the others.
         with fit.phase("training", "add --gradient_checkpointing, or lower --max_new_tokens"):
-            stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference, seed=seed)
-        for c, A in zip(completions, advantages.flatten().tolist()):
-            c.advantage = A
-        rows.append({"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
-                     "equal_groups": (advantages == 0).all(1).float().mean().item(),
-                     "tokens_per_second": sum(sum(c.mask) for c in completions) / (sampled - started),
-                     "seconds_sampling": sampled - started, "seconds_update": time.time() - sampled,
-                     "seconds": time.time() - started})
+            stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference,
+                           seed=seed)
+        times.append(time.time())
+        rows.append(log_step(out, step, completions, rewards, advantages, stats, times))
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-        tells = next((c for c in completions if c.advantage), completions[0])  # of a group with unequal rewards
-        log(out, rows[-1], completions if stats["skipped"] else [c for c in completions if c.problem is tells.problem])
         if step % cfg.eval_every == 0:
-            log(out, *evaluate(model, tokenizer, task, task.valid, cfg, phase="validation", step=step, split="valid"))
-            if out:
-                watch(out, model, tokenizer, task, cfg, step)
-
+            validate(out, model, tokenizer, task, cfg, step)
         # Save, now and then and at the end, whatever the reason is to end.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
@@ -510,7 +510,7 @@ class Config:
     people: list[int] = dataclasses.field(default_factory=lambda: [3, 4, 5, 6, 7], metadata={
         "help": "kk: sizes of puzzles, 2 to 8"})
     brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
-    shaping: Literal["sg", "none", "ar", "reverse"] = setting("sg", "token weights; none: GRPO, ar: AR-Lopti's")
+    shaping: Literal["sg", "none", "ar", "reverse"] = setting("sg", "token weights (none: plain GRPO)")
     alpha: float = setting(2.0, "scale of the weight")
     tau: float = setting(1/9, "temperature of the weight's sigmoid")
     mu: float = setting(0.25, "offset of the weight")
@@ -532,8 +532,8 @@ class Config:
     tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once, no fewer than a prompt's")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
-    train_problems: int = setting(4500, "size of a generated training set; most problems taken from hotpotqa")
-    eval_problems: int = setting(200, "size of a generated validation or test set, or taken from hotpotqa")
+    train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
+    eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
     eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
     save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
@@ -554,8 +554,8 @@ MAY_CHANGE = "resume out steps save_every eval_every sample_batch tokens_per_mic
 
 
 def parse(argv=None, **defaults):
-    """The command line as a checked Config. What is given wins over the settings of the run that it names, by
-    --resume or by --model RUN/checkpoint, and these over the tiny model's. `defaults`: those of a script."""
+    """The command line as a checked Config. What is given wins over the settings of the run that it names,
+    by --resume or --model RUN/checkpoint, and these over the tiny model's. `defaults`: a script's own."""
     given, saved = given_and_saved(Config, argv, __doc__.split("\n")[0], defaults, MAY_CHANGE)
     cfg = Config(**{**(saved if "model" in given or saved else TINY), **given})
     check(cfg, given)
@@ -576,17 +576,39 @@ def check(cfg, given):
             (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
             (cfg.group_size < 2, "--group_size must be 2 or more: an advantage compares within a group"),
             (cfg.low > cfg.high, "--low is above --high: the weight is clipped to what lies between"),
-            (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or add "
-             "--resume to go on with the run in it")):
+            (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or "
+             "add --resume to go on with the run in it")):
         if wrong:
             fail(message)
-    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal here, equal everywhere
+    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # monotone: equal here, equal everywhere
     if cfg.shaping != "none" and ends[0] == ends[1]:
-        tqdm.write(f"warning: every token gets the weight {ends[0]:.4g}, which is plain GRPO: alpha {cfg.alpha}, "
-                   f"tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high}", file=sys.stderr)
+        tqdm.write(f"warning: every token gets the weight {ends[0]:.4g}, which is plain GRPO (alpha "
+                   f"{cfg.alpha}, tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high})", file=sys.stderr)
 
 
 # ---- The files of a run ----
+
+def log_step(out, step, completions, rewards, advantages, stats, times):
+    """The row of a training step; logs it, with a group whose rewards differ, where there is one."""
+    for c, A in zip(completions, advantages.flatten().tolist()):
+        c.advantage = A
+    row = {"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
+           "equal_groups": (advantages == 0).all(1).float().mean().item(),
+           "tokens_per_second": sum(sum(c.mask) for c in completions) / (times[1] - times[0]),
+           "seconds_sampling": times[1] - times[0], "seconds_update": times[2] - times[1],
+           "seconds": times[2] - times[0]}
+    if torch.cuda.is_available():
+        row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    shown = next((c for c in completions if c.advantage), completions[0]).problem
+    log(out, row, [c for c in completions if stats["skipped"] or c.problem is shown])
+    return row
+
+
+def validate(out, model, tokenizer, task, cfg, step):
+    log(out, *evaluate(model, tokenizer, task, task.valid, cfg, phase="validation", step=step, split="valid"))
+    if out:
+        watch(out, model, tokenizer, task, cfg, step)
+
 
 def log(out, row, completions):
     if out:
@@ -599,21 +621,21 @@ def log(out, row, completions):
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
-    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of the
-    logs. Random states are not needed, as what a step draws is a function of seed and step."""
+    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of
+    the logs. Random states are not needed, as what a step draws is a function of seed and step."""
     try:
         with whole_folder(os.path.join(out, "checkpoint")) as new:
             save_model(new, model, tokenizer)
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
             write_json(os.path.join(new, "state.json"), {"step": step, "sizes": file_sizes(out, "*.jsonl")})
     except Exception as error:  # no space, no permission, no folder: each library has its own exception
-        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}): make room, and go on "
-             f"from the last one with --resume --out {out}")
+        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}): make room, and go "
+             f"on from the last one with --resume --out {out}")
 
 
 def load_checkpoint(out):
-    """(model, tokenizer, state) of the newest checkpoint that can be read; state has step and optimizer. What
-    was logged after it is cut off."""
+    """(model, tokenizer, state) of the newest checkpoint that can be read; state has step and optimizer.
+    What was logged after it is cut off."""
     def read(folder):
         state = read_json(os.path.join(folder, "state.json"))
         state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
@@ -630,12 +652,12 @@ def load_checkpoint(out):
 # ---- A run ----
 
 def load(cfg):
-    """(task, model, tokenizer, state): all that a run works with. state: that of the checkpoint to resume."""
+    """(task, model, tokenizer, state): what a run works with. state: that of the checkpoint to resume."""
     torch.manual_seed(cfg.seed)
     try:
         task = tasks.TASKS[cfg.task](cfg)
         if not isinstance(task, tasks.Task) or not (cfg.model or cfg.resume or task.demo):
-            fail(f"--task {cfg.task} must be a tasks.Task, and without --model it needs `demo`, for the warm-up")
+            fail(f"--task {cfg.task} must be a tasks.Task, and without --model have a `demo` to warm up on")
         model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
@@ -653,9 +675,9 @@ def run(cfg):
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     out = open_run(cfg.out or os.path.join("runs", name), cfg)
-    print(f"a model of {model.num_parameters():,} weights on {model.device}; {len(task.train):,} training, "
-          f"{len(task.valid)} validation and {len(task.test)} test problems; best constant answer {task.floor:.2f}")
-    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from again
+    print(f"a model of {model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to "
+          f"train on, {len(task.test)} to test on, on which the best constant answer gets {task.floor:.2f}")
+    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew
 
     def test(step, phase):
         row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
@@ -664,8 +686,8 @@ def run(cfg):
         watch(out, model, tokenizer, task, cfg, step)
         print(f"{phase}: {in_words(row)}")
         if step == 0 and row["eval/format_rate"] < 0.01:
-            print("hardly any completion is well formed, and where all are badly formed nothing is learned: take an "
-                  "Instruct model, or easier problems (kk: --people 2 3)")
+            print("hardly any completion is well formed, and where all are badly formed nothing is learned: "
+                  "take an Instruct model, or easier problems (kk: --people 2 3)")
     if not state:
         if not cfg.model:
             tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
@@ -681,11 +703,11 @@ def run(cfg):
     if received:
         fail(f"stopped; to go on: python {sys.argv[0]} --resume --out {out}", 128 + received[0])
     if rows and rows[-1]["step"] < cfg.steps:
-        fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in {out}; "
-             f"a lower --lr may help. The weights in {out}/checkpoint are those before")
+        fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
+             f"{out}; a lower --lr may help. The weights in {out}/checkpoint are those before")
     test(cfg.steps, "test after training")
     if rows and all(row["equal_groups"] == 1 for row in rows):
-        print("no group ever had different rewards, so nothing was learned: see \"Is it broken?\" in README.md")
+        print("no group ever had different rewards, so nothing was learned: README.md, \"Is it broken?\"")
     print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
 
 

@@ -90,18 +90,19 @@ def observation(tokenizer, task, text, most=500):
 
 
 def call_finder(tokenizer, task):
-    """calls_tool(drawn): of token ids (B, t), which rows (B,) have just called the task's tool; None where it has
-    none. By the text, as a call ends in many spellings, also in the middle of a token."""
+    """calls_tool(drawn): of token ids (B, t), which rows (B,) have just called the task's tool; None where it
+    has none. By the text, as a call ends in many spellings, also in the middle of a token."""
     def calls_tool(drawn):
         tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
-        return torch.tensor([task.stop_text in text for text in tokenizer.batch_decode(tails)], device=drawn.device)
+        texts = tokenizer.batch_decode(tails)
+        return torch.tensor([task.stop_text in text for text in texts], device=drawn.device)
     return calls_tool if task.observe else None
 
 
 def use_tool(completions, tokenizer, task, max_turns, draw, calls_tool):
-    """Let the tool answer where a completion ended with a call of it, and the completion go on: max_turns times at
-    most, then calls are not answered any more. The answers get mask False, as the policy did not write them.
-    draw(contexts, n, pauses): token ids of n completions of each context."""
+    """Let the tool answer where a completion ended with a call of it, and the completion go on: max_turns
+    times at most, then calls are not answered any more. The answers get mask False, as the policy did not
+    write them. draw(contexts, n, pauses): token ids of n completions of each context."""
     unfinished = completions
     drawn = [c.tokens for c in completions]
     for turns_left in range(max_turns - 1, -1, -1):
@@ -130,12 +131,12 @@ def keep_short(task, tokenizer, most):
         if not problems:
             raise ValueError(f"--task {task.name} has no {split} problem")
         if not kept[split]:
-            raise ValueError(f"all {split} problems have prompts of {min(lengths)} tokens or more, which leave no room "
-                             "in the model's context: lower --max_new_tokens")
+            raise ValueError(f"all {split} problems have prompts of {min(lengths)} tokens or more, which leave "
+                             "no room in the model's context: lower --max_new_tokens")
         if len(kept[split]) < len(problems):
             gone = len(problems) - len(kept[split])
-            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to {max(lengths)} tokens, "
-                  "leave too little room in the model's context")
+            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to "
+                  f"{max(lengths)} tokens, leave too little room in the model's context")
     return task._replace(**kept)
 
 
@@ -589,8 +590,8 @@ def qa_task(cfg):
     else:
         train, valid = data.hold_out(train, test, eval_data, cfg)
     floor = most_frequent(problem.answer[0] for problem in test)
-    return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo, warmup=0.25,
-                stop_text="</search>", observe=search_tool(list(passages)))
+    return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
+                warmup=0.25, stop_text="</search>", observe=search_tool(list(passages)))
 
 
 # ---- The tiny model: a Qwen2 small enough to learn on a laptop ----
