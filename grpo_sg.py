@@ -36,11 +36,11 @@ from transformers import DynamicCache
 
 import tasks
 from support import fit, page
+from support.logs import log, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
-from support.tokens import append_group
-from support.program import (append_rows, check_numbers, closest, cut_files, fail, file_sizes, first_line,
-                             given_and_saved, in_words, newest_readable, open_run, read_json, token_bar,
-                             waiting_signals, whole_folder, write_json)
+from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
+                             given_and_saved, in_words, newest_readable, one_line_errors, open_run, read_json,
+                             token_bar, waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -306,6 +306,15 @@ def graded(c, tokenizer, task, stops):
     return c
 
 
+def set_advantages(completions, group_size):
+    """Compare: how much better than the others of its group is each completion? Returns (P, G)."""
+    rewards = torch.tensor([c.reward for c in completions]).view(-1, group_size)  # (P, G)
+    advantages = group_advantages(rewards)
+    for c, A in zip(completions, advantages.flatten().tolist()):
+        c.advantage = A
+    return advantages
+
+
 # ---- 5. Evaluation ----
 
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluation", **labels):
@@ -336,13 +345,13 @@ def watch(out, model, tokenizer, task, cfg, step):
     for problem in task.valid[:3]:
         group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, seed=cfg.seed,
                         temperature=cfg.temperature, phase="watched problems")
-        advantages = group_advantages(torch.tensor([[c.reward for c in group]]))[0]  # (G,)
+        advantages = set_advantages(group, len(group))[0]  # (G,)
         batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
         start = len(group[0].prompt)
         logps = [batch_logps(model, batch, cfg)[:, start:] for batch in batches]  # each (1, T)
         weights = [shaping_weights(each, cfg) for each in logps]
         words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
-        append_group(out, step, group, advantages.tolist(), words, logps, weights)
+        log_tokens(out, step, group, words, logps, weights)
     page.write(out)
 
 
@@ -386,23 +395,18 @@ def batch_logps(model, batch, cfg):
         return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
 
 
-def batch_loss(model, batch, denominator, cfg):
-    """A micro-batch's part of the loss of an update, and of its statistics."""
-    logps = batch_logps(model, batch, cfg)  # (B, T)
-    # In the first update the model is still the policy that sampled, so that one pass serves for both.
-    old_logps = batch.get("old_logps", logps.detach())
-    return grpo_sg_loss(
-        logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
-        ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-        loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
-
-
 def gradient(model, batches, denominator, cfg):
     """Add up an update's gradient over its micro-batches. Returns the sums of its loss and statistics."""
     totals = dict.fromkeys(STATISTICS, 0.0)
     try:
         for batch in batches:
-            loss, stats = batch_loss(model, batch, denominator, cfg)
+            logps = batch_logps(model, batch, cfg)  # (B, T)
+            # In the first update the model is still the policy that sampled, so that one pass serves for both.
+            old_logps = batch.get("old_logps", logps.detach())
+            loss, stats = grpo_sg_loss(
+                logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
+                ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
+                loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
             loss.backward()
             for key, value in {"loss": loss.detach(), **stats}.items():
                 totals[key] += value * denominator
@@ -472,14 +476,13 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
                               temperature=cfg.temperature)
         # Compare: how much better than the others of its group is each?
         times.append(time.time())
-        rewards = torch.tensor([c.reward for c in completions]).view(-1, cfg.group_size)  # (P, G)
-        advantages = group_advantages(rewards)  # (P, G)
+        advantages = set_advantages(completions, cfg.group_size)  # (P, G)
         # Learn: more of the better ones, less of the others.
         with fit.phase("training", "add --gradient_checkpointing, or lower --max_new_tokens"):
             stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference,
                            seed=seed)
         times.append(time.time())
-        rows.append(log_step(out, step, completions, rewards, advantages, stats, times))
+        rows.append(log_step(out, step, completions, advantages, stats, times))
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
         if step % cfg.eval_every == 0:
             validate(out, model, tokenizer, task, cfg, step)
@@ -568,10 +571,7 @@ def check(cfg, given):
     if cfg.task not in tasks.TASKS:
         fail(f"there is no --task {cfg.task}{closest(cfg.task, tasks.TASKS)}: give one of "
              f"{', '.join(tasks.TASKS)}, or start the script that defines it")
-    for name, value in (("task", cfg.task), ("shaping", cfg.shaping)):
-        useless = [other for other in given if other in NO_EFFECT.get(value, "").split()]
-        if useless:
-            fail(f"--{useless[0]} has no effect with --{name} {value}: leave it out")
+    check_useful(given, NO_EFFECT, task=cfg.task, shaping=cfg.shaping)
     for wrong, message in (
             (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
             (cfg.group_size < 2, "--group_size must be 2 or more: an advantage compares within a group"),
@@ -588,11 +588,9 @@ def check(cfg, given):
 
 # ---- The files of a run ----
 
-def log_step(out, step, completions, rewards, advantages, stats, times):
+def log_step(out, step, completions, advantages, stats, times):
     """The row of a training step; logs it, with a group whose rewards differ, where there is one."""
-    for c, A in zip(completions, advantages.flatten().tolist()):
-        c.advantage = A
-    row = {"step": step, "reward": rewards.mean().item(), **describe(completions), **stats,
+    row = {"step": step, "reward": mean(c.reward for c in completions), **describe(completions), **stats,
            "equal_groups": (advantages == 0).all(1).float().mean().item(),
            "tokens_per_second": sum(sum(c.mask) for c in completions) / (times[1] - times[0]),
            "seconds_sampling": times[1] - times[0], "seconds_update": times[2] - times[1],
@@ -608,16 +606,6 @@ def validate(out, model, tokenizer, task, cfg, step):
     log(out, *evaluate(model, tokenizer, task, task.valid, cfg, phase="validation", step=step, split="valid"))
     if out:
         watch(out, model, tokenizer, task, cfg, step)
-
-
-def log(out, row, completions):
-    if out:
-        append_rows(os.path.join(out, "metrics.jsonl"), [row])
-        append_rows(os.path.join(out, "samples.jsonl"), [
-            {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-             "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward,
-             "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
-             "truncated": c.truncated, "solved": c.solved} for c in completions])
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
@@ -712,15 +700,8 @@ def run(cfg):
 
 
 def main(argv=None, **defaults):
-    cfg = parse(argv, **defaults)
-    try:
-        run(cfg)
-    except OSError as error:
-        fail(f"cannot read or write the run's files: {first_line(error)}")
-    except torch.OutOfMemoryError as error:
-        fail(f"out of GPU memory {'; '.join(getattr(error, '__notes__', []))}; a smaller --model needs less")
-    except KeyboardInterrupt:
-        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
+    with one_line_errors():
+        run(parse(argv, **defaults))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
@@ -102,6 +103,27 @@ def check_numbers(values, may_be_0):
             fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
 
 
+def check_useful(given, no_effect, **chosen):
+    """Fail where something given has no effect: no_effect[value] names what has none where that is chosen."""
+    for name, value in chosen.items():
+        useless = [other for other in given if other in no_effect.get(value, "").split()]
+        if useless:
+            fail(f"--{useless[0]} has no effect with --{name} {value}: leave it out")
+
+
+@contextlib.contextmanager
+def one_line_errors():
+    """What is no mistake of the program's ends it with one line."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"cannot read or write the run's files: {first_line(error)}")
+    except torch.OutOfMemoryError as error:
+        fail(f"out of GPU memory {'; '.join(getattr(error, '__notes__', []))}; a smaller --model needs less")
+    except KeyboardInterrupt:
+        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
+
+
 def write_json(path, content):
     with open(f"{path}.tmp", "w") as file:
         json.dump(content, file)
@@ -111,17 +133,6 @@ def write_json(path, content):
 def read_json(path):
     with open(path) as file:
         return json.load(file)
-
-
-def append_rows(path, rows):
-    with open(path, "a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)  # ASCII: any text survives
-
-
-def read_rows(path):
-    """The rows of a file of JSON lines; a last line that was cut off in the writing is left out."""
-    with open(path) as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 @contextlib.contextmanager
