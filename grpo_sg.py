@@ -170,6 +170,9 @@ def prefill(model, prompts, n):
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
     cache = DynamicCache(config=model.config)
+    # Rotated keys are float32 where attention is in bfloat16 too, and would make the cache so: twice as large.
+    store = cache.update
+    cache.update = lambda keys, values, *args, **kwargs: store(keys.to(values.dtype), values, *args, **kwargs)
     h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                          use_cache=True).last_hidden_state[:, -1]  # (P, H)
     cache.batch_repeat_interleave(n)
