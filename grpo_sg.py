@@ -271,13 +271,13 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
     def completed(contexts, n, pauses=None):
-        at_once = max(1, cfg.sample_batch // n)
-        batches = math.ceil(len(contexts) / at_once)
-        with (in_bfloat16(device), token_bar(phase, len(contexts) * n, batches, cfg.max_new_tokens) as moved,
-              fit.phase("sampling", "lower --group_size or --max_new_tokens")):
-            return fit.in_parts(lambda part: sample(
-                model, part, n=n, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, temperature=temperature,
-                generator=generator, pauses=pauses, progress=moved), contexts, at_once, generator)
+        rows = [context for context in contexts for _ in range(n)]
+        batches = math.ceil(len(rows) / (cfg.sample_batch // n * n or cfg.sample_batch))
+        with (in_bfloat16(device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
+              fit.phase("sampling", "lower --max_new_tokens")):
+            return fit.in_parts(lambda part, copies: sample(
+                model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, temperature=temperature,
+                generator=generator, pauses=pauses, progress=moved), rows, n, cfg, generator)
 
     eval_mode(model)
     calls_tool = tasks.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
@@ -399,23 +399,20 @@ def batch_logps(model, batch, cfg):
 
 
 def gradient(model, batches, denominator, cfg):
-    """Add up an update's gradient over its micro-batches. Returns the sums of its loss and statistics."""
+    """Make the model's gradient that of an update. Returns the sums of its loss and statistics."""
+    model.zero_grad()  # an attempt that ran out of memory may have left a part
     totals = dict.fromkeys(STATISTICS, 0.0)
-    try:
-        for batch in batches:
-            logps = batch_logps(model, batch, cfg)  # (B, T)
-            # In the first update the model is still the policy that sampled, so that one pass serves for both.
-            old_logps = batch.get("old_logps", logps.detach())
-            loss, stats = grpo_sg_loss(
-                logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
-                ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-                loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
-            loss.backward()
-            for key, value in {"loss": loss.detach(), **stats}.items():
-                totals[key] += value * denominator
-    except torch.OutOfMemoryError:  # part of a gradient may have been added: start again, in smaller batches
-        model.zero_grad()
-        return gradient(model, fit.halved(batches), denominator, cfg)
+    for batch in batches:
+        logps = batch_logps(model, batch, cfg)  # (B, T)
+        # In the first update the model is still the policy that sampled, so that one pass serves for both.
+        old_logps = batch.get("old_logps", logps.detach())
+        loss, stats = grpo_sg_loss(
+            logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
+            ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
+            loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
+        loss.backward()
+        for key, value in {"loss": loss.detach(), **stats}.items():
+            totals[key] += value * denominator
     return totals
 
 
@@ -443,7 +440,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     totals, norms, skipped = [], [], 0
     for share, batches in zip(shares, plan):
         if batches:
-            totals.append(gradient(model, batches, size(share), cfg))
+            totals.append(fit.until_it_fits(lambda part: gradient(model, part, size(share), cfg), batches, cfg))
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
             if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
                 norms.append(norm)
@@ -536,7 +533,7 @@ class Config:
     max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
     max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
     tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
-    sample_batch: int = setting(256, "most completions sampled at once, no fewer than a prompt's")
+    sample_batch: int = setting(256, "most completions sampled at once")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
     eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")

@@ -20,26 +20,29 @@ def phase(name, advice):
         raise
 
 
-def say_halved(what, size, setting):
-    tqdm.write(f"out of GPU memory with {size} {what} at once: going on with half; --{setting} can be set lower",
-               file=sys.stderr)
+def halve(settings, name, size, rows):
+    """After `rows` rows at once, of a size in the unit of a setting, did not fit: half of it is the setting for the
+    rest of the run, which is said. Raises the error again where it was one row."""
+    if rows == 1:
+        raise
+    if size // 2 < getattr(settings, name):
+        setattr(settings, name, size // 2)
+        tqdm.write(f"out of GPU memory: going on with --{name} {size // 2}", file=sys.stderr)
 
 
-def in_parts(work, items, at_once, generator):
-    """work(part) of the items in parts of `at_once`, joined to one list. Where a part does not fit, it is drawn
-    again in two, from the same random numbers."""
+def in_parts(work, rows, n, settings, generator):
+    """work(rows, copies), a list with a result for each row, over parts of --sample_batch rows, joined. Rows come in
+    groups of n equal ones, which are given as one with n copies where a whole group fits. A part that does not fit
+    is drawn again in smaller ones, from the same random numbers."""
     done = []
-    i = 0
-    while i < len(items):
+    while len(done) < len(rows):
+        copies = n if n <= settings.sample_batch else 1
+        part = rows[len(done):][:settings.sample_batch // copies * copies]
         state = generator.get_state()
         try:
-            done += work(items[i:i + at_once])
-            i += at_once
+            done += work(part[::copies], copies)
         except torch.OutOfMemoryError:
-            if at_once == 1:
-                raise
-            say_halved("prompts", at_once, "sample_batch")
-            at_once = (at_once + 1) // 2
+            halve(settings, "sample_batch", len(part), len(part))
             generator.set_state(state)
     return done
 
@@ -62,10 +65,13 @@ def by_rows(work, batch):
     return torch.cat([by_rows(work, half) for half in halves(batch)])
 
 
-def halved(batches):
-    """All batches of two rows or more in two, after an update did not fit; none can be halved: raises again."""
-    rows = max(len(batch["ids"]) for batch in batches)
-    if rows == 1:
-        raise
-    say_halved("completions in a micro-batch", rows, "tokens_per_micro_batch")
-    return [half for batch in batches for half in (halves(batch) if len(batch["ids"]) > 1 else [batch])]
+def until_it_fits(work, batches, settings):
+    """work(batches); where they do not fit, again with all of them in halves, and these in halves."""
+    while True:
+        try:
+            return work(batches)
+        except torch.OutOfMemoryError:
+            halve(settings, "tokens_per_micro_batch", max(batch["ids"].numel() for batch in batches),
+                  max(len(batch["ids"]) for batch in batches))
+        # Not in the block above: there the error still holds all tensors of the attempt.
+        batches = [half for batch in batches for half in halves(batch) if len(half["ids"])]

@@ -1,0 +1,98 @@
+"""What a GPU asks of the program, tested without one."""
+import os
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import grpo_sg
+from support import fit
+
+
+def made(**given):
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2))
+    return model.eval(), grpo_sg.Config(**{"max_new_tokens": 6, "beta": 0.1, **given})
+
+
+def test_the_cache_is_bfloat16_and_logits_are_float32_where_the_model_computes_in_bfloat16(monkeypatch):
+    model, _ = made()
+    caches = []
+    make = grpo_sg.DynamicCache
+    monkeypatch.setattr(grpo_sg, "DynamicCache", lambda config: caches.append(make(config=config)) or caches[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        grpo_sg.sample(model, [[1, 2, 3]], n=2, max_new_tokens=4, stop_ids=[])
+        logits = grpo_sg.logits_of(model, torch.ones(1, 32))
+    assert {x.dtype for layer in caches[0].layers for x in (layer.keys, layer.values)} == {torch.bfloat16}
+    assert torch.equal(logits, model.lm_head(torch.ones(1, 32)))
+
+
+@pytest.mark.parametrize("given, expected", [
+    ({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "None")])
+def test_the_allocator_is_set_before_torch_is_loaded_and_where_the_user_has_not(given, expected):
+    code = ("import os, sys; sys.modules['torch'] = None\ntry: import grpo_sg\n"
+            "except ImportError: print(os.environ.get('PYTORCH_ALLOC_CONF'))")
+    environment = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**environment, **given})
+    assert found.stdout.strip() == expected
+
+
+def too_small(function, most, left):
+    """The function, but that it runs out of memory with more than `most` rows, after its work; it keeps none of it."""
+    def limited(model, rows, *args, **kwargs):
+        assert all(tensor() is None for tensor in left), "an attempt is made while the last one's tensors live"
+        result = function(model, rows, *args, **kwargs)
+        if len(rows) * kwargs.get("n", 1) > most:
+            held = torch.ones(3)
+            left.append(weakref.ref(held))
+            raise torch.OutOfMemoryError
+        return result
+    return limited
+
+
+@pytest.mark.parametrize("most, said", [(5, "4"), (3, "42"), (1, "421")])
+def test_what_is_sampled_in_halves_is_the_same(most, said, capsys):
+    model, _ = made()
+    results = []
+    for limit in (most, 100):
+        sample = too_small(grpo_sg.sample, limit, [])
+        _, cfg = made(sample_batch=8)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(2):  # the second time with what has been found to fit
+            results.append(fit.in_parts(lambda part, copies: sample(
+                model, part, n=copies, max_new_tokens=6, stop_ids=[0], generator=generator), [[1, 2]] * 4 + [[3]] * 4, 4,
+                cfg, generator))
+    assert results[:2] == results[2:]
+    assert "".join(line[-1] for line in capsys.readouterr().err.splitlines()) == said
+
+
+def an_update(cfg, model):
+    rng = torch.Generator().manual_seed(1)
+    completions = [grpo_sg.Completion(None, [1, 2], torch.randint(64, (n,), generator=rng).tolist(), [True] * n)
+                   for n in (3, 6, 4, 5, 6, 2, 3, 4)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    stats = grpo_sg.update(model, optimizer, completions, torch.randn(8, generator=rng), cfg, reference=made()[0])
+    return stats, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("most", [2, 1])
+def test_an_update_in_halves_is_the_same(most, monkeypatch, capsys):
+    whole = an_update(made()[1], made()[0])
+    model, cfg = made()
+    monkeypatch.setattr(grpo_sg, "token_logps", too_small(grpo_sg.token_logps, most, []))
+    stats, weights = an_update(cfg, model)
+    assert stats == pytest.approx(whole[0], rel=1e-4, abs=1e-6) and torch.allclose(weights, whole[1], atol=1e-6)
+    assert f"--tokens_per_micro_batch {cfg.tokens_per_micro_batch}" in capsys.readouterr().err
+    assert cfg.tokens_per_micro_batch < 40
+
+
+def test_where_one_row_does_not_fit_the_error_goes_on_with_the_phase(monkeypatch):
+    model, cfg = made()
+    monkeypatch.setattr(grpo_sg, "token_logps", too_small(grpo_sg.token_logps, 0, []))
+    with pytest.raises(torch.OutOfMemoryError):
+        an_update(cfg, model)
