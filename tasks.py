@@ -50,6 +50,7 @@ class Task(NamedTuple):
     tokens: str = ""         # pattern of the tiny model's tokens, which it writes without spaces; "": words
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
     observe: Callable[[str], str] | None = None  # what the tool answers to a text that ends with a call
+    opening: str = ""        # what every response begins with: the prompt ends with it, the policy goes on
     # A reward of one's own for a grpo_sg.Completion, partial credit included; None: those of grpo_sg.reward.
     reward: Callable[[object], float] | None = None
 
@@ -65,12 +66,18 @@ def split_of(meaning):
     return ("test", "valid", *["train"] * 5)[meaning % 7]
 
 
-def encode_prompt(tokenizer, system, question):
-    """Token ids of a prompt, through the tokenizer's chat template where it has one."""
-    if not tokenizer.chat_template:
-        return tokenizer(f"{system}\n\n{question}\n\n")["input_ids"]
-    chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+def encode_prompt(tokenizer, system, question, opening=""):
+    """Token ids of a prompt, through the tokenizer's chat template where it has one. It ends with `opening`,
+    as some templates do anyway: base models hardly ever begin with <think>, and a group of badly formed
+    responses teaches nothing. Where the template leaves the system prompt out, as the tiny model's does, the
+    form has been learned before, and the model opens its thoughts itself."""
+    text = f"{system}\n\n{question}\n\n"
+    if tokenizer.chat_template:
+        chat = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    if system in text and not text.rstrip().endswith(opening):
+        text += opening
+    return tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
 
 
 def turns(task, text):
@@ -126,7 +133,7 @@ def keep_short(task, tokenizer, most):
     kept = {}
     for split in ("train", "valid", "test"):
         problems = getattr(task, split)
-        lengths = [len(encode_prompt(tokenizer, task.system, problem.question)) for problem in problems]
+        lengths = [len(encode_prompt(tokenizer, task.system, p.question, task.opening)) for p in problems]
         kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
         if not problems:
             raise ValueError(f"--task {task.name} has no {split} problem")
@@ -306,17 +313,20 @@ def verify_kk(response, roles):
     """Grade one response to a puzzle; `roles`: dict name -> "knight" or "knave".
 
     `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles `</answer>`, each tag
-    once and in lower case, something in the thoughts, and nothing else but end tokens and white space; no
-    turn of a dialogue is faked inside. `correct`: the one answer block, outside the thoughts, gives
-    everybody the right role and says nothing else. Give it the response without the prompt and its example.
+    once and in lower case, something in the thoughts, and nothing else but white space, end tokens and a
+    full stop at the end; no turn of a dialogue is faked inside. `correct`: the one answer block, outside the
+    thoughts, gives everybody the right role and says nothing else. Give it the response without the prompt.
     """
     body = without_end(response)
     shown = visible(body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
     before, _, rest = body.partition("<answer>")
     answer, closed, after = rest.partition("</answer>")
+    # Logic-RL and AR-Lopti let anything follow the answer. A full stop says nothing, but one more line could
+    # take the answer back or hedge it; where some of a group end without one, not to write it is learned.
+    ends = bool(closed) and after.strip() in ("", ".")
     think = re.fullmatch(r"<think>(.*)</think>\s*", before, re.S)
-    formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and bool(closed) and not after
+    formatted = (tags == ["<think>", "</think>", "<answer>", "</answer>"] and ends
                  and think is not None and any(c.isalnum() and c not in BLANK for c in think[1])
                  and not FAKE_TURN.search(shown))
     if [tag for tag in tags if "answer" in tag] != ["<answer>", "</answer>"] or not closed:
@@ -403,7 +413,8 @@ def kk_task(cfg):
     valid = split("valid", cfg.eval_problems)
     sizes = [[tuple(p.answer.values()) for p in test if len(p.answer) == n] for n in set(cfg.people)]
     floor = sum(most_frequent(answers) * len(answers) for answers in sizes) / len(test)
-    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, kk_demo)
+    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, kk_demo,
+                opening="<think>")
 
 
 # ---- Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator ----
@@ -629,7 +640,7 @@ def tiny_model(task):
 
 def script(tokenizer, task, problem, text, cfg):
     """(ids, mask): a prompt, a scripted completion, and the tool's answers to its calls, as in a rollout."""
-    parts = [(encode_prompt(tokenizer, task.system, problem.question), False)]
+    parts = [(encode_prompt(tokenizer, task.system, problem.question, task.opening), False)]
     said = ""
     for turn in turns(task, f"{text}<|im_end|>"):
         if said:
