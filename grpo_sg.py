@@ -28,6 +28,7 @@ import time
 from statistics import fmean as mean, pstdev
 from typing import Literal
 
+import support.before_torch  # noqa: F401, what PyTorch reads when it is loaded
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -35,7 +36,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import fit, page
+from support import fit, memory, page
 from support.logs import log, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
@@ -444,7 +445,8 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
             if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
                 norms.append(norm)
-                optimizer.step()
+                with fit.phase("AdamW's step", "its first one adds two averages of each weight"):
+                    optimizer.step()
             else:
                 skipped += 1
             optimizer.zero_grad()
@@ -532,7 +534,7 @@ class Config:
     temperature: float = setting(0.7, "of sampling and of all log-probabilities")
     max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
     max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
-    tokens_per_micro_batch: int = setting(4096, "most tokens in a backward pass; lower it to save memory")
+    tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
@@ -665,6 +667,7 @@ def run(cfg):
     out = open_run(cfg.out or os.path.join("runs", name), cfg)
     print(f"a model of {model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to "
           f"train on, {len(task.test)} to test on, on which the best constant answer gets {task.floor:.2f}")
+    memory.say(model, cfg)
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew
 
     def test(step, phase):
@@ -685,7 +688,8 @@ def run(cfg):
             return
         if cfg.beta or not cfg.model:
             save_model(first, model, tokenizer)
-    reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
+    with fit.phase("moving the reference policy to the GPU", "without --beta there is none"):
+        reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
     with waiting_signals("finishing this step, then saving; once more stops at once") as received:
         rows = train(model, tokenizer, task, cfg, out, reference=reference, state=state, received=received)
     if received:

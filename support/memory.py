@@ -1,5 +1,6 @@
 """How much memory a language model takes on a GPU while it samples and in an update, computed from its shape;
 test_memory.py holds it to within 10 % of what is allocated."""
+import torch
 
 
 def peaks(config, cfg, prompt=300):
@@ -35,3 +36,10 @@ def peaks(config, cfg, prompt=300):
     return {"sampling": (fixed + copies + max(prefill, decode)) / 1e9,
             "update": (fixed + 4 * N + kept + max(forward, backward)) / 1e9}
 
+
+def say(model, cfg):
+    """At the start of a run on a GPU, print what it will need and what there is."""
+    if model.device.type == "cuda":
+        needs = peaks(model.config, cfg)
+        print(f"GPU memory: {torch.cuda.mem_get_info()[1] / 1e9:.1f} GB; expected at the peak of sampling "
+              f"{needs['sampling']:.1f} and of an update {needs['update']:.1f}, if completions grow to --max_new_tokens")

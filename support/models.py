@@ -1,10 +1,6 @@
 """A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder."""
 import os
 
-# Tensors that grow with every token would fragment the GPU's memory. It must be set before CUDA starts.
-if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
