@@ -36,7 +36,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import fit, memory, page
+from support import fit, memory, page, tool
 from support.logs import log, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
@@ -233,6 +233,20 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 
 # ---- 4. Rollouts and rewards ----
 
+# An example, from the tiny model before it is trained. The question; three completions of a group of 8, in which
+# NKK is short for knave, knight, knight; then some of their tokens, as an update sees them:
+#
+#   Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
+#
+#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> <answer> Ada is a knight, Al...   right   R  3.0  A  0.54
+#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> <answer> Ada is a knight, Al...   wrong   R -0.5  A -1.62
+#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> <answer> Ada is a ...  wrong   R -0.5  A -1.62
+#
+#   KNN.   pi 1.00  w 1.40  w A  0.75    in the first: likely, right, pushed up further
+#   KKK.   pi 4e-6  w 1.00  w A -1.62    in the second: a slip, pushed down, less than likely tokens are
+#   Amir:  pi 0.23  w 1.27  w A -2.06    in the third
+
+
 @dataclasses.dataclass
 class Completion:
     problem: tasks.Problem
@@ -268,7 +282,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
     device = next(model.parameters()).device
     stops = stop_tokens(model, tokenizer)
-    prompts = [tasks.encode_prompt(tokenizer, task.system, problem.question) for problem in problems]
+    prompts = [tasks.encode_prompt(tokenizer, task.system, p.question, task.opening) for p in problems]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
 
     def completed(contexts, n, pauses=None):
@@ -281,13 +295,13 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
                 generator=generator, pauses=pauses, progress=moved), rows, n, cfg, generator)
 
     eval_mode(model)
-    calls_tool = tasks.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
+    calls_tool = tool.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
     drawn = completed(prompts, n, calls_tool if cfg.max_turns else None)
     pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
     completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
                    for (problem, prompt), tokens in zip(pairs, drawn)]
     if calls_tool:
-        tasks.use_tool(completions, tokenizer, task, cfg.max_turns, completed, calls_tool)
+        tool.use_tool(completions, tokenizer, task, cfg.max_turns, completed, calls_tool)
     return [graded(c, tokenizer, task, stops) for c in completions]
 
 
@@ -646,15 +660,15 @@ def load(cfg):
     torch.manual_seed(cfg.seed)
     try:
         task = tasks.TASKS[cfg.task](cfg)
-        if not isinstance(task, tasks.Task) or not (cfg.model or cfg.resume or task.demo):
-            fail(f"--task {cfg.task} must be a tasks.Task, and without --model have a `demo` to warm up on")
+        if not isinstance(task, tasks.Task):
+            fail(f"tasks.TASKS[{cfg.task!r}] must return a tasks.Task, not {task!r}")
         model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
     except (OSError, ValueError) as error:
         fail(f"--task {cfg.task} with --data {cfg.data}: {str(error).split(chr(10))[0]}")
-    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question)
+    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
     return task, prepare(model, tokenizer, prompt, cfg.gradient_checkpointing), tokenizer, state
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from support import data
 from support.math_equal import final_answer, math_equal
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
+from support.tool import observation, turns
 from support.words import BRANDS, CITIES, FIRMS, NAMES, SURNAMES
 
 
@@ -78,53 +79,6 @@ def encode_prompt(tokenizer, system, question, opening=""):
     if system in text and not text.rstrip().endswith(opening):
         text += opening
     return tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-
-
-def turns(task, text):
-    """A scripted completion cut after each call of the task's tool."""
-    *calls, last = text.split(task.stop_text) if task.observe else [text]
-    return [*(call + task.stop_text for call in calls), last]
-
-
-def observation(tokenizer, task, text, most=500):
-    """Token ids of the tool's answer to the text: at most `most`, and after these the last of several lines,
-    so that </information> is never cut off."""
-    answer = task.observe(text)
-    end = answer.rfind("\n") if "\n" in answer else len(answer)
-    body = tokenizer(answer[:end], add_special_tokens=False)["input_ids"]
-    last = tokenizer(answer[end:], add_special_tokens=False)["input_ids"]
-    return body[:most] + last
-
-
-def call_finder(tokenizer, task):
-    """calls_tool(drawn): of token ids (B, t), which rows (B,) have just called the task's tool; None where it
-    has none. By the text, as a call ends in many spellings, also in the middle of a token."""
-    def calls_tool(drawn):
-        tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
-        texts = tokenizer.batch_decode(tails)
-        return torch.tensor([task.stop_text in text for text in texts], device=drawn.device)
-    return calls_tool if task.observe else None
-
-
-def use_tool(completions, tokenizer, task, max_turns, draw, calls_tool):
-    """Let the tool answer where a completion ended with a call of it, and the completion go on: max_turns
-    times at most, then calls are not answered any more. The answers get mask False, as the policy did not
-    write them. draw(contexts, n, pauses): token ids of n completions of each context."""
-    unfinished = completions
-    drawn = [c.tokens for c in completions]
-    for turns_left in range(max_turns - 1, -1, -1):
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if calls_tool(torch.tensor([tokens]))]
-        if not unfinished:
-            return
-        for c in unfinished:
-            answer = observation(tokenizer, task, tokenizer.decode(c.own_tokens()))
-            c.tokens = c.tokens + answer
-            c.mask = c.mask + [False] * len(answer)
-            c.tool_calls += 1
-        drawn = draw([c.prompt + c.tokens for c in unfinished], 1, calls_tool if turns_left else None)
-        for c, tokens in zip(unfinished, drawn):
-            c.tokens = c.tokens + tokens
-            c.mask = c.mask + [True] * len(tokens)
 
 
 def keep_short(task, tokenizer, most):
@@ -413,8 +367,7 @@ def kk_task(cfg):
     valid = split("valid", cfg.eval_problems)
     sizes = [[tuple(p.answer.values()) for p in test if len(p.answer) == n] for n in set(cfg.people)]
     floor = sum(most_frequent(answers) * len(answers) for answers in sizes) / len(test)
-    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, kk_demo,
-                opening="<think>")
+    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, kk_demo, opening="<think>")
 
 
 # ---- Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator ----
@@ -638,7 +591,7 @@ def tiny_model(task):
     return model, tokenizer
 
 
-def script(tokenizer, task, problem, text, cfg):
+def script(tokenizer, task, problem, text):
     """(ids, mask): a prompt, a scripted completion, and the tool's answers to its calls, as in a rollout."""
     parts = [(encode_prompt(tokenizer, task.system, problem.question, task.opening), False)]
     said = ""
@@ -663,7 +616,7 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
                bar_format="{desc}: {n} of at most {total} steps in {elapsed}{postfix}")
     for step in bar:
         chosen = rng.sample(task.train, min(64, len(task.train)))
-        rows = [script(tokenizer, task, problem, task.demo(problem, rng), cfg) for problem in chosen]
+        rows = [script(tokenizer, task, problem, task.demo(problem, rng)) for problem in chosen]
         ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], batch_first=True)
         labels = pad_sequence([torch.where(torch.tensor(mask), torch.tensor(tokens), -100)
                                for tokens, mask in rows], batch_first=True, padding_value=-100)
