@@ -19,6 +19,7 @@ Left out on purpose: value networks, reward models, LoRA, several GPUs, inferenc
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint      a run's test again: half a minute
 """
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -37,11 +38,11 @@ from transformers import DynamicCache
 
 import tasks
 from support import fit, memory, page, tool
-from support.logs import log, log_tokens
+from support.logs import describe, log, log_step, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
-                             given_and_saved, in_words, newest_readable, one_line_errors, open_run, read_json,
-                             token_bar, waiting_signals, whole_folder, write_json)
+                             given_and_saved, in_words, newest_readable, one_line_errors, open_run,
+                             read_json, token_bar, waiting_signals, whole_folder, write_json)
 
 # ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
 
@@ -135,8 +136,8 @@ def pass_at_k(n, c, k):
 # ---- 2. Log-probabilities of the policy ----
 
 def logits_of(model, h):
-    """(N, V) float32: the logits of hidden states (N, H). On a GPU too: of logits in bfloat16, the ratio r would
-    be off by more than the clip allows. `prepare` refuses models that change their logits after this."""
+    """(N, V) float32: the logits of hidden states (N, H). On a GPU too: from logits in bfloat16, the ratio r
+    is off by more than the clip allows. `prepare` refuses models that change their logits after this."""
     head = model.get_output_embeddings()
     with torch.autocast(h.device.type, enabled=False):
         return head(h.to(head.weight.dtype)).float()
@@ -163,17 +164,17 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 # ---- 3. Sampling ----
 
 def prefill(model, prompts, n):
-    """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden state
-    (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
+    """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden
+    state (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
     longest = max(map(len, prompts))
     # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
     cache = DynamicCache(config=model.config)
-    # Rotated keys are float32 where attention is in bfloat16 too, and would make the cache so: twice as large.
+    # Rotated keys are float32, where attention is in bfloat16 too, and would make the cache twice as large.
     store = cache.update
-    cache.update = lambda keys, values, *args, **kwargs: store(keys.to(values.dtype), values, *args, **kwargs)
+    cache.update = lambda keys, values, *more, **named: store(keys.to(values.dtype), values, *more, **named)
     h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                          use_cache=True).last_hidden_state[:, -1]  # (P, H)
     cache.batch_repeat_interleave(n)
@@ -233,19 +234,14 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 
 # ---- 4. Rollouts and rewards ----
 
-# An example, from the tiny model before it is trained. The question; three completions of a group of 8, in which
-# NKK is short for knave, knight, knight; then some of their tokens, as an update sees them:
+# An example: a question, three of the 8 completions in its group (NKK: the first is a knave, the others are
+# knights), and three of their tokens as an update sees them. The policy is the tiny model before training.
 #
-#   Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
-#
-#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> <answer> Ada is a knight, Al...   right   R  3.0  A  0.54
-#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> <answer> Ada is a knight, Al...   wrong   R -0.5  A -1.62
-#   <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> <answer> Ada is a ...  wrong   R -0.5  A -1.62
-#
-#   KNN.   pi 1.00  w 1.40  w A  0.75    in the first: likely, right, pushed up further
-#   KKK.   pi 4e-6  w 1.00  w A -1.62    in the second: a slip, pushed down, less than likely tokens are
-#   Amir:  pi 0.23  w 1.27  w A -2.06    in the third
-
+# Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
+# 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> <answer> Ada is a k...   right   R  3.0   A  0.54
+# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> <answer> Ada is a k...   wrong   R -0.5   A -1.62
+# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> <answer>...   wrong   R -0.5   A -1.62
+# KNN. in 1: pi .98, w 1.40, wA .76    KKK. in 2: pi 4e-6, w 1.00, wA -1.62    Amir: in 3: pi .23, w 1.27, wA -2.06
 
 @dataclasses.dataclass
 class Completion:
@@ -291,8 +287,8 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
         with (in_bfloat16(device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
               fit.phase("sampling", "lower --max_new_tokens")):
             return fit.in_parts(lambda part, copies: sample(
-                model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, temperature=temperature,
-                generator=generator, pauses=pauses, progress=moved), rows, n, cfg, generator)
+                model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
+                temperature=temperature, generator=generator, progress=moved), rows, n, cfg, generator)
 
     eval_mode(model)
     calls_tool = tool.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
@@ -358,8 +354,8 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluat
 
 @torch.no_grad()
 def watch(out, model, tokenizer, task, cfg, step):
-    """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group of
-    completions with its advantages, and of every token its probability and its weight."""
+    """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group
+    of completions with its advantages, and of every token its probability and its weight."""
     for problem in task.valid[:3]:
         group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, seed=cfg.seed,
                         temperature=cfg.temperature, phase="watched problems")
@@ -371,14 +367,6 @@ def watch(out, model, tokenizer, task, cfg, step):
         words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
         log_tokens(out, step, group, words, logps, weights)
     page.write(out)
-
-
-def describe(completions):
-    return {"accuracy": mean(c.solved for c in completions),
-            "format_rate": mean(c.formatted for c in completions),
-            "truncated": mean(c.truncated for c in completions),
-            "completion_tokens": mean(sum(c.mask) for c in completions),
-            "tool_calls": mean(c.tool_calls for c in completions)}
 
 
 # ---- 6. Training ----
@@ -455,7 +443,8 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     totals, norms, skipped = [], [], 0
     for share, batches in zip(shares, plan):
         if batches:
-            totals.append(fit.until_it_fits(lambda part: gradient(model, part, size(share), cfg), batches, cfg))
+            add_up = functools.partial(gradient, model, denominator=size(share), cfg=cfg)
+            totals.append(fit.until_it_fits(add_up, batches, cfg))
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
             if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
                 norms.append(norm)
@@ -471,9 +460,9 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
 
 def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
-    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference: the
-    policy of the KL, needed where cfg.beta is above 0. state: that of a checkpoint to go on from. received:
-    signals; where there is one, the step is finished, saved, and the last."""
+    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference:
+    the policy of the KL, needed where cfg.beta is above 0. state: that of a checkpoint to go on from.
+    received: signals; where there is one, the step is finished, saved, and the last."""
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
@@ -598,28 +587,14 @@ def check(cfg, given):
             fail(message)
     ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # monotone: equal here, equal everywhere
     if cfg.shaping != "none" and ends[0] == ends[1]:
-        tqdm.write(f"warning: every token gets the weight {ends[0]:.4g}, which is plain GRPO (alpha "
-                   f"{cfg.alpha}, tau {cfg.tau}, mu {cfg.mu}, low {cfg.low}, high {cfg.high})", file=sys.stderr)
+        tqdm.write(f"warning: with these settings every token gets the weight {ends[0]:.4g}: this is plain GRPO",
+                   file=sys.stderr)
 
 
 # ---- The files of a run ----
 
-def log_step(out, step, completions, advantages, stats, times):
-    """The row of a training step; logs it, with a group whose rewards differ, where there is one."""
-    row = {"step": step, "reward": mean(c.reward for c in completions), **describe(completions), **stats,
-           "equal_groups": (advantages == 0).all(1).float().mean().item(),
-           "tokens_per_second": sum(sum(c.mask) for c in completions) / (times[1] - times[0]),
-           "seconds_sampling": times[1] - times[0], "seconds_update": times[2] - times[1],
-           "seconds": times[2] - times[0]}
-    if torch.cuda.is_available():
-        row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    shown = next((c for c in completions if c.advantage), completions[0]).problem
-    log(out, row, [c for c in completions if stats["skipped"] or c.problem is shown])
-    return row
-
-
 def validate(out, model, tokenizer, task, cfg, step):
-    log(out, *evaluate(model, tokenizer, task, task.valid, cfg, phase="validation", step=step, split="valid"))
+    log(out, *evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid", phase="validation"))
     if out:
         watch(out, model, tokenizer, task, cfg, step)
 
@@ -679,8 +654,8 @@ def run(cfg):
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     out = open_run(cfg.out or os.path.join("runs", name), cfg)
-    print(f"a model of {model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to "
-          f"train on, {len(task.test)} to test on, on which the best constant answer gets {task.floor:.2f}")
+    print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
+          f"{len(task.test)} to test on, of which the best constant answer gets {task.floor:.2f}")
     memory.say(model, cfg)
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew
 

@@ -1,6 +1,9 @@
 """The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl, a JSON object a line."""
 import json
 import os
+from statistics import fmean as mean
+
+import torch
 
 
 def append_rows(out, name, rows):
@@ -17,6 +20,29 @@ def log(out, row, completions):
              "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward,
              "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
              "truncated": c.truncated, "solved": c.solved} for c in completions])
+
+
+def describe(completions):
+    """Means over completions, for a row of metrics.jsonl."""
+    return {"accuracy": mean(c.solved for c in completions),
+            "format_rate": mean(c.formatted for c in completions),
+            "truncated": mean(c.truncated for c in completions),
+            "completion_tokens": mean(sum(c.mask) for c in completions),
+            "tool_calls": mean(c.tool_calls for c in completions)}
+
+
+def log_step(out, step, completions, advantages, stats, times):
+    """The row of a training step; logs it, with a group whose rewards differ, where there is one."""
+    row = {"step": step, "reward": mean(c.reward for c in completions), **describe(completions), **stats,
+           "equal_groups": (advantages == 0).all(1).float().mean().item(),
+           "tokens_per_second": sum(sum(c.mask) for c in completions) / (times[1] - times[0]),
+           "seconds_sampling": times[1] - times[0], "seconds_update": times[2] - times[1],
+           "seconds": times[2] - times[0]}
+    if torch.cuda.is_available():
+        row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    shown = next((c for c in completions if c.advantage), completions[0]).problem
+    log(out, row, [c for c in completions if stats["skipped"] or c.problem is shown])
+    return row
 
 
 def log_tokens(out, step, group, words, logps, weights):
