@@ -1,47 +1,36 @@
 """The TRL bridge against grpo_sg_loss, and against TRL's own trainer. Skipped where TRL is not installed."""
+import json
+
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
+import grpo_sg
+import tasks
 from grpo_sg import grpo_sg_loss, token_weights
 
-trl = pytest.importorskip("trl")
-import datasets  # noqa: E402
-
-from bridges import trl_grpo_sg  # noqa: E402
-
-WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "never", "always"]
+pytest.importorskip("trl")
+from bridges import rewards, trl_grpo_sg, trl_train  # noqa: E402
 
 
-def tokenizer():
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|im_end|>",
-                                                pad_token="<|im_end|>", unk_token="[UNK]")
-
-
-def trainer(folder, cls, loss_type, beta, accumulation):
+def trainer(folder, *flags):
+    """(trainer, task, tokenizer): the tiny model of a task, two rollouts of 32, two updates on each, in two
+    micro-batches of eight. The reward is the number of different tokens."""
+    cfg = grpo_sg.parse([
+        *f"--task kk --brief --people 3 --train_problems 40 --eval_problems 3 --model {folder}/tiny".split(),
+        *"--prompts 8 --group_size 4 --steps 2 --updates 2 --max_new_tokens 6 --lr 1e-2".split(),
+        "--temperature", "0.7", *flags])
+    task = tasks.TASKS["kk"](cfg)
     torch.manual_seed(0)
-    transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=0, pad_token_id=0)).save_pretrained(folder)
-    args = trl.GRPOConfig(
-        output_dir=str(folder), max_steps=4, per_device_train_batch_size=8 // accumulation,
-        gradient_accumulation_steps=accumulation, generation_batch_size=16, num_generations=4,
-        max_completion_length=6, beta=beta, loss_type=loss_type, epsilon_high=0.24, learning_rate=1e-2,
-        use_bias_correction_kl=False, use_cpu=True, bf16=False, seed=5, gradient_checkpointing=False,
-        save_strategy="no", logging_steps=1, report_to="none", disable_tqdm=True)
-
-    def reward(completions, **_):
-        return [3.0 if "yes" in text.split() else -0.5 * len(text.split()) for text in completions]
-    questions = datasets.Dataset.from_dict({"prompt": ["who", "what", "why why", "maybe"] * 2})
-    return cls(str(folder), reward, args, questions, processing_class=tokenizer())
+    model, tokenizer = tasks.tiny_model(task)
+    model.save_pretrained(cfg.model)
+    tokenizer.save_pretrained(cfg.model)
+    run = trl_train.trainer(cfg, output_dir=f"{folder}/out", use_cpu=True, save_strategy="no")
+    run.reward_funcs[0] = lambda completion_ids, **_: [float(len({*ids})) for ids in completion_ids]
+    return run, task, tokenizer
 
 
-@pytest.mark.parametrize("loss_type, beta, accumulation", [("dapo", 0.1, 2), ("grpo", 0.0, 1)])
-def test_its_loss_is_grpo_sg_loss(loss_type, beta, accumulation, tmp_path):
+@pytest.mark.parametrize("mode, beta", [("token-mean", "0"), ("seq-mean-token-mean", "0.1")])
+def test_its_loss_is_grpo_sg_loss(mode, beta, tmp_path, monkeypatch):
     seen = []
 
     class Watched(trl_grpo_sg.GRPOSGTrainer):
@@ -51,39 +40,51 @@ def test_its_loss_is_grpo_sg_loss(loss_type, beta, accumulation, tmp_path):
             return loss
 
         def by_hand(self, model, inputs):
-            """The same loss by grpo_sg_loss, from each row alone, without pads."""
+            """The same loss by grpo_sg_loss, from each row alone, without pads; and the mean weight."""
             mask, ids = inputs["completion_mask"].bool(), inputs["completion_ids"]
             rows = []
             for prompt, there, row in zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), ids):
                 whole = torch.cat([prompt[there], row])[None]
-                logps = model(input_ids=whole).logits[0, -len(row) - 1:-1].log_softmax(-1)
+                logps = (model(input_ids=whole).logits[0, -len(row) - 1:-1] / 0.7).log_softmax(-1)
                 rows.append(logps.gather(1, row[:, None])[:, 0])
-            logps, old = torch.stack(rows), inputs.get("old_per_token_logps")
-            token_mean = loss_type == "dapo"
-            loss, stats = grpo_sg_loss(
-                logps, logps.detach() if old is None else old, inputs["advantages"], mask,
-                weights=token_weights(logps), ref_logps=inputs.get("ref_per_token_logps"), clip_high=0.24,
-                beta=beta, loss_agg_mode="token-mean" if token_mean else "seq-mean-token-mean",
-                denominator=inputs["num_items_in_batch"] / 2 if token_mean else 8)
-            w = token_weights(logps)[mask]
-            return loss.item(), w.mean().item()
-    watched = trainer(tmp_path, Watched, loss_type, beta, accumulation)
-    watched.train()
-    assert len(seen) == 4 * accumulation
+            logps = torch.stack(rows)
+            loss, _ = grpo_sg_loss(
+                logps, inputs["old_per_token_logps"], inputs["advantages"], mask,
+                weights=token_weights(logps), ref_logps=inputs.get("ref_per_token_logps"), clip_low=0.1,
+                clip_high=0.3, beta=float(beta), loss_agg_mode=mode,
+                denominator=inputs["num_items_in_batch"] / 2 if mode == "token-mean" else 16)
+            return loss.item(), token_weights(logps)[mask].mean().item()
+    monkeypatch.setattr(trl_train, "GRPOSGTrainer", Watched)
+    run, _, _ = trainer(tmp_path, "--loss_agg_mode", mode, "--beta", beta, "--clip_low", "0.1",
+                        "--clip_high", "0.3")
+    run.train()
+    assert run.state.global_step == 4 and len(seen) == 8
     for theirs, ours, _ in seen:
         assert theirs == pytest.approx(ours, abs=1e-6)
-    first = watched.state.log_history[0]
-    assert first["weight_mean"] == pytest.approx(sum(row[2] for row in seen[:accumulation]) / accumulation, abs=1e-6)
-    assert 0 < first["low_prob_frac"] <= 1
+    logged = run.state.log_history[0]  # of the first rollout's two updates
+    assert logged["weight_mean"] == pytest.approx(sum(w for _, _, w in seen[:4]) / 4, abs=1e-3)
+    assert 0 < logged["low_prob_frac"] < 1
 
 
 def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(trl_grpo_sg, "token_weights", torch.ones_like)
     weights = []
-    for cls in (trl.GRPOTrainer, trl_grpo_sg.GRPOSGTrainer):
-        run = trainer(tmp_path, cls, "dapo", 0.1, 2)
+    for shaping in ("none", "sg"):
+        run, _, _ = trainer(tmp_path, "--shaping", shaping)
         before = torch.cat([p.detach().flatten().clone() for p in run.model.parameters()])
         run.train()
         weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
+        assert isinstance(run, trl_grpo_sg.GRPOSGTrainer) == (shaping == "sg")
         assert not torch.equal(before, weights[-1])
     assert torch.equal(*weights)
+
+
+def test_its_reward_reads_the_end_token(tmp_path):
+    run, task, tokenizer = trainer(tmp_path)
+    ids = tokenizer(task.train[0].solution)["input_ids"]
+    end = [tokenizer.eos_token_id]
+    reward = rewards.trl_reward(task, tokenizer)
+    assert reward([ids + end, ids, ids[:-2] + end], [json.dumps(task.train[0].answer)] * 3) == [3, -3, -3]
+    assert run.train_dataset[0]["prompt"][-1]["content"] == task.train[0].question
+    with pytest.raises(SystemExit, match="evenly"):
+        trl_train.config(grpo_sg.parse(["--prompts", "8", "--group_size", "4", "--updates", "2"]), 3)

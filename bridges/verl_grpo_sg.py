@@ -18,8 +18,9 @@ from grpo_sg import token_weights
 @register_policy_loss("grpo_sg")
 def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **settings):
     w = token_weights(log_prob)  # (B, T)
-    loss, metrics = compute_policy_loss_vanilla(old_log_prob=old_log_prob, log_prob=log_prob,
-                                                advantages=w * advantages, response_mask=response_mask, **settings)
+    loss, metrics = compute_policy_loss_vanilla(
+        old_log_prob=old_log_prob, log_prob=log_prob, advantages=w * advantages,
+        response_mask=response_mask, **settings)
     low = (log_prob.detach() < math.log(1/3)).float()
     return loss, {**metrics, "actor/weight_mean": masked_mean(w, response_mask).item(),
                   "actor/low_prob_frac": masked_mean(low, response_mask).item()}
