@@ -14,11 +14,10 @@ import sys
 from pathlib import Path
 from statistics import fmean as mean
 
-CURVES = {  # a key of metrics.jsonl: what it is
-    "reward": "Reward, mean", "accuracy": "Accuracy, sampled; validation is greedy", "kl": "KL divergence",
-    "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats a token",
-    "clip_frac": "Clip fraction", "completion_tokens": "Completion length, tokens",
-    "truncated": "Truncated completions, share", "equal_groups": "Groups of equal rewards, share: no signal"}
+CURVES = {  # a key of metrics.jsonl: its title
+    "reward": "Reward", "accuracy": "Accuracy; on validation, greedy", "grad_norm": "Gradient norm, full",
+    "entropy": "Entropy, nats a token", "kl": "KL", "clip_frac": "Clip fraction", "truncated": "Truncated",
+    "completion_tokens": "Completion length, tokens", "equal_groups": "Groups of equal rewards: no signal"}
 
 
 def read(folder, name, wanted=""):
@@ -44,12 +43,12 @@ def verdict(row):
 
 
 def summary(settings, rows):
+    task, model, shaping, steps = map(settings.get, ("task", "model", "shaping", "steps"))
     seconds = [row["seconds"] for row in rows if "reward" in row]
     tests = [f"{row['eval/accuracy']:.3f} ± {row['eval/accuracy_se']:.3f}" for row in rows
              if row.get("split") == "test"]
-    words = (f"Task {settings.get('task')}, {settings.get('model') or 'tiny model'}, shaping "
-             f"{settings.get('shaping')}: {len(seconds)} of {settings.get('steps')} steps, {sum(seconds):.0f} s. "
-             f"Greedy accuracy on the test, ± standard error: {' → '.join(tests)}")
+    words = (f"Task {task}, {model or 'tiny model'}, shaping {shaping}: {len(seconds)} of {steps} steps, "
+             f"{sum(seconds):.0f} s. Greedy accuracy on the test, ± standard error: {' → '.join(tests)}")
     return (f"<p>{shown(words)}</p><details><summary>All settings</summary><pre>"
             f"{shown(json.dumps(settings, indent=1))}</pre></details>")
 
@@ -89,11 +88,10 @@ def curves(folders):
             steps = sorted(set.intersection(*map(set, runs)))
             lines += [("", f"thin k{i % 4}", run) for run in runs] * (len(runs) > 1)
             lines.append((label, f"k{i % 4}", {step: mean(run[step] for run in runs) for step in steps}))
-    for label, classes, sign in (("validation", "k1", 0), ("", "k1 thin", 1), ("", "k1 thin", -1)):
-        if len(folders) == 1:
-            line = {row["step"]: row["eval/accuracy"] + sign * row["eval/accuracy_se"]
-                    for row in rows if row.get("split") == "valid"}
-            charts["accuracy"].append((label, classes, line))
+    for sign in (0, 1, -1) if len(folders) == 1 else ():
+        line = {row["step"]: row["eval/accuracy"] + sign * row["eval/accuracy_se"] for row in rows
+                if row.get("split") == "valid"}
+        charts["accuracy"].append(("" if sign else "validation", "thin k1" if sign else "k1", line))
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])
     figures = "".join(chart(CURVES[key], lines, last) for key, lines in charts.items())
     return CURVES_TEXT.format(last=last, figures=figures)
@@ -146,8 +144,8 @@ def transcripts(folder):
     tests = {}
     for row in read(folder, "samples.jsonl", wanted='"split": "test"'):
         tests.setdefault(row["step"], []).append(row)
-    pairs = list(zip(*(tests[step] for step in sorted(tests) if step in (min(tests), max(tests)))))
-    pairs = pairs[::len(pairs) // 201 + 1]
+    both = list(zip(*(tests[step] for step in sorted(tests) if step in (min(tests), max(tests)))))
+    pairs = both[::len(both) // 201 + 1]
     kinds = {}
     for pair in pairs:
         columns = "".join(f'<div class="text">Step {row["step"]}, {verdict(row)}:\n'
@@ -157,7 +155,7 @@ def transcripts(folder):
             f'<div class="pair">{columns}</div><hr>')
     groups = "".join(f"<details><summary>{kind}: {len(each)}</summary>{''.join(each)}</details>"
                      for kind, each in sorted(kinds.items()))
-    return f"<h2>Test problems, before → after training</h2><p>{len(pairs)} greedy completions:</p>{groups}"
+    return f"<h2>Test problems, before → after</h2><p>{len(pairs)} of {len(both)}, greedy:</p>{groups}"
 
 
 def write(*folders):
@@ -174,23 +172,22 @@ def write(*folders):
     return path.with_suffix(".new").replace(path)  # who reloads during a run never sees half a page
 
 
-PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src
-'none'; style-src 'sha256-{0}'; script-src 'sha256-{1}'; base-uri 'none'; form-action 'none'">
-<style>{style}</style><h1>{title}</h1>{body}<script>{script}</script></html>"""
+PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title><meta name="viewport"
+content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
+style-src 'sha256-{0}'; script-src 'sha256-{1}'; base-uri 'none'; form-action 'none'"><style>{style}</style>
+<h1>{title}</h1>{body}<script>{script}</script></html>"""
 CURVES_TEXT = """<h2>Curves</h2><p>Point at a curve, or move this: <label>step <input id="step" type="range"
 max="{last}" value="{last}"></label> <output id="at"></output></p><div id="charts">{figures}</div>"""
 TOKENS_TEXT = """<h2 id="tokens">What the update does to each token</h2><p>A box is a token that the policy
 sampled for a validation problem; none is trained on. GRPO gives every token of a completion its advantage A,
-GRPO-SG w A, with a larger w for likely tokens. Blue, with a line above: an update on this group would push the
-token up; red, with a line below: down. Framed: unlikely, π &lt; 1/3, the slips and the finds. Grey: not the
-policy's own. KNK in kk: knight, knave, knight, in the order of the names.</p><p>In training {unlikely:.1%} of
-the tokens were unlikely, and the mean of w was {w:.3f}. Where nearly all are likely, GRPO-SG is nearly GRPO
-times 1.4, its largest w: the few others are the difference.</p><p><label>Evaluation <input id="evaluation"
-type="range" max="{last}" value="{last}"></label> <output id="when"></output> ({count} of {of}) <label>Colour by
-<select id="mode"><option value="wA">w A, the push<option value="pull">w A (1 − π), its effect<option
-value="more">w A − A, GRPO-SG less GRPO<option>w<option value="pi">π</select></label>
-<label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
+GRPO-SG w A, with a larger w for likely tokens. Blue, a line above: an update on this group would push it up;
+red, a line below: down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk,
+KNK is knight, knave, knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, the mean of w was
+{w:.3f}. Where nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the few others.</p><p>
+<label>Evaluation <input id="evaluation" type="range" max="{last}" value="{last}"></label> <output id="when">
+</output> ({count} of {of}) <label>Colour by <select id="mode"><option value="wA">w A, the push<option
+value="pull">w A (1 − π), its effect<option value="more">w A − A, GRPO-SG less GRPO<option>w<option
+value="pi">π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
 HEAD = """<caption>The 20 tokens that this update moves most, by |w A| (1 − π): a gradient is about 1 − π in
 size<tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
 STYLE = """
@@ -202,7 +199,7 @@ path { fill: none; stroke: var(--k) } .axis { stroke: GrayText } .mark { stroke:
 .k1, .mark { stroke-dasharray: 4 2 } .thin { stroke-width: .4 } span { border-bottom: 2px solid var(--k) }
 svg text { font-size: 10px; fill: CanvasText; text-anchor: end } .text, pre { white-space: pre-wrap }
 .text { overflow-wrap: anywhere; unicode-bidi: isolate } th, td { text-align: left; padding-right: .5rem }
-table { display: block; overflow-x: auto } .tool { color: GrayText; font-style: italic }
+table { display: block; overflow-x: auto } .tool { opacity: .65; font-style: italic }
 li b { display: inline-block; max-width: 100%; font-weight: normal; margin: 1px; padding: 0 2px;
   border-block: 3px solid transparent; background: color-mix(in srgb, var(--tint) var(--size), Canvas) }
 .up { --tint: var(--up); border-top-color: var(--up) } .low { outline: 2px solid }
@@ -244,10 +241,8 @@ function colour() {
     box.tabIndex = 0;
   });
 }
-if (evaluation) {
-  evaluation.oninput = mode.oninput = colour;
-  colour();
-}
+if (evaluation) evaluation.oninput = mode.oninput = colour;
+evaluation?.oninput();
 """
 if __name__ == "__main__":
     if not all(Path(run, "metrics.jsonl").is_file() for run in sys.argv[1:] or ["nowhere"]):

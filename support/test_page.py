@@ -1,0 +1,114 @@
+"""Tests of page.py: what the page says is what the files say, and nothing that a model wrote runs."""
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from grpo_sg import group_advantages, token_weights
+from support import page
+
+HOSTILE = ["<script>document.title = 1</script>", "</script></style>", '"><img src=x onerror=a()>', "\0",
+           "\u2028", "\ud800", "\u202egnp", "\x1b[2J", "{0}{style}%s", "&lt;b&gt;", "javascript:a()", ""]
+ADVANTAGES = group_advantages(torch.tensor([[3.0, -0.5, -3.0]]))[0]
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, closed in order, with their attributes; and the texts of its boxes."""
+    def __init__(self, *folders):
+        super().__init__()
+        self.path = page.write(*folders)
+        self.text = self.path.read_text(encoding="utf-8")
+        self.tags, self.boxes, self.open = [], [], []
+        self.feed(self.text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.boxes += [""] * (tag == "b" and self.open[-1] == "div")
+        self.open += [tag] * (tag not in "meta input br hr option path tr td th li caption".split())
+
+    def handle_endtag(self, tag):
+        assert tag == "path" or self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-2:] == ["div", "b"]:
+            self.boxes[-1] += data
+
+    def values(self, name):
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+
+def make_run(folder, words=("<think>", "KNK", "</answer>"), evaluations=(0, 2, 4), **settings):
+    """A folder with the files of a run, in the format of grpo_sg.py. The last token is a tool's."""
+    folder.mkdir()
+    logps = torch.linspace(-6, 0, len(words))
+    train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01}
+    rows = {"metrics": [{"step": step, **train} for step in range(1, 5)], "samples": [], "tokens": []}
+    for step in evaluations:
+        labels = {"step": step, "split": "valid" if step == 2 else "test"}
+        rows["metrics"].append({**labels, "eval/accuracy": 0.25 + step / 8, "eval/accuracy_se": 0.03})
+        verdict = {"reward": 3.0, "correct": step > 0, "formatted": True, "truncated": False}
+        rows["samples"] += [{**labels, "question": word, "answer": word, "completion": word, **verdict}
+                            for word in words]
+        rows["tokens"].append({"step": step, "question": words[0], "answer": {"Ada": words}, "completions": [
+            {"tokens": words, "own": [1] * (len(words) - 1) + [0], "pi": logps.exp().tolist(),
+             "w": token_weights(logps).tolist(), "advantage": A, **verdict} for A in ADVANTAGES.tolist()]})
+    (folder / "config.json").write_text(json.dumps({"task": "kk", "shaping": "sg", "steps": 4, **settings}))
+    for name, each in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
+    return folder
+
+
+def test_a_page_says_what_the_files_say(tmp_path):
+    seen = Page(make_run(tmp_path / "run"))
+    assert seen.boxes == ["<think>", "KNK", "</answer>"] * 9 and seen.values("class").count("tool") == 9
+    pi, w, A = (torch.tensor([float(x) for x in seen.values(f"data-{name}")]) for name in "pwa")
+    torch.testing.assert_close(w, token_weights(pi.log()))
+    torch.testing.assert_close(A, ADVANTAGES.repeat(3))
+    assert json.loads(seen.values("data-points")[0]) == [[step, 1.0] for step in range(1, 5)]
+    for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → right: 3", "training 1.0%",
+                  f"{page.HEAD}<tr><td>1, 1<td><td>&lt;think&gt;<td>KNK &lt;/answer&gt;<td>0.00248<td>1<td>1.05"):
+        assert words in seen.text
+
+
+def test_nothing_that_a_model_wrote_runs_loads_or_makes_the_page_large(tmp_path):
+    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE, "x" * 1_000_000], range(0, 12, 2), model=HOSTILE[0]))
+    names = [name for name, _ in seen.tags if name in ("script", "style", "img", "a", "link", "iframe")]
+    assert names == ["style", "script"]
+    assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}
+    assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
+    assert "default-src 'none';\nstyle-src 'sha256-" in seen.values("content")[1]
+    assert seen.values("data-step") == ["0", "10"] and len(seen.text) < 3e6
+
+
+def test_a_run_that_was_killed_has_a_page(tmp_path):
+    for left in (0, 1, 50, 1000, 1500):
+        for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):
+            file.write_bytes(file.read_bytes()[:left])
+        assert Page(tmp_path / f"{left}").path == tmp_path / f"{left}" / "report.html"
+
+
+def test_several_runs_have_one_page_with_means_over_seeds(tmp_path):
+    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3) for seed in (1, 2, 3)))
+    assert (seen.values("title")[0], json.loads(seen.values("data-points")[0])[0]) == ("1, 2", [1, 1.5])
+    assert seen.path == tmp_path / "report.html"
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_in_a_browser_the_switches_work_and_nothing_else_runs(tmp_path):
+    path = page.write(make_run(tmp_path / "run", HOSTILE))
+
+    def browse():
+        command = "chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom".split()
+        result = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60)
+        assert "CONSOLE" not in result.stderr and "<title>run</title>" in result.stdout
+        return result.stdout
+    assert 'class="up low" tabindex="0" style="--size: ' in browse()
+    clicks = "evaluation.value = 0; mode.value = 'pi'; mode.oninput(); step.value = 2; step.oninput()"
+    text = path.read_text().replace("Content-Security-Policy", "")  # which lets nobody else click
+    path.write_text(f"{text}<script>{clicks}</script>")
+    assert all(words in browse() for words in ("validation 0.5", ">step 0<", 'class="level low"'))
