@@ -39,7 +39,8 @@ from transformers import DynamicCache
 import tasks
 from support import fit, memory, page, tool
 from support.logs import describe, log, log_step, log_tokens
-from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
+from support.models import bfloat16_works, eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
+from support.sampler import choose
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
                              given_and_saved, in_words, newest_readable, one_line_errors, open_run,
                              read_json, token_bar, waiting_signals, whole_folder, write_json)
@@ -286,7 +287,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
         batches = math.ceil(len(rows) / (cfg.sample_batch // n * n or cfg.sample_batch))
         with (in_bfloat16(device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
               fit.phase("sampling", "lower --max_new_tokens")):
-            return fit.in_parts(lambda part, copies: sample(
+            return fit.in_parts(lambda part, copies: getattr(model, "sampler", sample)(
                 model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
                 temperature=temperature, generator=generator, progress=moved), rows, n, cfg, generator)
 
@@ -539,6 +540,7 @@ class Config:
     max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
     tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once")
+    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU a recorded one, if it is right there")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
     eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")
@@ -644,7 +646,11 @@ def load(cfg):
     except (OSError, ValueError) as error:
         fail(f"--task {cfg.task} with --data {cfg.data}: {str(error).split(chr(10))[0]}")
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
-    return task, prepare(model, tokenizer, prompt, cfg.gradient_checkpointing), tokenizer, state
+    model = prepare(model, tokenizer, prompt, cfg.gradient_checkpointing)
+    if cfg.sampler == "auto" and bfloat16_works(model.device):
+        model.sampler, said = choose(model, sample, prompt)  # by support/graph.py, which is faster there
+        print(said)
+    return task, model, tokenizer, state
 
 
 def run(cfg):

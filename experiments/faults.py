@@ -37,16 +37,19 @@ def last_step(out):
 
 def outcome(out):
     with open(f"{out}/metrics.jsonl") as file:
-        rows = [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in file]
-    with open(f"{out}/samples.jsonl") as log, open(f"{out}/checkpoint/model.safetensors", "rb") as weights:
-        return rows, log.read(), weights.read()
+        rows = [{key: value for key, value in json.loads(line).items() if "second" not in key} for line in file]
+    with (open(f"{out}/samples.jsonl") as log, open(f"{out}/tokens.jsonl") as tokens,
+          open(f"{out}/checkpoint/model.safetensors", "rb") as weights):
+        return rows, log.read() + tokens.read(), weights.read()
 
 
-def kill(folder, kills=25):
+def kill(folder, kills=10):
     rng, out = random.Random(0), f"{folder}/killed"
     found = {"kills": 0, "while a checkpoint was written": 0, "without a checkpoint named checkpoint": 0,
              "steps done again": 0}
-    run = start(out, *SMALL, "--steps", "1000000")
+    assert start(f"{folder}/first", *SMALL, "--steps", "1").wait() == 0
+    small = [*SMALL, "--model", f"{folder}/first/warm_start"]
+    run = start(out, *small, "--steps", "1000000")
     while not last_step(out):
         time.sleep(0.1)
     while found["kills"] < kills:
@@ -67,7 +70,7 @@ def kill(folder, kills=25):
     run.wait()
     steps = str(last_step(out) + 3)
     assert start(out, "--resume", "--steps", steps).wait() == 0
-    assert start(f"{folder}/whole", *SMALL, "--steps", steps).wait() == 0
+    assert start(f"{folder}/whole", *small, "--steps", steps).wait() == 0
     same = [a == b for a, b in zip(outcome(out), outcome(f"{folder}/whole"))]
     return {**found, "steps": int(steps), "same metrics, transcripts, weights": same}
 

@@ -80,7 +80,7 @@ def start(s, rows, columns, one_step):
 @torch.no_grad()
 @torch.autocast("cuda", enabled=False)
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
-           trunk=None):
+           progress=None, trunk=None):
     """grpo_sg.sample. pauses is asked after a block, about each of its tokens. trunk: layers to use in place
     of the model's own. Raises ValueError also for models that do not keep all keys and values."""
     if not prompts or not all(prompts):
@@ -110,7 +110,10 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
         for t in range(done, done + block):
             paused = pauses(s.drawn[s.row, :t + 1]) if pauses else False
             ended[s.row, t] = torch.isin(s.drawn[s.row, t], stops) | paused
-        rows = (~ended[s.row].any(1)).nonzero()[:, 0]
+        left = (~ended[s.row].any(1)).nonzero()[:, 0]
+        if progress:
+            progress(len(rows) * block, len(rows) - len(left))
+        rows = left
         done += block
     ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
     return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]

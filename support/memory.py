@@ -39,7 +39,7 @@ def peaks(config, cfg, prompt=300):
 
 def say(model, cfg):
     """At the start of a run on a GPU, print what it will need and what there is."""
-    if model.device.type == "cuda":
+    if torch.cuda.is_available():
         needs = peaks(model.config, cfg)
         print(f"GPU memory: {torch.cuda.mem_get_info()[1] / 1e9:.1f} GB; expected at the peak of sampling "
               f"{needs['sampling']:.1f} and of an update {needs['update']:.1f}, if completions grow to --max_new_tokens")

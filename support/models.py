@@ -43,7 +43,7 @@ def prepare(model, tokenizer, prompt, gradient_checkpointing):
         # word (pytorch/pytorch#193893).
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32: the vocabulary matrix
-        if not bfloat16_works():
+        if not bfloat16_works(torch.device("cuda")):
             print("this GPU has no bfloat16 of its own: everything is computed in float32, more slowly")
         with phase("moving the model to the GPU", "it is too large for this card"):
             model = model.to("cuda")
@@ -66,14 +66,14 @@ def eval_mode(model, checkpointing=False):
         module.training = checkpointing and getattr(module, "gradient_checkpointing", False)
 
 
-def bfloat16_works():
-    return torch.cuda.is_bf16_supported(including_emulation=False)  # not on a T4 or V100, where it would be slow
+def bfloat16_works(device):  # not on a T4 or V100, where it would be slow
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def in_bfloat16(device):
     """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32: at a learning rate of
     1e-6 bfloat16 weights would round most updates away."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" and bfloat16_works())
+    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device))
 
 
 def stop_tokens(model, tokenizer):

@@ -42,7 +42,7 @@ def misfit(model, draw, prompt):
 
 
 def choose(model, plain, prompt, fast=None):
-    """(sampler, line to print): recorded(model) and nothing; or plain and why. Either recording failed, or
+    """(sampler, line to print): recorded(model), or plain, and why. Either recording failed, or
     tokens are further off than plain's by more than bfloat16 explains. plain: grpo_sg.sample. prompt: two token
     ids or more, as the model gets them. fast: a sampler to try in place of recorded(model)."""
     try:
@@ -53,4 +53,4 @@ def choose(model, plain, prompt, fast=None):
         return plain, f"the plain sampler is used: recording failed ({type(error).__name__}: {error})"
     if not found <= 4 * usual + 0.01:
         return plain, f"the plain sampler is used: recorded tokens are {found:.3f} off, not {usual:.3f}"
-    return fast, ""
+    return fast, "completions are sampled by a recorded step, which draws the same tokens here as the plain sampler"
