@@ -19,7 +19,6 @@ Left out on purpose: value networks, reward models, LoRA, several GPUs, inferenc
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint      a run's test again: half a minute
 """
 import dataclasses
-import functools
 import math
 import os
 import random
@@ -37,10 +36,9 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import fit, memory, page, tool
+from support import fit, page, tool
 from support.logs import describe, log, log_step, log_tokens
-from support.models import bfloat16_works, eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
-from support.sampler import choose
+from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
                              given_and_saved, in_words, newest_readable, one_line_errors, open_run,
                              read_json, token_bar, waiting_signals, whole_folder, write_json)
@@ -242,7 +240,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 # 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> <answer> Ada is a k...   right   R  3.0   A  0.54
 # 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> <answer> Ada is a k...   wrong   R -0.5   A -1.62
 # 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> <answer>...   wrong   R -0.5   A -1.62
-# KNN. in 1: pi .98, w 1.40, wA .76    KKK. in 2: pi 4e-6, w 1.00, wA -1.62    Amir: in 3: pi .23, w 1.27, wA -2.06
+# 1, KNN.: pi .98, w 1.40, wA .76    2, KKK.: pi 4e-6, w 1, wA -1.62    3, Amir: pi .23, w 1.27, wA -2.06
 
 @dataclasses.dataclass
 class Completion:
@@ -332,7 +330,7 @@ def set_advantages(completions, group_size):
 
 # ---- 5. Evaluation ----
 
-def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluation", **labels):
+def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="validation", **labels):
     """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
     truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4.. up to k. `_se` is
     the standard error of a mean over the problems: what another draw of problems might change."""
@@ -351,6 +349,15 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="evaluat
         row[f"eval/{key}"] = mean(each)
         row[f"eval/{key}_se"] = pstdev(each) / math.sqrt(len(each))
     return row, greedy
+
+
+def assess(out, model, tokenizer, task, problems, cfg, *, step, **more):
+    """Evaluate, and show it on the run's page. Returns the row."""
+    row, greedy = evaluate(model, tokenizer, task, problems, cfg, step=step, **more)
+    log(out, row, greedy)
+    if out:
+        watch(out, model, tokenizer, task, cfg, step)
+    return row
 
 
 @torch.no_grad()
@@ -444,8 +451,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
     totals, norms, skipped = [], [], 0
     for share, batches in zip(shares, plan):
         if batches:
-            add_up = functools.partial(gradient, model, denominator=size(share), cfg=cfg)
-            totals.append(fit.until_it_fits(add_up, batches, cfg))
+            totals.append(fit.until_it_fits(lambda b: gradient(model, b, size(share), cfg), batches, cfg))
             norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
             if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
                 norms.append(norm)
@@ -491,7 +497,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         rows.append(log_step(out, step, completions, advantages, stats, times))
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
         if step % cfg.eval_every == 0:
-            validate(out, model, tokenizer, task, cfg, step)
+            assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid")
         # Save, now and then and at the end, whatever the reason is to end.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
@@ -511,7 +517,7 @@ def setting(default, help):
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the same name."""
+    """The settings, each a flag of the same name; TINY has the tiny model's own defaults."""
     model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
     task: str = setting("kk", "what to learn: kk, math or qa")
     data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; a .jsonl")
@@ -540,7 +546,7 @@ class Config:
     max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
     tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once")
-    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU a recorded one, if it is right there")
+    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU graph.py, where that is right")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
     train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
     eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")
@@ -553,7 +559,6 @@ class Config:
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
 
-# The tiny model's own defaults.
 TINY = dict(people=[3], brief=True, train_problems=20000, steps=120, eval_every=25, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
@@ -589,17 +594,11 @@ def check(cfg, given):
             fail(message)
     ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # monotone: equal here, equal everywhere
     if cfg.shaping != "none" and ends[0] == ends[1]:
-        tqdm.write(f"warning: with these settings every token gets the weight {ends[0]:.4g}: this is plain GRPO",
+        tqdm.write(f"warning: these settings give every token the weight {ends[0]:.4g}, which is plain GRPO",
                    file=sys.stderr)
 
 
 # ---- The files of a run ----
-
-def validate(out, model, tokenizer, task, cfg, step):
-    log(out, *evaluate(model, tokenizer, task, task.valid, cfg, step=step, split="valid", phase="validation"))
-    if out:
-        watch(out, model, tokenizer, task, cfg, step)
-
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
     """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of
@@ -646,11 +645,7 @@ def load(cfg):
     except (OSError, ValueError) as error:
         fail(f"--task {cfg.task} with --data {cfg.data}: {str(error).split(chr(10))[0]}")
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
-    model = prepare(model, tokenizer, prompt, cfg.gradient_checkpointing)
-    if cfg.sampler == "auto" and bfloat16_works(model.device):
-        model.sampler, said = choose(model, sample, prompt)  # by support/graph.py, which is faster there
-        print(said)
-    return task, model, tokenizer, state
+    return task, prepare(model, tokenizer, prompt, cfg, sample), tokenizer, state
 
 
 def run(cfg):
@@ -662,14 +657,11 @@ def run(cfg):
     out = open_run(cfg.out or os.path.join("runs", name), cfg)
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
           f"{len(task.test)} to test on, of which the best constant answer gets {task.floor:.2f}")
-    memory.say(model, cfg)
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew
 
     def test(step, phase):
-        row, greedy = evaluate(model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
-                               split="test", phase=phase)
-        log(out, row, greedy)
-        watch(out, model, tokenizer, task, cfg, step)
+        row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
+                     split="test", phase=phase)
         print(f"{phase}: {in_words(row)}")
         if step == 0 and row["eval/format_rate"] < 0.01:
             print("hardly any completion is well formed, and where all are badly formed nothing is learned: "

@@ -92,8 +92,8 @@ def keep_short(task, tokenizer, most):
         if not problems:
             raise ValueError(f"--task {task.name} has no {split} problem")
         if not kept[split]:
-            raise ValueError(f"all {split} problems have prompts of {min(lengths)} tokens or more: no room is "
-                             "left in the model's context, lower --max_new_tokens")
+            raise ValueError(f"all {split} problems have prompts of {min(lengths)} tokens or more, and "
+                             "the model has no room for them: lower --max_new_tokens")
         if len(kept[split]) < len(problems):
             gone = len(problems) - len(kept[split])
             print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to "

@@ -5,8 +5,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from support import memory
 from support.fit import phase
 from support.program import fail, first_line
+from support.sampler import choose
 
 transformers.utils.logging.disable_progress_bar()  # of loading and saving: they would cut through a run's own
 
@@ -32,21 +34,27 @@ def load_model(name):
              f"save_pretrained, or a hub name and a network ({first_line(error)})")
 
 
-def prepare(model, tokenizer, prompt, gradient_checkpointing):
-    """The model where it will work, in eval mode. prompt: the token ids of one. Fails where the tokenizer has no
-    words or no end token, and where the model's logits are not simply those of its vocabulary matrix."""
+def set_up_gpu():
+    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each shape, and a decode step has
+    # one of its own each time: minutes a step (huggingface/transformers#48163). On B200 it is silently wrong for
+    # models with fewer than 8 key-value heads (pytorch/pytorch#193893).
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.matmul.allow_tf32 = True  # for what stays in float32: the vocabulary matrix
+    if not bfloat16_works(torch.device("cuda")):
+        print("this GPU has no bfloat16 of its own: computing in float32, which takes more time and memory")
+
+
+def prepare(model, tokenizer, prompt, cfg, sample):
+    """The model where it will work, in eval mode; on a GPU with model.sampler, a faster one that draws what
+    `sample` does. prompt: the token ids of one. Fails where the tokenizer has no words or no end token, and
+    where the model's logits are not simply those of its vocabulary matrix."""
     if not prompt or not stop_tokens(model, tokenizer):
         fail("the tokenizer saved with the model is not usable: it has no end token or no words")
     if torch.cuda.is_available():
-        # cuDNN's attention plans anew for every new shape, which in sampling is every token: minutes a step on an
-        # H100 (huggingface/transformers#48163). On a B200, with few KV heads, its results are wrong without a
-        # word (pytorch/pytorch#193893).
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32: the vocabulary matrix
-        if not bfloat16_works(torch.device("cuda")):
-            print("this GPU has no bfloat16 of its own: everything is computed in float32, more slowly")
+        set_up_gpu()
         with phase("moving the model to the GPU", "it is too large for this card"):
             model = model.to("cuda")
+        memory.say(model, cfg)
     model = model.eval()
     ids = torch.tensor([prompt], device=model.device)
     with torch.no_grad():
@@ -54,8 +62,11 @@ def prepare(model, tokenizer, prompt, gradient_checkpointing):
         expected = model(input_ids=ids).logits
         if not torch.allclose(logits, expected, atol=0.01 * float(expected.abs().max())):
             fail("the model changes its logits after the vocabulary matrix, which is not supported")
-    if gradient_checkpointing:
+    if cfg.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
+    if cfg.sampler == "auto" and bfloat16_works(model.device):
+        model.sampler, said = choose(model, sample, prompt)
+        print(said)
     return model
 
 

@@ -183,7 +183,7 @@ def waiting_signals(message):
 def in_words(row):
     """The means in a row of metrics.jsonl that have a standard error beside them, KEY_se, as text."""
     return ", ".join(f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}"
-                     for key in row if f"{key}_se" in row)
+                     for key in row if f"{key}_se" in row and key != "eval/pass@1")  # which is avg@k
 
 
 @contextlib.contextmanager
