@@ -1,7 +1,7 @@
 """How fast grpo_sg.py is: against model.generate, a naive log-softmax, TRL, and the machine's own limits.
 
     python experiments/bench.py                 all of it, about 15 minutes on one core of a CPU
-    python experiments/bench.py --only step     one part: sampling, update, step (needs TRL), growth or limit
+    python experiments/bench.py --only step     one of sampling, gpu, update, step (needs TRL), growth, limit
 
 The models are Qwen2 with random weights: on a CPU a small one, with 2,048 and with 151,936 words, in float32
 on one pinned core; on a GPU the shapes of Qwen2.5-0.5B and 1.5B, in bfloat16 over float32 weights. The sides
@@ -36,6 +36,7 @@ from tqdm import tqdm
 
 import grpo_sg as G
 import tasks
+from support import graph, sampler
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -148,6 +149,56 @@ def bench_sampling(rounds):
             results[f"{name}, {law}"] = compare(f"{name}, {law}", {
                 "ours": functools.partial(run, ours, model, length),
                 "generate": functools.partial(run, generate, model, length, **plain)}, rounds)
+    return results
+
+
+def vllm_sampler(model):
+    """draw(model, prompts, ...) by vLLM, with the weights that the model has now. It knows no bias of the
+    vocabulary matrix, by which `build` sets lengths, so that all its rows have the greatest length."""
+    import vllm
+    with tempfile.TemporaryDirectory() as folder:
+        model = copy.deepcopy(model)
+        model.lm_head.bias = None
+        model.save_pretrained(folder)
+        llm = vllm.LLM(folder, skip_tokenizer_init=True, dtype="bfloat16", gpu_memory_utilization=0.4)
+
+    def draw(model, prompts, *, n, max_new_tokens, stop_ids):
+        settings = vllm.SamplingParams(n=n, max_tokens=max_new_tokens, ignore_eos=True, detokenize=False)
+        done = llm.generate([{"prompt_token_ids": p} for p in prompts], settings, use_tqdm=False)
+        return [row.token_ids for request in done for row in request.outputs]
+    return draw
+
+
+def bench_gpu(rounds):
+    """support/graph.py's recorded sampler against grpo_sg.sample, model.generate and, where it is installed,
+    vLLM (fixed lengths only), in seconds a token, 64 prompts x 8. On a CPU, where nothing is recorded, 4 x 8
+    short completions with the small vocabulary show that it works, and what fixed shapes cost there. `off`:
+    how far off a sampler's tokens are, in probability (sampler.misfit)."""
+    def generate(model, prompts, *, n, max_new_tokens, stop_ids):
+        width = max(map(len, prompts))
+        ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts], device=DEVICE)
+        rows = model.generate(input_ids=ids, attention_mask=(ids != END).long(), do_sample=True, top_k=0,
+                              max_new_tokens=max_new_tokens, num_return_sequences=n)[:, width:].tolist()
+        return [row[:row.index(END) + 1] if END in row else row for row in rows]
+
+    def run(draw, model, prompts, length):
+        with autocast():
+            seconds, rows = timed(lambda: draw(model, prompts, n=N, max_new_tokens=length, stop_ids=[END]))
+        return {"seconds": seconds, "tokens": sum(map(len, rows))}
+    results, smaller = {}, 1 if CUDA else 16
+    for name, shape in list(SHAPES.items())[:None if CUDA else 1]:
+        prompts = draw_prompts(shape[0], 64 // smaller)
+        for law, mean, length in (("fixed", None, 512), ("long tail", 256, 2048)):
+            model = build(shape, mean and mean // smaller)
+            draws = {"recorded": sampler.recorded(model) if CUDA else graph.sample, "plain": G.sample}
+            off = {side: sampler.misfit(model, draw, prompts[0]) for side, draw in draws.items()}
+            print(f"  {name}, {law}, off: {off}")
+            draws["generate"] = generate
+            if law == "fixed" and importlib.util.find_spec("vllm"):
+                draws["vLLM"] = vllm_sampler(model)
+            sides = {side: functools.partial(run, draw, model, prompts, length // smaller)
+                     for side, draw in draws.items()}
+            results[f"{name}, {law}"] = {"off": off, **compare(f"{name}, {law}", sides, rounds)}
     return results
 
 
@@ -381,8 +432,8 @@ def bench_limit(rounds):
 
 
 def main():
-    parts = {"sampling": bench_sampling, "update": bench_update, "step": bench_step, "growth": bench_growth,
-             "limit": bench_limit}
+    parts = {"sampling": bench_sampling, "gpu": bench_gpu, "update": bench_update, "step": bench_step,
+             "growth": bench_growth, "limit": bench_limit}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="parts to run")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")

@@ -78,7 +78,8 @@ def start(s, rows, columns, one_step):
 
 
 @torch.no_grad()
-@torch.autocast("cuda", enabled=False)
+@torch.autocast("cuda", enabled=False)  # keys and values have the type of the layers, and so do the buffers
+@torch.autocast("cpu", enabled=False)
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
            progress=None, trunk=None):
     """grpo_sg.sample. pauses is asked after a block, about each of its tokens. trunk: layers to use in place

@@ -1,4 +1,4 @@
-"""Which sampler to use on a GPU: graph.sample in bfloat16 if it draws the right tokens here, else the plain one."""
+"""Which sampler to use on a GPU: graph.sample in bfloat16, if its tokens are right, or the plain one."""
 import copy
 
 import torch
@@ -7,8 +7,8 @@ from support import graph
 
 
 def recorded(model):
-    """graph.sample for models like this one. Layers run in bfloat16, in a copy that each call brings up to date;
-    the vocabulary matrix is the model's own, and buffers such as rotary frequencies stay as they are."""
+    """graph.sample for models like this one. Its layers run in bfloat16, in a copy that each call brings up
+    to date; the vocabulary matrix is the model's own, and buffers such as rotary frequencies are float32."""
     trunk = copy.deepcopy(model.base_model, {
         id(p): torch.nn.Parameter(p.detach().bfloat16(), False) for p in model.base_model.parameters()})
 
@@ -19,38 +19,44 @@ def recorded(model):
     return sampler
 
 
+@torch.no_grad()
 def misfit(model, draw, prompt):
-    """How far off a sampler's tokens are, in probability. A token is right if its uniform number lies in its
-    share of the model's distribution: the result is the mean distance from there. Two prompts of unequal
-    length, eight rows each. Half of the rows end in each block, so that the steps are recorded three times."""
-    limit, device = 3 * graph.BLOCK + 5, model.device
+    """How far off the tokens of the sampler `draw` are, in probability. A token is right if the uniform
+    number that it was drawn by lies in its share of the model's distribution, in float32; the result is the
+    mean distance from there. Two prompts of unequal length, eight rows each; half of the rows end in each
+    block of tokens, so that graph.sample makes three recordings."""
+    limit = 3 * graph.BLOCK + 5
     prompts = [prompt, prompt[len(prompt) // 2:]]
 
     def halve(drawn):
-        return (torch.arange(len(drawn), device=device) % 2 == 1) & (drawn.shape[1] % graph.BLOCK == 5)
-    completions = draw(model, prompts, n=8, max_new_tokens=limit, stop_ids=[], pauses=halve,
-                       generator=torch.Generator().manual_seed(0))
+        rows = torch.arange(len(drawn), device=drawn.device)
+        return (rows % 2 == 1) & (drawn.shape[1] % graph.BLOCK == 5)
+    with torch.autocast(model.device.type, torch.bfloat16):
+        completions = draw(model, prompts, n=8, max_new_tokens=limit, stop_ids=[], pauses=halve,
+                           generator=torch.Generator().manual_seed(0))
+    numbers = torch.rand(16, limit, generator=torch.Generator().manual_seed(0)).to(model.device)
     distances = []
-    for i, u in enumerate(torch.rand(16, limit, generator=torch.Generator().manual_seed(0)).to(device)):
-        ids = torch.tensor([prompts[i // 8] + completions[i]], device=device)
-        length = len(completions[i])
-        share = torch.softmax(model(input_ids=ids).logits[0, -length - 1:-1].float(), -1)  # (length, V)
-        end = share.cumsum(-1).gather(1, ids[0, -length:, None])[:, 0]
-        begin = end - share.gather(1, ids[0, -length:, None])[:, 0]
-        distances.append(torch.maximum(begin - u[:length], u[:length] - end).clamp(min=0))
+    for i, tokens in enumerate(completions):
+        u, T = numbers[i, :len(tokens)], len(tokens)
+        ids = torch.tensor([prompts[i // 8] + tokens], device=model.device)
+        shares = torch.softmax(model(input_ids=ids).logits[0, -T - 1:-1].float(), -1)  # (T, V)
+        end = shares.cumsum(-1).gather(1, ids[0, -T:, None])[:, 0]
+        begin = end - shares.gather(1, ids[0, -T:, None])[:, 0]
+        distances.append(torch.maximum(begin - u, u - end).clamp(min=0))
     return torch.cat(distances).mean().item()
 
 
 def choose(model, plain, prompt, fast=None):
-    """(sampler, line to print): recorded(model), or plain, and why. Either recording failed, or
-    tokens are further off than plain's by more than bfloat16 explains. plain: grpo_sg.sample. prompt: two token
-    ids or more, as the model gets them. fast: a sampler to try in place of recorded(model)."""
+    """(sampler, line to print): recorded(model) and nothing; or plain and why. Either recording failed, or
+    its tokens are further off than those of the plain sampler in bfloat16. plain: grpo_sg.sample. prompt: at
+    least two token ids. fast: a sampler to try in place of recorded(model). The model should be trained: no
+    token is wrong where all are equally likely."""
     try:
         fast = fast or recorded(model)
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
-            usual, found = misfit(model, plain, prompt), misfit(model, fast, prompt)
-    except Exception as error:  # whatever CUDA, torch or the model say: a run does not depend on it
-        return plain, f"the plain sampler is used: recording failed ({type(error).__name__}: {error})"
-    if not found <= 4 * usual + 0.01:
-        return plain, f"the plain sampler is used: recorded tokens are {found:.3f} off, not {usual:.3f}"
-    return fast, "completions are sampled by a recorded step, which draws the same tokens here as the plain sampler"
+        usual, found = (misfit(model, draw, prompt) for draw in (plain, fast))
+    except Exception as error:  # whatever torch, CUDA or the model may say
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        return plain, f"plain sampler: recording failed ({why})"
+    if not found <= 4 * usual + 0.001:
+        return plain, f"plain sampler: recorded tokens are off by {found:.4f}, the plain ones by {usual:.4f}"
+    return fast, ""
