@@ -53,7 +53,8 @@ def choose(model, plain, prompt, fast=None):
     token is wrong where all are equally likely."""
     try:
         fast = fast or recorded(model)
-        usual, found = (misfit(model, draw, prompt) for draw in (plain, fast))
+        found = misfit(model, fast, prompt)
+        usual = misfit(model, plain, prompt)
     except Exception as error:  # whatever torch, CUDA or the model may say
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         return plain, f"plain sampler: recording failed ({why})"
