@@ -101,7 +101,7 @@ def test_a_recorded_step_asks_for_nothing_and_replays_to_the_same_tokens(monkeyp
 def test_only_a_sampler_that_draws_the_right_tokens_is_chosen():
     model = tiny()
     fast, line = sampler.choose(model, plain, PROMPTS[2])
-    assert fast is not plain and "recorded step" in line
+    assert fast is not plain and line == ""
     model.load_state_dict(tiny(seed=1).state_dict())  # which the copy in bfloat16 follows
     assert sampler.misfit(model, fast, PROMPTS[2]) < 0.01
     for broken, why in ((lambda policy, *args, **settings: plain(tiny(), *args, **settings), "off"),
