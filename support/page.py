@@ -79,15 +79,15 @@ def curves(folders):
     for folder in folders:
         settings = [{**each, "seed": 0, "out": ""} for each in read(folder, "config.json")]
         kind = kinds.setdefault(json.dumps(settings, sort_keys=True), {})
-        kind[folder.name] = rows = read(folder, "metrics.jsonl")
+        kind[folder] = rows = read(folder, "metrics.jsonl")
     for i, kind in enumerate(kinds.values()):
-        label = shown(", ".join(kind)) if len(folders) > 1 else "training"
+        label = shown(", ".join(run.name for run in kind)) if len(folders) > 1 else "training"
         for key, lines in charts.items():
             runs = [{row["step"]: row[key] for row in run if row.get(key) is not None}
                     for run in kind.values()]
             steps = sorted(set.intersection(*map(set, runs)))
-            lines += [("", f"thin k{i % 4}", run) for run in runs] * (len(runs) > 1)
-            lines.append((label, f"k{i % 4}", {step: mean(run[step] for run in runs) for step in steps}))
+            lines += [("", f"thin k{i % 3}", run) for run in runs] * (len(runs) > 1)
+            lines.append((label, f"k{i % 3}", {step: mean(run[step] for run in runs) for step in steps}))
     for sign in (0, 1, -1) if len(folders) == 1 else ():
         line = {row["step"]: row["eval/accuracy"] + sign * row["eval/accuracy_se"] for row in rows
                 if row.get("split") == "valid"}
@@ -104,23 +104,24 @@ def evaluation(step, rows, hidden):
     for problem, row in enumerate(rows, 1):
         items = ""
         for i, c in enumerate(row["completions"], 1):
-            A, words, boxes = c["advantage"], [shown(token, 100) or "∅" for token in c["tokens"]], []
+            A = c["advantage"]
+            boxes = []
+            words = [shown(token, 100) or "∅" for token in c["tokens"]]
             for t, (word, pi, w, own) in enumerate(zip(words, c["pi"], c["w"], c["own"])):
                 boxes.append(f"<b data-p={pi} data-w={w}>{word}</b>" if own else f"<b class=tool>{word}</b>")
                 if own and A:
                     text = " ".join(words[max(0, t - 6):t]), word, " ".join(words[t + 1:t + 5])
                     numbers = (f"{number:.3g}" for number in (pi, w, A, w * A, w * A * (1 - pi)))
                     moves.append((w * abs(A) * (1 - pi), f"{problem}, {i}", *text, *numbers))
-            if len(boxes) > 600:
-                boxes[300:-300] = [f"[... {len(boxes) - 600:,} tokens ...]"]
+            boxes[300:max(300, len(boxes) - 300)] = ["[... cut ...]"] * (len(boxes) > 600)
             push = "▲ pushed up" if A > 0 else "▼ pushed down" if A < 0 else "not pushed"
             items += (f'<li data-a={A}>A = {A:.3g}, {push}; reward {c["reward"]:g}, {verdict(c)}'
                       f'<div class="text">{"".join(boxes)}</div>')
         equal = not any(c["advantage"] for c in row["completions"])
         groups += (f'<details{"" if equal else " open"}><summary class="text">{"Equal rewards: " * equal}'
                    f'{shown(row["question"])} {shown(row["answer"])}</summary><ol>{items}</ol></details>')
-    table = "".join("<tr><td>" + "<td>".join(cells) for _, *cells in sorted(moves, reverse=True)[:20])
-    return f'<section data-step={step}{" hidden" * hidden}>{groups}<table>{HEAD}{table}</table></section>'
+    table = HEAD + "".join("<tr><td>" + "<td>".join(cells) for _, *cells in sorted(moves, reverse=True)[:20])
+    return f'<section data-step={step}{" hidden" * hidden}>{groups}<table>{table}</table></section>'
 
 
 def tokens(folder, rows):
@@ -164,7 +165,8 @@ def write(*folders):
     path = (folder.parent if more else folder) / "report.html"
     body = curves(folders)
     if not more:
-        rows, settings = read(folder, "metrics.jsonl"), dict(*read(folder, "config.json"))
+        rows = read(folder, "metrics.jsonl")
+        settings = dict(*read(folder, "config.json"))
         body = summary(settings, rows) + body + tokens(folder, rows) + transcripts(folder)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT)]
     page = PAGE.format(*hashes, title=shown(path.parent.name), body=body, style=STYLE, script=SCRIPT)
@@ -176,39 +178,37 @@ PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</t
 content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
 style-src 'sha256-{0}'; script-src 'sha256-{1}'; base-uri 'none'; form-action 'none'"><style>{style}</style>
 <h1>{title}</h1>{body}<script>{script}</script></html>"""
-CURVES_TEXT = """<h2>Curves</h2><p>Point at a curve, or move this: <label>step <input id="step" type="range"
-max="{last}" value="{last}"></label> <output id="at"></output></p><div id="charts">{figures}</div>"""
+CURVES_TEXT = """<h2>Curves</h2><p>Reward and accuracy should rise; equal rewards teach nothing. Point at a
+curve, or move this: <label>step <input type="range" id="step" max="{last}" value="{last}"></label>
+<output id="at"></output></p><div id="charts">{figures}</div>"""
 TOKENS_TEXT = """<h2 id="tokens">What the update does to each token</h2><p>A box is a token that the policy
-sampled for a validation problem; none is trained on. GRPO gives every token of a completion its advantage A,
-GRPO-SG w A, with a larger w for likely tokens. Blue, a line above: an update on this group would push it up;
-red, a line below: down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk,
-KNK is knight, knave, knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, the mean of w was
-{w:.3f}. Where nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the few others.</p><p>
-<label>Evaluation <input id="evaluation" type="range" max="{last}" value="{last}"></label> <output id="when">
-</output> ({count} of {of}) <label>Colour by <select id="mode"><option value="wA">w A, the push<option
-value="pull">w A (1 − π), its effect<option value="more">w A − A, GRPO-SG less GRPO<option>w<option
-value="pi">π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
+sampled for a validation problem. GRPO gives all tokens of a completion its advantage A, GRPO-SG w A, with a
+larger w for likely ones. Blue, a line above: an update on this group would push it up; red, a line below:
+down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk, KNK is knight, knave,
+knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and w was {w:.3f} in the mean. Where
+nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the others.</p><p><label>Evaluation
+<input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output>
+({count} of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
+<option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
 HEAD = """<caption>The 20 tokens that this update moves most, by |w A| (1 − π): a gradient is about 1 − π in
 size<tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
-STYLE = """
-:root { color-scheme: light dark; --up: #2a86cc; --down: #d55e00; --level: #9370b8 }
+STYLE = """:root { color-scheme: light dark; --up: #2a86cc; --down: #d55e00; --level: #9370b8 }
 body { font: 16px/1.45 system-ui; max-width: 75rem; margin: auto; padding: 1rem } figure { margin: 0 }
 #charts, .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
 path { fill: none; stroke: var(--k) } .axis { stroke: GrayText } .mark { stroke: CanvasText }
-.k0 { --k: var(--up) } .k1 { --k: var(--down) } .k2 { --k: #009e73 } .k3 { --k: var(--level) }
-.k1, .mark { stroke-dasharray: 4 2 } .thin { stroke-width: .4 } span { border-bottom: 2px solid var(--k) }
-svg text { font-size: 10px; fill: CanvasText; text-anchor: end } .text, pre { white-space: pre-wrap }
-.text { overflow-wrap: anywhere; unicode-bidi: isolate } th, td { text-align: left; padding-right: .5rem }
-table { display: block; overflow-x: auto } .tool { opacity: .65; font-style: italic }
+.k0 { --k: var(--up) } .k1 { --k: var(--down); stroke-dasharray: 4 2 } .k2 { --k: var(--level) }
+.thin { stroke-width: .4 } span { border-bottom: 2px solid var(--k) } .text, pre { white-space: pre-wrap }
+svg text { font-size: 10px; fill: CanvasText; text-anchor: end } .text { overflow-wrap: anywhere }
+table { display: block; overflow-x: auto; text-align: left } td { padding-right: 1ex }
 li b { display: inline-block; max-width: 100%; font-weight: normal; margin: 1px; padding: 0 2px;
   border-block: 3px solid transparent; background: color-mix(in srgb, var(--tint) var(--size), Canvas) }
-.up { --tint: var(--up); border-top-color: var(--up) } .low { outline: 2px solid }
-.down { --tint: var(--down); border-bottom-color: var(--down) } .level { --tint: var(--level) }
+.up { --tint: var(--up); border-top-color: var(--up) } .level { --tint: var(--level) }
+.down { --tint: var(--down); border-bottom-color: var(--down) } .tool { opacity: .65; font-style: italic }
 li b:is(:hover, :focus) { outline: 3px solid var(--level) } :has(#low:checked) li b:not(.low) { opacity: .3 }
-li b:is(:hover, :focus)::after { content: attr(title); position: fixed; inset: auto 0 0; background: Canvas }
+li [title]:is(:hover, :focus)::after { content: attr(title); position: fixed; inset: auto 0 0; padding: 1ex;
+  background: Canvas } .low { outline: 2px solid }
 """
-SCRIPT = """
-const all = what => [...document.querySelectorAll(what)];
+SCRIPT = """const all = what => [...document.querySelectorAll(what)];
 const {step, at, evaluation, when, mode} = Object.fromEntries(all("[id]").map(e => [e.id, e]));
 function readStep() {
   at.textContent = step.value;
@@ -229,11 +229,11 @@ function colour() {
   all("section").forEach((section, i) => section.hidden = i != evaluation.value);
   when.textContent = "step " + all("section")[evaluation.value].dataset.step;
   const boxes = all("section:not([hidden]) [data-p]"), sizes = boxes.map(box => {
-    const pi = +box.dataset.p, w = +box.dataset.w, A = +box.closest("li").dataset.a, wA = w * A;
-    box.title = `π = ${pi}, w = ${w}, w A = ${wA.toPrecision(3)}; GRPO gives A = ${A.toPrecision(3)}`;
-    return {pi, w, wA, more: wA - A, pull: wA * (1 - pi)}[mode.value];
+    const π = +box.dataset.p, w = +box.dataset.w, A = +box.closest("li").dataset.a, wA = w * A;
+    box.title = `π = ${π}, w = ${w}, w A = ${wA.toPrecision(3)}; GRPO gives A = ${A.toPrecision(3)}`;
+    return {"w A": wA, "w A (1 − π)": wA * (1 - π), "w A − A": wA - A, w, π}[mode.value];
   });
-  const most = Math.max(...sizes.map(Math.abs)) || 1, level = mode.value == "w" || mode.value == "pi";
+  const most = Math.max(...sizes.map(Math.abs)) || 1, level = mode.value == "w" || mode.value == "π";
   boxes.forEach((box, i) => {
     box.className = level ? "level" : sizes[i] > 0 ? "up" : sizes[i] < 0 ? "down" : "";
     box.classList.toggle("low", box.dataset.p < 1 / 3);
@@ -241,7 +241,7 @@ function colour() {
     box.tabIndex = 0;
   });
 }
-if (evaluation) evaluation.oninput = mode.oninput = colour;
+if (evaluation) evaluation.oninput = mode.onchange = colour;
 evaluation?.oninput();
 """
 if __name__ == "__main__":
