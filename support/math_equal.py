@@ -319,74 +319,65 @@ def read_items(tokens, left):
 
 
 def read_side(tokens):
-    """Words to the end of the item, as in "not 5"; or an expression with or without a unit."""
+    """Words to the end of the item, as in "not 5"; or a sum, and perhaps a unit."""
     if tokens[-1][:1] == '"' and len(tokens[-1]) > 3:
         words = []
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
-        text = plain(words).casefold()
-        label = "" if NO_LABELS & {word.strip('"').lower() for word in words} else text  # "Area = 5" is 5
-        return MEANINGS.get(text.rstrip("s"), Item("words " + text, (), name=label))
-    item = read_sum(tokens)
+        return Item("words " + plain(words).casefold(), ())
+    item = read_product(tokens)
+    while tokens[-1] in ("+", "-"):
+        item = each("+", item, read_product(tokens))
     if unit := UNIT.match(" ".join(tokens[::-1])):
         words = unit[0].replace('"', "").split()
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
-        percent = "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})
-        if percent or len(words) > 12 or strange and not item.constant or any(
-                word in NO_UNITS or word[-1] != "s" for word in strange):
+        if strange and not item.constant or any(word in NO_UNITS or word[-1] != "s" for word in strange) or (
+                "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})):
             raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
 
 
-def read_sum(tokens):
-    total = read_product(tokens)
-    while tokens[-1] in ("+", "-"):
-        total = each("+", total, read_product(tokens))
-    return total
-
-
 def read_product(tokens, argument=False):
-    """A product with or without signs. As the argument of a function without brackets, the y of
+    """A product, with or without signs. As the argument of a function without brackets, the y of
     "sin y cos x" and "sin y (x + 1)", it ends before a sign, a bracket and another function."""
-    negative = False
-    while tokens[-1] in ("+", "-"):
-        negative ^= tokens.pop() == "-"
+    if tokens[-1] in ("+", "-"):
+        return minus(read_product(tokens, argument)) if tokens.pop() == "-" else read_product(tokens, argument)
     product = factor = read_power(tokens)
     while True:
+        sign = "*"
         if tokens[-1] in ("*", "/") and not argument:
-            sign, factor = tokens.pop(), read_signed(tokens, read_power)
-            product = each(sign, product, factor)
-        elif (tokens[-1] in STARTERS and not (argument and tokens[-1] in CLOSERS | FUNCTIONS)
-              or "{" in tokens[-1][2:] or tokens[-1].isdecimal() and not (factor.rational and not factor.work)):
-            factor = read_power(tokens)  # a number too, but not after a number
-            product = each("*", product, factor)
-        else:
-            return minus(product) if negative else product
+            sign = tokens.pop()
+        elif not (tokens[-1] in STARTERS and not (argument and tokens[-1] in CLOSERS | FUNCTIONS)
+                  or "{" in tokens[-1][2:]  # a number may follow 2^6 and x, but not a number
+                  or tokens[-1].isdecimal() and (factor.work or not factor.rational)
+                  and (not factor.name or tokens[-2] == "^")):
+            return product
+        factor = read_power(tokens)
+        product = each(sign, product, factor)
 
 
 def read_power(tokens):
+    if tokens[-1] == "-":
+        tokens.pop()
+        return minus(read_power(tokens))
     base = read_atom(tokens)
     while tokens[-1] in ("^", "!", "°"):
         sign = tokens.pop()
-        exponent = [read_signed(tokens, read_atom)] if sign == "^" else []
+        exponent = [read_atom(tokens)] if sign == "^" else []
         base = base._replace(unit=sign) if sign == "°" else each(sign, base, *exponent)
         if sign == tokens[-1]:
             raise Unreadable("a power tower or a double factorial")
     return base
 
 
-def read_signed(tokens, read_next):
-    if tokens[-1] != "-":
-        return read_next(tokens)
-    tokens.pop()
-    return minus(read_next(tokens))
-
-
 def read_atom(tokens):
+    """A number, a symbol, a function, a fraction, a root, or items in brackets; each with a minus or not."""
     token = tokens.pop()
+    if token == "-":
+        return minus(read_atom(tokens))
     if token and token in CLOSERS:
         items = read_items(tokens, token)
         kind = token + tokens.pop()
@@ -400,13 +391,13 @@ def read_atom(tokens):
     if token in FUNCTIONS:
         return read_function(tokens, token)
     if token in ("\\frac", "\\binom"):
-        upper, lower = read_signed(tokens, read_atom), read_signed(tokens, read_atom)
-        return each(token.replace("\\frac", "/"), upper, lower)
+        upper = read_atom(tokens)
+        return each(token.replace("\\frac", "/"), upper, read_atom(tokens))
     if token == "√":
         index = read_atom(tokens) if tokens[-1] == "[" else number(Fraction(2))
         return each(token, index, read_atom(tokens))
     if token in ("$", "€", "£"):
-        return read_signed(tokens, read_atom)._replace(unit=token)
+        return read_atom(tokens)._replace(unit=token)
     if token[:1] in (*"0123456789.",):
         return read_number(token)
     if token in MEANINGS and tokens[-1][:1] != "_":
@@ -415,31 +406,33 @@ def read_atom(tokens):
 
 
 def read_function(tokens, name):
-    base, exponent = [], None
+    base, exponent = None, None
     if name == "\\log" and tokens[-1][:1] == "_":
-        base = ["", *math_tokens(tokens.pop().strip("_{}"))[::-1]]
+        base = read_product(["", *math_tokens(tokens.pop().strip("_{}"))[::-1]])
     if tokens[-1] == "^":
         tokens.pop()
-        exponent = read_signed(tokens, read_atom)
+        exponent = read_atom(tokens)
         if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
             name, exponent = "\\arc" + name[1:], None
     x = read_atom(tokens) if tokens[-1] in CLOSERS else read_product(tokens, argument=True)
     value = each(name, each("*", x, DEGREE) if x.unit == "°" else x)
     if base:
-        value = each("/", value, each(name, read_sum(base)))
+        value = each("/", value, each(name, base))
     return each("^", value, exponent) if exponent else value
 
 
 def read_symbol(tokens, name):
-    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So is f(3), which is no product."""
+    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t) = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
         raise Unreadable(name)
     name = name.replace(" ", "")
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}" ]', "", tokens.pop())
-    if tokens[-1] == "(" and tokens[-3:-2] == [")"] and (
-            name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal() or tokens[-4:-3] == ["="]):
-        name += tokens.pop() + tokens.pop() + tokens.pop()
+    if tokens[-1] == "(" and tokens[-3:-2] == [")"]:
+        if tokens[-4:-3] == ["="] and tokens[-2] in SYMBOLS:
+            del tokens[-3:]
+        elif name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal():
+            name += tokens.pop() + tokens.pop() + tokens.pop()
     return Item("value", sample_points(name), name=name)
 
 
@@ -466,17 +459,7 @@ def relation(sides, signs):
     if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
         return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
     if {*signs} == {"="}:
-        sides = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
-        values = sides[1:] if sides[0].name else sides
-        if all(same(values[-1], value) for value in values[:-1]):  # x = 2 + 3 = 5 and 2 + 3 = 5
-            if sides[0].name and sides[0].kind == values[-1].kind == "()":
-                return values[-1]._replace(name="" if values[-1].name else sides[0].name)
-            if not sides[0].name or {sides[0].kind, values[-1].kind} != {"value"}:
-                return values[-1]
-            return Item("=", (each("+", sides[0], minus(values[-1])), values[-1]), sides[0].name)
-        difference = each("+", sides[0], minus(sides[1]))
-        if len(sides) == 2 and not difference.constant:  # 4 = 3 says nothing
-            return Item("=", (difference,))
+        return equation(*sorted(sides, key=lambda side: not side.name))  # x = 5 and 5 = x
     if signs[0] in (">", "≥"):
         sides, signs = sides[::-1], [{">": "<", "≥": "≤"}.get(sign) for sign in reversed(signs)]
     if sides[0].name:  # x < 3 is -infinity < x < 3
@@ -487,6 +470,20 @@ def relation(sides, signs):
     if x and x.name and all(bound.constant or bound in INFINITIES for bound in (low, high)):
         return Item("(["[signs[0] == "≤"] + ")]"[signs[1] == "≤"], (low, high), x.name)
     raise Unreadable("no relation that bounds one symbol")
+
+
+def equation(x, *values):
+    """What the sides of an equation say: the value at the end of x = 2 + 3 = 5 and 2 + 3 = 5, or the equation.
+    That 4 = 3 says nothing."""
+    values, value = values if x.name else (x, *values), values[-1]
+    if all(same(value, other) for other in values):
+        if not x.name or {x.kind, value.kind} != {"value"}:
+            return value._replace(name="" if value.name else x.name) if x.kind == value.kind == "()" else value
+        return Item("=", (each("+", x, minus(value)), value), x.name)
+    difference = each("+", x, minus(value))
+    if len(values) > 1 + (not x.name) or difference.constant:
+        raise Unreadable("no equation")
+    return Item("=", (difference,))
 
 
 # ---- 5. Comparing ----
@@ -505,14 +502,15 @@ def ratio(a, b):
 
 def same_decimal(x, y, least=100_000):
     """Is x a decimal of at least six digits that is the irrational y, rounded or cut off there?"""
-    if x.digits < least or not y.constant or least > 1 and not isinstance(y.parts[0], complex):
+    if x.digits < least or not y.constant or least > 1 and y.rational:
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
     return not digits.imag and x.digits in (int(digits.real), round(digits.real))
 
 
 def same(a, b):
-    """Do two items say the same? A unit, or the x of x = 5, may be missing in one of them."""
+    """Does the answer a say what the gold b says, and leave no more undone? A unit, or the x of x = 5, may be
+    missing in one of them."""
     if a.kind != b.kind and "=" in (a.kind, b.kind):
         a, b = (item.parts[-1] if len(item.parts) == 2 and item.kind == "=" else item for item in (a, b))
     if a.kind != b.kind or a.unit and b.unit and a.unit != b.unit:
@@ -522,12 +520,12 @@ def same(a, b):
         done = all(a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+√f" else MAX_CHARS)
                    for kind in {*a.work})
         return done and (ratio(a, b) in (1, percent) or same_decimal(a, b))
-    if a.kind == "=" and len(b.parts) == 2:  # a gold in solved form wants one in solved form, for the same symbol
-        return len(a.parts) == 2 and a.name == b.name and same(a.parts[1], b.parts[1])
-    if a.kind == "=":
+    if a.kind == "=" and len(b.parts) == 1:
         return ratio(a.parts[0], b.parts[0]) is not None
     if len(a.parts) != len(b.parts) or a.name and b.name and a.name != b.name:
         return False
+    if a.kind == "=":  # a gold in solved form wants an answer in solved form
+        return same(a.parts[1], b.parts[1])
     if a.kind != "list":
         return all(map(same, a.parts, b.parts))
     left = list(b.parts)
@@ -542,9 +540,22 @@ def same(a, b):
 def read(tokens):
     """What an answer says: an item, or a list. An item with +- is two, one with + and one with -."""
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
-                for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})]
-    items = [item for pair in zip(*readings) for item in (pair[:1] if same(*pair) else pair)]
+                for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
+    items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     return items[0] if len(items) == 1 else Item("list", tuple(items))
+
+
+def without_label(tokens):
+    """What follows on a + b =, |S| =, P(X = 3) =, Area = or i =, which say what is computed."""
+    start, depth = 0, 0
+    for i, token in enumerate(tokens):
+        depth += (token in ("(", "{")) - (token in (")", "}"))
+        if depth == 0 and token == "=":
+            start = i + 1
+        elif depth == 0 and (token[0] in "0123456789.π" or token in SEPARATORS | RELATIONS or i == start and
+                             token == "-" or token.strip('"').lower() in NO_LABELS):
+            break
+    return tokens[start:]
 
 
 def math_equal(answer, gold):
@@ -555,16 +566,20 @@ def math_equal(answer, gold):
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
     try:
+        if re.search(r"(?<!\d)\d{3},\d{3}", f"{answer} {gold}"):  # 123,456 may be a number, and may be two
+            if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
+                return True
         target = read(golds)
         if target.constant:  # then "5 m" has a unit, while "5m" stays a product
             unit = r"(?<=[\d}]) +([mgshLNJWVK])((\^\{?\d\}?)?[\s$.]*)\Z"
-            answers = math_tokens(re.sub(unit, r"\\text{\1}\2", answer))
+            answers = without_label(math_tokens(re.sub(unit, r"\\text{\1}\2", answer)))
         return same(read(answers), target)
     except (ValueError, ArithmeticError, LookupError, RecursionError):
         return False
 
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*(?:[A-Za-z]\s*=\s*)?")
 # What makes another answer of the box, on its line: 6 or \boxed{5}, -\boxed{5}, \boxed{5}^2, \boxed{5} or 6.
 BEFORE_BOX = re.compile(r"(?:\b(?:or|not|minus)[ \t]*|\d,?[ \t]*|\d[ \t]*[-+*/^][ \t]*|"
                         r"(?<![-*+])[-+/^])\$*\Z", re.I)
@@ -576,10 +591,10 @@ def final_answer(response):
     """The text of the final answer, or "" where there is none.
 
     It stands after the last </think>, and a <think> after that voids it. It is what the last complete
-    <answer>...</answer> holds: the content of the last \\boxed{...} in it, or all of it where there is no
-    box, or something beside it that changes it. Without answer tags it is the content of the last
-    \\boxed{...}. A box in a box is a part of it. Where the box is empty or unfinished, there is no answer:
-    an earlier box, prose, or the last number never count.
+    <answer>...</answer> holds: what is in the last \\boxed{...} in it, or all of it where there is no box, or
+    something beside it that changes it. Without answer tags it is what is in the last \\boxed{...}. Boxes
+    joined by a comma, and, or are one answer, a list. A box in a box is a part of it. Where the box is empty
+    or unfinished, there is no answer: an earlier box, prose, or the last number never count.
     """
     text = response.rpartition("</think>")[2]
     closed = text.rfind("</answer>")
@@ -588,18 +603,21 @@ def final_answer(response):
         return ""
     if start >= 0:
         text = text[start + len("<answer>"):text.index("</answer>", start)]
-    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if last < 0:
-        return text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
-    for box in BOX.finditer(text, max(0, last - MAX_CHARS)):
-        end = closing_brace(text, box.end())
-        if box.start() == last or end > last:
-            break
-    content = text[box.end() + 1:end].strip()
-    before, after = text[max(0, box.start() - MAX_CHARS):box.start()], text[end + 1:end + 1 + MAX_CHARS]
-    if start >= 0 and content and (BEFORE_BOX.search(before) or AFTER_BOX.match(after)):
-        return text.strip() if len(text) <= MAX_CHARS else ""
-    return content
+    whole = text.strip() if start >= 0 and len(text) <= MAX_CHARS else ""
+    last, boxes = max(text.rfind("\\boxed"), text.rfind("\\fbox")), []
+    for box in BOX.finditer(text, max(0, last - MAX_CHARS)) if last >= 0 else ():
+        if not boxes or box.start() > boxes[-1][1]:  # else it is in a box
+            if boxes and not JOINED.fullmatch(text, boxes[-1][1] + 1, box.start()):
+                boxes = []
+            boxes.append((box, closing_brace(text, box.end())))
+    if not boxes:
+        return whole
+    contents = [text[box.end() + 1:end].strip() for box, end in boxes]
+    first, end = boxes[0][0].start(), boxes[-1][1] + 1
+    beside = BEFORE_BOX.search(text[max(0, first - MAX_CHARS):first]) or AFTER_BOX.match(text[end:end + MAX_CHARS])
+    if not all(contents):
+        return ""
+    return whole if start >= 0 and beside else ", ".join(dict.fromkeys(contents))
 
 
 def closing_brace(text, at):
