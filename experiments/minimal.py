@@ -2,7 +2,8 @@
 
     python -m experiments.minimal        ten seconds: an untrained model learns to count on from its prompt to 7
 
-To copy it, put those three sections in place of the import of grpo_sg, and its imports above them.
+To copy it, put those sections in place of the import of grpo_sg. They need math, torch, torch.nn.functional as F,
+and DynamicCache of transformers.
 """
 import torch
 from torch.nn.utils.rnn import pad_sequence
