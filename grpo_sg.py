@@ -586,8 +586,8 @@ def check(cfg, given):
     check_useful(given, NO_EFFECT, task=cfg.task, shaping=cfg.shaping)
     for wrong, message in (
             (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
-            (cfg.group_size < 2, "--group_size must be 2 or more: an advantage compares within a group"),
-            (cfg.low > cfg.high, "--low is above --high: the weight is clipped to what lies between"),
+            (cfg.group_size < 2, "--group_size 1 must be 2 or more: an advantage compares within a group"),
+            (cfg.low > cfg.high, f"--low {cfg.low} is above --high {cfg.high}: give a range to clip weights to"),
             (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or "
              "add --resume to go on with the run in it")):
         if wrong:
@@ -643,7 +643,8 @@ def load(cfg):
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
     except (OSError, ValueError) as error:
-        fail(f"--task {cfg.task} with --data {cfg.data}: {str(error).split(chr(10))[0]}")
+        where = "" if isinstance(error, ValueError) else f"cannot load --data {cfg.data}: "
+        fail(where + str(error).split("\n")[0])
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
     return task, prepare(model, tokenizer, prompt, cfg, sample), tokenizer, state
 
@@ -653,7 +654,8 @@ def run(cfg):
     task, model, tokenizer, state = load(cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    name = f"{cfg.task}-{cfg.shaping}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    kind = "test" if cfg.eval_only else cfg.shaping
+    name = f"{cfg.task}-{kind}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     out = open_run(cfg.out or os.path.join("runs", name), cfg)
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
           f"{len(task.test)} to test on, of which the best constant answer gets {task.floor:.2f}")

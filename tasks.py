@@ -8,6 +8,7 @@ import functools
 import itertools
 import random
 import re
+import statistics
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from support import data
 from support.math_equal import final_answer, math_equal
+from support.program import fail
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
 from support.tool import observation, turns
 from support.words import BRANDS, CITIES, FIRMS, NAMES, SURNAMES
@@ -607,6 +609,10 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), the avg@4 on validation problems, reaches
     task.warmup in the mean of its last three values (missing ones are 0). It makes of the tiny model
     a "pretrained" one, with which reinforcement learning can start."""
+    lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
+    if statistics.median(lengths) >= cfg.max_new_tokens:
+        fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most solutions, which have up to {max(lengths)} "
+             "tokens: give more, or easier problems")
     rng = random.Random(cfg.seed)
     reached = []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)

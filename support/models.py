@@ -30,6 +30,8 @@ def load_model(name):
     try:
         return read_model(name, os.path.isdir(name))
     except Exception as error:  # no such name, no access, no network, half a folder: each has its own type
+        if os.path.isdir(os.path.join(name, "checkpoint")):
+            fail(f"--model {name} is the folder of a run: did you mean --model {name}/checkpoint?")
         fail(f"cannot load a model and its tokenizer from --model {name}: give a folder written by "
              f"save_pretrained, or a hub name and a network ({first_line(error)})")
 

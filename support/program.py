@@ -59,8 +59,9 @@ def given_and_saved(settings, argv, description, defaults, may_change):
     if given.get("resume"):
         saved = saved_settings(settings, out)
         if not saved:
-            fail(f"--resume needs --out and the folder of a run, and {out or 'nothing'} is none"
-                 f"{closest(out, glob.glob('runs/*'))}")
+            runs = ", ".join(sorted(glob.glob("runs/*"), key=os.path.getmtime)[-5:]) or "none"
+            fail(f"--resume needs --out and the folder of a run, which {out or 'nothing'} is not"
+                 f"{closest(out, glob.glob('runs/*'))}; the newest under runs/: {runs}")
         changed = [name for name in given if name not in may_change and given[name] != saved.get(name)]
         if changed:
             fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
