@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from statistics import fmean as mean
 
-CURVES = {  # a key of metrics.jsonl: its title
-    "reward": "Reward", "accuracy": "Accuracy; on validation, greedy", "grad_norm": "Gradient norm, full",
-    "entropy": "Entropy, nats a token", "kl": "KL", "clip_frac": "Clip fraction", "truncated": "Truncated",
-    "completion_tokens": "Completion length, tokens", "equal_groups": "Groups of equal rewards: no signal"}
+CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation, greedy",  # the keys of metrics.jsonl
+          "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats a token", "kl": "KL",
+          "clip_frac": "Clip fraction", "completion_tokens": "Completion length, tokens",
+          "truncated": "Truncated", "equal_groups": "Groups of equal rewards: no signal"}
 
 
 def read(folder, name, wanted=""):
