@@ -761,7 +761,7 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
     task = tasks.qa_task(cfg)
     _, tokenizer = tasks.tiny_model(task)
     problem = task.train[0]
-    tokens, mask = tasks.script(tokenizer, task, problem, problem.solution, cfg)
+    tokens, mask = tasks.script(tokenizer, task, problem, problem.solution)
     text = tokenizer.decode(tokens)
     assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
     assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + " <|im_end|>"
