@@ -62,7 +62,7 @@ def step(trunk, head, s, temperature):
 
 
 def start(s, rows, columns, one_step):
-    """New buffers of so many columns, for some rows of s, and a step on them. Returns what does another."""
+    """New buffers of so many columns for some rows of s, and one step on them. Returns what does the next."""
     for layer in s.cache.layers:  # one by one, so that two whole caches never coexist
         layer.keys, layer.values = (F.pad(x[rows], (0, 0, 0, columns - x.shape[2]))
                                     for x in (layer.keys, layer.values))
@@ -72,13 +72,14 @@ def start(s, rows, columns, one_step):
     if rows.device.type != RECORDED:
         return one_step
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # the first: if this fails
+    # The outer context leads back to this stream also where recording fails; the inner one alone does not.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         one_step()  # noted down, and not done
     return graph.replay
 
 
 @torch.no_grad()
-@torch.autocast("cuda", enabled=False)  # keys and values have the type of the layers, and so do the buffers
+@torch.autocast("cuda", enabled=False)  # whose cache of casts has no place in a recording
 @torch.autocast("cpu", enabled=False)
 def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
            progress=None, trunk=None):
