@@ -62,7 +62,7 @@ def step(trunk, head, s, temperature):
 
 
 def start(s, rows, columns, one_step):
-    """New buffers of so many columns for some rows of s, and one step on them. Returns what does the next."""
+    """New buffers of so many columns for some rows of s, and a step on them. Returns what does the next."""
     for layer in s.cache.layers:  # one by one, so that two whole caches never coexist
         layer.keys, layer.values = (F.pad(x[rows], (0, 0, 0, columns - x.shape[2]))
                                     for x in (layer.keys, layer.values))
