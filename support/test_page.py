@@ -20,23 +20,18 @@ class Page(html.parser.HTMLParser):
     """The tags of a page, closed in order, with their attributes; and the texts of its boxes."""
     def __init__(self, *folders):
         super().__init__()
-        self.path = page.write(*folders)
-        self.text = self.path.read_text(encoding="utf-8")
-        self.tags, self.boxes, self.open = [], [], []
+        self.text = page.write(*folders).read_text("utf-8")
+        self.boxes = [html.unescape(box) for box in re.findall("<b [^>]*>(.*?)</b>", self.text, re.S)]
+        self.tags, self.open = [], []
         self.feed(self.text)
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        self.boxes += [""] * (tag == "b" and self.open[-1] == "div")
         self.open += [tag] * (tag not in "meta input br hr option path tr td th li caption".split())
 
     def handle_endtag(self, tag):
         assert tag == "path" or self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-2:] == ["div", "b"]:
-            self.boxes[-1] += data
 
     def values(self, name):
         return [attributes[name] for _, attributes in self.tags if name in attributes]
@@ -69,33 +64,33 @@ def test_a_page_says_what_the_files_say(tmp_path):
     pi, w, A = (torch.tensor([float(x) for x in seen.values(f"data-{name}")]) for name in "pwa")
     torch.testing.assert_close(w, token_weights(pi.log()))
     torch.testing.assert_close(A, ADVANTAGES.repeat(3))
-    assert json.loads(seen.values("data-points")[0]) == [[step, 1.0] for step in range(1, 5)]
+    assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
     for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → right: 3", "training 1.0%",
                   f"{page.HEAD}<tr><td>1, 1<td><td>&lt;think&gt;<td>KNK &lt;/answer&gt;<td>0.00248<td>1"):
         assert words in seen.text
 
 
 def test_nothing_that_a_model_wrote_runs_loads_or_makes_the_page_large(tmp_path):
-    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE, "x" * 1_000_000], range(0, 12, 2), model=HOSTILE[0]))
-    names = [name for name, _ in seen.tags if name in ("script", "style", "img", "a", "link", "iframe")]
-    assert names == ["style", "script"]
+    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>"))
+    assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
     assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}
     assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
     assert "default-src 'none';\nstyle-src 'sha256-" in seen.values("content")[1]
-    assert seen.values("data-step") == ["0", "10"] and len(seen.text) < 3e6
+    assert seen.values("data-step") == ["0", "10"] and len(seen.boxes) == 2 * 3 * 600
+    assert len(seen.text) < 3_000_000 and "181 of 721, greedy" in seen.text
 
 
 def test_a_run_that_was_killed_has_a_page(tmp_path):
-    for left in (0, 1, 50, 1000, 1500):
+    for left in (None, 0, 1, 50, 1000, 1500):
         for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):
-            file.write_bytes(file.read_bytes()[:left])
-        assert Page(tmp_path / f"{left}").path == tmp_path / f"{left}" / "report.html"
+            file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left])
+        assert "<h2>" in Page(tmp_path / f"{left}").text
 
 
 def test_several_runs_have_one_page_with_means_over_seeds(tmp_path):
     seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3) for seed in (1, 2, 3)))
-    assert (seen.values("title")[0], json.loads(seen.values("data-points")[0])[0]) == ("1, 2", [1, 1.5])
-    assert seen.path == tmp_path / "report.html"
+    assert seen.values("title")[0] == "1, 2" and seen.values("data-points")[0].startswith("[[1, 1.5], [2,")
+    assert (tmp_path / "report.html").read_text("utf-8") == seen.text
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
@@ -104,11 +99,12 @@ def test_in_a_browser_the_switches_work_and_nothing_else_runs(tmp_path):
 
     def browse():
         command = "chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom".split()
-        result = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60)
+        result = subprocess.run([*command, path.as_uri()], capture_output=True, encoding="utf-8")
         assert "CONSOLE" not in result.stderr and "<title>run</title>" in result.stdout
         return result.stdout
     assert 'class="up low" tabindex="0" style="--size: ' in browse()
     clicks = "evaluation.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()"
-    text = path.read_text("utf-8").replace("Content-Security-Policy", "")  # which lets nobody else click
-    path.write_text(f"{text}<script>{clicks}</script>", "utf-8")
-    assert all(words in browse() for words in ("validation 0.5", ">step 0<", 'class="level low"'))
+    free = path.read_text("utf-8").replace("Content-Security-Policy", "")
+    path.write_text(f"{free}<script>{clicks}</script>", "utf-8")
+    dom = browse()
+    assert "validation 0.5" in dom and '<section data-step="0">' in dom and 'class="level low"' in dom
