@@ -9,15 +9,6 @@ as text.
 
 An answer may leave no work undone that its gold has not left undone: 347*6 is not the answer 2082.
 
-The grammar, in the order of the functions that read it:
-
-    items    side, or sides with = < and such between, parted by , ; and, or, a union sign
-    side     words, or a sum and perhaps a unit
-    sum      products with + or - between
-    product  signs, then powers with * or / or nothing between
-    power    atom, and any of ^ atom, !, a degree sign
-    atom     number, symbol, function, fraction, root, or items in brackets
-
 Answers are hostile input: nothing here runs them as code, and their length, integers and exponents are
 bounded, so that none takes longer than some milliseconds, in any thread.
 """
@@ -35,17 +26,13 @@ from typing import NamedTuple
 MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
 
 
-class Unreadable(ValueError):
-    """No mathematics that the reader knows, or a number out of bounds."""
-
-
 def bounded(x):
     """A number: a Fraction as long as it can be, and 0 always; else a complex, here without rounding dust.
     Overflow and underflow are failures: they become neither infinity nor 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
-        raise Unreadable("too large or too small")
+        raise ValueError("too large or too small")
     return complex(*(part if abs(part) > 1e-13 * abs(x) else 0.0 for part in (x.real, x.imag)))
 
 
@@ -55,37 +42,24 @@ def plus(x, y):
         if size < 1e-13 * scale:
             return Fraction(0)
         if min(abs(x), abs(y), size) < 1e-10 * scale:
-            raise Unreadable("too few digits are left")  # else 10^20 + sqrt(2) would equal 10^20
+            raise ValueError("too few digits are left")  # else 10^20 + sqrt(2) would equal 10^20
     return x + y if x and y else x or y
 
 
 def power(x, y):
     if isinstance(y, Fraction) and y.denominator == 1:
         if isinstance(x, Fraction) and abs(y) * max(map(int.bit_length, x.as_integer_ratio())) > MAX_BITS:
-            raise Unreadable("too large")
+            raise ValueError("too large")
         return x ** int(y)
     if isinstance(y, Fraction) and y.denominator % 2 and not x.imag and x.real < 0:
         return (-1) ** y.numerator * cmath.exp(y * cmath.log(-x))  # an odd root of a negative number is real
     return cmath.exp(y * cmath.log(x)) if x else x
 
 
-def factorial(x):
-    """Exactly for whole numbers up to 400; for the values of a symbol by the gamma function."""
-    if isinstance(x, Fraction) and x.denominator == 1 and 0 <= x <= 400:
-        return Fraction(math.factorial(int(x)))
-    if not isinstance(x, Fraction) or x.denominator == 1 or abs(x) > 100:
-        raise Unreadable("not a number with a factorial")
-    return complex(math.gamma(x + 1))
-
-
 def binomial(n, k):
-    if not isinstance(k, Fraction) or k.denominator > 1 or not 0 <= k <= 60:
-        raise Unreadable("not a small whole number")
+    if k.denominator > 1 or not 0 <= k <= 60:
+        raise ValueError("not a small whole number")  # also (n choose k) with a symbol k
     return math.prod((n - j for j in range(int(k))), start=Fraction(1)) / math.factorial(int(k))
-
-
-def divide(x, y):
-    return x / y if x or not y else x
 
 
 # A symbol's values are real, of both signs, below and above 1. In the first three all symbols are positive,
@@ -101,19 +75,17 @@ def sample_points(name):
     return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
 
 
-def without_dust(f):
-    return lambda x: f(x) if abs(f(x)) > 1e-14 else Fraction(0)  # sin pi is 0, not 1e-16, and tan has poles
+def factorial(x):  # for the values of a symbol by the gamma function
+    whole = x.denominator == 1 and x <= 400
+    return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
 
 
-OPERATORS = {"+": plus, "*": lambda x, y: x and y and x * y, "/": divide, "^": power, "!": factorial,
-             "√": lambda n, x: power(x, 1 / n), "\\binom": binomial}
-sin, cos = without_dust(cmath.sin), without_dust(cmath.cos)
-FUNCTIONS = {"\\" + name: without_dust(f) for name, f in dict(
-    sin=sin, cos=cos, tan=lambda x: divide(sin(x), cos(x)), cot=lambda x: divide(cos(x), sin(x)),
-    sec=lambda x: 1 / cos(x), csc=lambda x: 1 / sin(x), arcsin=cmath.asin, arccos=cmath.acos,
-    arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
-FUNCTIONS |= {"\\abs": abs, "\\floor": lambda x: Fraction(math.floor(x.real)),
-              "\\ceil": lambda x: Fraction(math.ceil(x.real))}
+OPERATORS = {"+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x,
+             "^": power, "√": lambda n, x: power(x, 1 / n), "!": factorial, "\\binom": binomial}
+FUNCTIONS = {"\\" + name: f for name, f in dict(
+    sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
+    sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log,
+    log=cmath.log10, abs=abs).items()}
 
 
 # ---- 2. Words and signs, and the tokens they come in ----
@@ -133,7 +105,7 @@ NO_UNITS = {f"{word}s" for word in (
     "dozen hundred thousand million billion trillion quadrillion lakh crore halve ten time minu plu les "
     "unles versu perhap").split()}
 NO_LABELS = {*"not no never cannot negative minus opposite half twice double triple wrong incorrect".split()}
-SHORT_WORDS = {"yes", "no", "odd", "all", "and", "or"}  # four letters or more are a word anyway
+SHORT_WORDS = {"yes", "no", "odd", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
     r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt|∞ \infty|π \pi|≈ \approx|\epsilon \varepsilon|"
@@ -148,12 +120,6 @@ CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begi
 STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
 
 
-def mixed(match):
-    """2 1/3 as the fraction 7/3, so that it is a numeral as this is."""
-    whole, n, d = (int(digits) for digits in match.groups() if digits)
-    return f"\\frac{{{whole * d + n}}}{{{d}}}"
-
-
 POWER_OF_TEN = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))"
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
@@ -163,23 +129,19 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\\)\\[,;:! ]|~", " "),
     (r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|f?boxe?d?|"
      r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
-    (r"\\exp(?![A-Za-z])", "e^"),
     (r"\^\s*(\{\s*)?((?:\s*\\(?:prime|circ))+)(?(1)\s*\})", r"\2"),  # 30^\circ and y^{\prime}
-    (r"\\mathbb\s*(?:\{R\}|R)", r"\\R "),
     (r"\\(?:[lr]?vert|mid)(?![A-Za-z])", "|"),
     (r"\\\{\s*[A-Za-z]\s*[|:]([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]*)\|", r"\\abs{\1}"),
-    (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
     (r"(?<=\d)_\s*\{\s*\(?(\d+)\)?\s*\}", r"_\1 "),  # 201_{(3)}
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
-    (r"\b([ap])\.m\.", r"\1m"),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r"\\[dtc]?(frac|binom)(?![A-Za-z])", r"\\\1"),
     (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
-    (r"(?<![\d.^_/])(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", mixed),
-    (r"(?<![\d.^_/])(\d+)\s+(\d+)/(\d+)(?![\d.])", mixed),
+    (r"(?<![\d.^_/])(\d+)(?:\s*(\\frac)\s*\{\s*|\s+)(\d+)\s*(?(2)\}\s*\{|/)\s*(\d+)(?(2)\s*\}|(?![\d.]))",
+     lambda match: "\\frac{%d}{%s}" % (int(match[1]) * int(match[4]) + int(match[3]), match[4])),  # 2 1/3
     (r"(?<![\d.^_/])(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*" + POWER_OF_TEN, r"\1e\2\3"),
     (r"(?<![\d.^_])" + POWER_OF_TEN, r"1e\1\2"))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
@@ -270,12 +232,14 @@ def each(op, *items):
     if last.kind in ("\\begin\\end", "&") and op == "*":
         return last._replace(parts=tuple(each(op, first, part) for part in last.parts))
     if any(item.kind != "value" for item in items):
-        raise Unreadable("arithmetic is for numbers")
-    if op in ("\\floor", "\\ceil") and not first.constant:
-        raise Unreadable("some values say too little of a function with steps")
+        raise ValueError("arithmetic is for numbers")
     f = OPERATORS.get(op) or FUNCTIONS[op]
-    result = Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
-    factor = result.parts[0] if result.rational else bounded(f(first.factor, last.factor)) if op in "*/" else 1
+    values = [f(*xs) for xs in zip(*(item.parts for item in items))]
+    if op in FUNCTIONS:
+        values = [x if abs(x) > 1e-14 else Fraction(0) for x in values]  # sin pi is 0, not 1e-16
+    result = Item("value", tuple(map(bounded, values)))
+    factor = bounded(f(first.factor, last.factor)) if op in ("*", "/") else 1
+    factor = result.parts[0] if result.rational else factor
     work = "".join(item.work for item in items) + undone(op, first, last, result.constant)
     return result._replace(work=work, factor=Fraction(factor))
 
@@ -291,9 +255,7 @@ def minus(item):
 
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
-REALS = Item("()", INFINITIES)
-MEANINGS = {"∞": INFINITIES[1], "\\R": REALS, "allrealnumber": REALS, "\\emptyset": Item("list", ()),
-            "nosolution": Item("list", ())}
+MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ())}
 DEGREE = Item("value", (complex(math.pi / 180),) * len(SPANS))
 MEANINGS |= {name: Item("value", (x,) * len(SPANS), work=name) for name, x in CONSTANTS.items()}
 
@@ -310,7 +272,7 @@ def read_items(tokens, left):
             sides.append(read_side(tokens))
         items.append(relation(sides, signs) if signs else sides[0])
         if tokens[-1] not in SEPARATORS and tokens[-1] not in CLOSERS[left]:
-            raise Unreadable("no separator")
+            raise ValueError("no separator")
         while tokens[-1] in SEPARATORS:
             union |= tokens.pop() == "∪"
     if union or len(items) == 1:
@@ -335,7 +297,7 @@ def read_side(tokens):
         strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
         if strange and not item.constant or any(word in NO_UNITS or word[-1] != "s" for word in strange) or (
                 "%" in words and (words.count("%") > 1 or {"^", "$"} & {*words})):
-            raise Unreadable("not a unit")  # five apples are five, but "x apples" is not x
+            raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
 
@@ -344,7 +306,9 @@ def read_product(tokens, argument=False):
     """A product, with or without signs. As the argument of a function without brackets, the y of
     "sin y cos x" and "sin y (x + 1)", it ends before a sign, a bracket and another function."""
     if tokens[-1] in ("+", "-"):
-        return minus(read_product(tokens, argument)) if tokens.pop() == "-" else read_product(tokens, argument)
+        sign = tokens.pop()
+        product = read_product(tokens, argument)
+        return minus(product) if sign == "-" else product
     product = factor = read_power(tokens)
     while True:
         sign = "*"
@@ -369,7 +333,7 @@ def read_power(tokens):
         exponent = [read_atom(tokens)] if sign == "^" else []
         base = base._replace(unit=sign) if sign == "°" else each(sign, base, *exponent)
         if sign == tokens[-1]:
-            raise Unreadable("a power tower or a double factorial")
+            raise ValueError("a power tower or a double factorial")
     return base
 
 
@@ -384,7 +348,7 @@ def read_atom(tokens):
         if len(items) == 1 and kind in ("()", "[]", "{}"):
             return items[0]
         if not items and kind != "\\{\\}":
-            raise Unreadable("nothing in a bracket")
+            raise ValueError("nothing in a bracket")
         names = [item.name for item in items]
         name = ",".join(names) if kind == "()" and all(names) else ""  # (x, y) = (1, 2) is (1, 2)
         return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
@@ -424,7 +388,7 @@ def read_function(tokens, name):
 def read_symbol(tokens, name):
     """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t) = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
-        raise Unreadable(name)
+        raise ValueError(name)
     name = name.replace(" ", "")
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}" ]', "", tokens.pop())
@@ -442,7 +406,7 @@ def read_number(token):
     digits, _, period = re.sub("[,{} ]|overline|bar|dot", "", token).partition("\\")
     mantissa, _, exponent = digits.lower().partition("e")
     if abs(int(exponent or 0)) > 400:
-        raise Unreadable("too large or too small")
+        raise ValueError("too large or too small")
     value = bounded(Fraction(digits))
     if period:
         places = 10 ** len(mantissa.partition(".")[2])
@@ -469,20 +433,22 @@ def relation(sides, signs):
     low, x, high = sides if len(sides) == 3 and {*signs} <= {"<", "≤"} else [None] * 3
     if x and x.name and all(bound.constant or bound in INFINITIES for bound in (low, high)):
         return Item("(["[signs[0] == "≤"] + ")]"[signs[1] == "≤"], (low, high), x.name)
-    raise Unreadable("no relation that bounds one symbol")
+    raise ValueError("no relation that bounds one symbol")
 
 
 def equation(x, *values):
-    """What the sides of an equation say: the value at the end of x = 2 + 3 = 5 and 2 + 3 = 5, or the equation.
+    """What the sides of an equation say: the value that ends x = 2 + 3 = 5 and 2 + 3 = 5, or the equation.
     That 4 = 3 says nothing."""
     values, value = values if x.name else (x, *values), values[-1]
     if all(same(value, other) for other in values):
+        if x.kind == value.kind == "()":
+            return value._replace(name="" if value.name else x.name)
         if not x.name or {x.kind, value.kind} != {"value"}:
-            return value._replace(name="" if value.name else x.name) if x.kind == value.kind == "()" else value
+            return value
         return Item("=", (each("+", x, minus(value)), value), x.name)
     difference = each("+", x, minus(value))
     if len(values) > 1 + (not x.name) or difference.constant:
-        raise Unreadable("no equation")
+        raise ValueError("no equation")
     return Item("=", (difference,))
 
 
@@ -509,8 +475,8 @@ def same_decimal(x, y, least=100_000):
 
 
 def same(a, b):
-    """Does the answer a say what the gold b says, and leave no more undone? A unit, or the x of x = 5, may be
-    missing in one of them."""
+    """Does the answer a say what the gold b says, and leave no more undone? A unit, or the x of x = 5, may
+    be missing in one of them."""
     if a.kind != b.kind and "=" in (a.kind, b.kind):
         a, b = (item.parts[-1] if len(item.parts) == 2 and item.kind == "=" else item for item in (a, b))
     if a.kind != b.kind or a.unit and b.unit and a.unit != b.unit:
@@ -574,7 +540,7 @@ def math_equal(answer, gold):
             unit = r"(?<=[\d}]) +([mgshLNJWVK])((\^\{?\d\}?)?[\s$.]*)\Z"
             answers = without_label(math_tokens(re.sub(unit, r"\\text{\1}\2", answer)))
         return same(read(answers), target)
-    except (ValueError, ArithmeticError, LookupError, RecursionError):
+    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
 
 
@@ -591,10 +557,11 @@ def final_answer(response):
     """The text of the final answer, or "" where there is none.
 
     It stands after the last </think>, and a <think> after that voids it. It is what the last complete
-    <answer>...</answer> holds: what is in the last \\boxed{...} in it, or all of it where there is no box, or
-    something beside it that changes it. Without answer tags it is what is in the last \\boxed{...}. Boxes
-    joined by a comma, and, or are one answer, a list. A box in a box is a part of it. Where the box is empty
-    or unfinished, there is no answer: an earlier box, prose, or the last number never count.
+    <answer>...</answer> holds: what is in the last \\boxed{...} in it, or all of it where there is no box,
+    or something beside it that changes it. Without answer tags it is what is in the last \\boxed{...}.
+    Boxes that are joined by a comma, by "and" or by "or" are one answer, a list. A box in a box is a part of
+    it. Where the box is empty or unfinished, there is no answer: an earlier box, prose, or the last number
+    never count.
     """
     text = response.rpartition("</think>")[2]
     closed = text.rfind("</answer>")
@@ -614,10 +581,11 @@ def final_answer(response):
         return whole
     contents = [text[box.end() + 1:end].strip() for box, end in boxes]
     first, end = boxes[0][0].start(), boxes[-1][1] + 1
-    beside = BEFORE_BOX.search(text[max(0, first - MAX_CHARS):first]) or AFTER_BOX.match(text[end:end + MAX_CHARS])
+    before, after = text[max(0, first - MAX_CHARS):first], text[end:end + MAX_CHARS]
     if not all(contents):
         return ""
-    return whole if start >= 0 and beside else ", ".join(dict.fromkeys(contents))
+    beside = start >= 0 and (BEFORE_BOX.search(before) or AFTER_BOX.match(after))
+    return whole if beside else ", ".join(dict.fromkeys(contents))
 
 
 def closing_brace(text, at):

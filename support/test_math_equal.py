@@ -68,8 +68,9 @@ def test_where_the_final_answer_stands():
 def test_restated_questions_are_no_answers():
     rng = random.Random(0)
     for a, b in [(rng.randrange(2, 999), rng.randrange(2, 999)) for _ in range(50)]:
-        for question, value in ((f"{a}*{b}", a * b), (f"{a}+{b}", a + b), (f"{a}-{b}", a - b),
-                                (f"{a}^2", a * a), (f"\\frac{{{a * b}}}{{{b}}}", a), (f"\\sqrt{{{a * a}}}", a)):
+        for question, value in (
+                (f"{a}*{b}", a * b), (f"{a}+{b}", a + b), (f"{a}-{b}", a - b), (f"{a}^2", a * a),
+                (f"\\frac{{{a * b}}}{{{b}}}", a), (f"\\sqrt{{{a * a}}}", a)):
             assert boxed(value, str(value)) and boxed(f"{question} = {value}", str(value))
             for answer in (question, f"({question})", f"x = {question}", f"{question} = {question}"):
                 assert not boxed(answer, str(value)), answer
@@ -77,7 +78,8 @@ def test_restated_questions_are_no_answers():
 
 def test_hostile_answers_are_cheap_and_wrong():
     """Each within 50 ms of the processor, and from a worker thread."""
-    hostile = ["".join(text * count for text, count in case["hostile"]) for case in CASES if "hostile" in case]
+    hostile = ["".join(text * count for text, count in case["hostile"])
+               for case in CASES if "hostile" in case]
 
     def attack():
         for response, gold in itertools.product(hostile, ("5", "x^2+1", "(1, 2)")):
