@@ -3,12 +3,12 @@
     python experiments/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
                                                            7,000 problems, with math-verify an hour
 
-Three policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one of
-its formulas is, so it is a bound on every choice among them. A formula stands between dollar signs, \\( and
-\\), or \\[ and \\]; a question without such signs is one. Counts go to experiments/results/ignorant_math.json:
-of the generated problems, of each file named, and by math-verify too, where it is installed. What is left on
-real sets are questions in which the answer stands as it should be written, and questions that ask for another
-form of an expression with symbols, to be expanded or factored, which both count as equal.
+Three policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
+of its formulas is, so it bounds every choice among them. A formula stands between dollar signs, \\( and \\),
+or \\[ and \\]; a question without such signs is one. Counts go to results/ignorant_math.json: of the generated
+problems, of each file named, and by math-verify too, where it is installed. What is left on real sets are
+questions in which the answer stands as it should be written, and questions that ask for another form of an
+expression with symbols, to be expanded or factored: both forms count as equal.
 """
 import json
 import os
@@ -35,7 +35,8 @@ def policies(question):
     """name -> the responses of which one has to be right."""
     formulas = [next(filter(None, groups)) for groups in FORMULA.findall(question)] or [question]
     chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas}
-    return {name: [f"\\boxed{{{text.strip(' .,;:?!')}}}" for text in texts] for name, texts in chosen.items()}
+    return {name: [f"\\boxed{{{text.strip(' .,;:?!')}}}" for text in texts]
+            for name, texts in chosen.items()}
 
 
 def counts(problems, label):
@@ -63,7 +64,7 @@ path = os.path.join(HERE, "results", "ignorant_math.json")
 if os.path.exists(path):  # what was counted before stays: other files, the other verifier
     with open(path) as file:
         before = json.load(file)
-    results = {**before, **{label: {**before.get(label, {}), **counted} for label, counted in results.items()}}
+    results = before | {label: before.get(label, {}) | right for label, right in results.items()}
 with open(path, "w") as file:
     json.dump(results, file, indent=1)
 for label, verdicts in results.items():

@@ -84,8 +84,8 @@ OPERATORS = {"+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x
              "^": power, "√": lambda n, x: power(x, 1 / n), "!": factorial, "\\binom": binomial}
 FUNCTIONS = {"\\" + name: f for name, f in dict(
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
-    sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos, arctan=cmath.atan, ln=cmath.log,
-    log=cmath.log10, abs=abs).items()}
+    sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
+    arctan=cmath.atan, ln=cmath.log, log=cmath.log10, abs=abs).items()}
 
 
 # ---- 2. Words and signs, and the tokens they come in ----
