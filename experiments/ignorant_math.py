@@ -5,10 +5,10 @@
 
 Three policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
 of its formulas is, so it bounds every choice among them. A formula stands between dollar signs, \\( and \\),
-or \\[ and \\]; a question without such signs is one. Counts go to results/ignorant_math.json: of the generated
-problems, of each file named, and by math-verify too, where it is installed. What is left on real sets are
-questions in which the answer stands as it should be written, and questions that ask for another form of an
-expression with symbols, to be expanded or factored: both forms count as equal.
+or \\[ and \\]; a question without such signs is one. Counts go to results/ignorant_math.json: of the
+generated problems, of each file named, and by math-verify too, where it is installed. What is left on real
+sets are questions in which the answer stands as it should be written, and questions that ask for another form
+of an expression with symbols, to be expanded or factored: both forms count as equal.
 """
 import json
 import os
@@ -53,20 +53,20 @@ def counts(problems, label):
     return right
 
 
-results = {"generated": counts([(problem.question, problem.answer)
-                                for problem in tasks.arithmetic_split("test", 1000, 0)], "generated")}
+sets = {"generated": [(problem.question, problem.answer)
+                      for problem in tasks.arithmetic_split("test", 1000, 0)]}
 for path in sys.argv[1:]:
     with open(path, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    label = os.path.basename(path).removesuffix(".jsonl")
-    results[label] = counts([(row["problem"], row["answer"]) for row in rows], label)
-path = os.path.join(HERE, "results", "ignorant_math.json")
+    sets[os.path.basename(path).removesuffix(".jsonl")] = [(row["problem"], row["answer"]) for row in rows]
+path, results = os.path.join(HERE, "results", "ignorant_math.json"), {}
 if os.path.exists(path):  # what was counted before stays: other files, the other verifier
     with open(path) as file:
-        before = json.load(file)
-    results = before | {label: before.get(label, {}) | right for label, right in results.items()}
-with open(path, "w") as file:
-    json.dump(results, file, indent=1)
+        results = json.load(file)
+for label, problems in sets.items():
+    results.setdefault(label, {}).update(counts(problems, label))
+    with open(path, "w") as file:
+        json.dump(results, file, indent=1)
 for label, verdicts in results.items():
     for name, right in verdicts.items():
         shares = ", ".join(f"{policy} {count / right['problems']:.2%}" for policy, count in right.items()
