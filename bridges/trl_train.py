@@ -3,8 +3,9 @@
     accelerate launch --num_processes 8 -m bridges.trl_train --task kk --model Qwen/Qwen2.5-0.5B
 
 --prompts, --group_size and --updates mean what they mean there, whatever the number of processes.
---shaping none is TRL's own GRPO.
+--shaping none is TRL's own GRPO. The weights' settings are the defaults of token_weights.
 """
+import argparse
 import json
 import math
 import os
@@ -28,7 +29,7 @@ def config(cfg, processes, **others):
                          f"be shared evenly among --updates {cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
     return trl.GRPOConfig(**{**dict(
-        output_dir=cfg.out or "runs/trl", seed=cfg.seed, max_steps=cfg.steps * cfg.updates,
+        seed=cfg.seed, max_steps=cfg.steps * cfg.updates,
         generation_batch_size=cfg.prompts * cfg.group_size, num_generations=cfg.group_size,
         per_device_train_batch_size=micro_batch, gradient_accumulation_steps=share // micro_batch,
         temperature=cfg.temperature, max_completion_length=cfg.max_new_tokens,
@@ -40,20 +41,24 @@ def config(cfg, processes, **others):
 
 
 def trainer(cfg, **others):
+    trainers = {"sg": GRPOSGTrainer, "none": trl.GRPOTrainer}
+    if cfg.shaping not in trainers or not cfg.model:
+        raise SystemExit("on TRL --shaping must be sg or none, and --model a name or a folder")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(cfg.model)
     task = tasks.keep_short(tasks.TASKS[cfg.task](cfg), tokenizer, cfg.max_prompt_tokens)
     rows = [{"prompt": rewards.messages(task, problem) if tokenizer.chat_template else
              f"{task.system}\n\n{problem.question}\n\n", "answer": json.dumps(problem.answer)}
             for problem in task.train]
     args = config(cfg, int(os.environ.get("WORLD_SIZE", 1)), **others)
-    cls = trl.GRPOTrainer if cfg.shaping == "none" else GRPOSGTrainer
-    return cls(cfg.model, rewards.trl_reward(task, tokenizer), args, datasets.Dataset.from_list(rows),
-               processing_class=tokenizer)
+    return trainers[cfg.shaping](cfg.model, rewards.trl_reward(task, tokenizer), args,
+                                 datasets.Dataset.from_list(rows), processing_class=tokenizer)
 
 
 if __name__ == "__main__":
-    cfg = grpo_sg.parse()
-    run = trainer(cfg)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--out", default="runs/trl")  # not parsed there, where a folder must be new
+    given, flags = parser.parse_known_args()
+    run = trainer(grpo_sg.parse(flags), output_dir=given.out)
     run.train()
     run.save_model()
     run.accelerator.end_training()  # closes the connections before a process exits, on which others may wait

@@ -3,6 +3,7 @@
     python grpo_sg.py --task kk --steps 1 --out START            (the start of all runs)
     python experiments/processes.py first START/checkpoint       one optimizer step: 2 processes against 1
     python experiments/processes.py learn START/checkpoint       40 steps: 2 processes against grpo_sg.py
+    python experiments/processes.py cost START/checkpoint        time of a micro-batch: with the bridge, without
     python experiments/processes.py figure
 
 In an environment made from bridges/requirements-trl.txt; the figure needs matplotlib too. Several processes
@@ -11,9 +12,11 @@ results/processes.json and figures/processes.svg.
 """
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -126,6 +129,41 @@ def learn(start):
         save(flags=" ".join(FLAGS), seeds=SEEDS, learn=curves)
 
 
+def cost(start, B=4, T=128):
+    """Seconds of loss and backward pass on one micro-batch (B, T), the two trainers in turn, ten times each."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    import grpo_sg
+    from bridges import trl_train
+    with tempfile.TemporaryDirectory() as folder:
+        model = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
+            num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0))
+        model.save_pretrained(folder)
+        PreTrainedTokenizerFast.from_pretrained(start).save_pretrained(folder)
+        trainers = {shaping: trl_train.trainer(
+            grpo_sg.parse([*FLAGS, "--train_problems", "200", "--model", folder, "--shaping", shaping]),
+            output_dir=folder, use_cpu=True)
+            for shaping in ("none", "sg")}
+    ids = torch.randint(1, 4096, (B, 2 * T))
+    batch = {"prompt_ids": ids[:, T:T + 32], "prompt_mask": torch.ones(B, 32, dtype=torch.long),
+             "completion_ids": ids[:, :T], "completion_mask": torch.ones(B, T, dtype=torch.long),
+             "advantages": torch.randn(B), "num_items_in_batch": torch.tensor(B * T)}
+    seconds = {shaping: [] for shaping in trainers}
+    for turn in range(11):
+        for shaping, run in trainers.items():
+            run.current_gradient_accumulation_steps = 1
+            run.model.zero_grad()
+            began = time.perf_counter()
+            run._compute_loss(run.model, batch).backward()
+            if turn:  # the first one warms up
+                seconds[shaping].append(time.perf_counter() - began)
+    medians = {shaping: statistics.median(values) for shaping, values in seconds.items()}
+    print(f"median seconds {medians}, ratio {medians['sg'] / medians['none']:.3f}")
+    save(cost={"B": B, "T": T, "weights": model.num_parameters(), "seconds": seconds})
+
+
 def figure():
     import matplotlib
     matplotlib.use("svg")
@@ -147,4 +185,5 @@ def figure():
 
 
 if __name__ == "__main__":
-    {"first": first, "learn": learn, "figure": figure, "one_step": one_step}[sys.argv[1]](*sys.argv[2:])
+    {"first": first, "learn": learn, "cost": cost, "figure": figure,
+     "one_step": one_step}[sys.argv[1]](*sys.argv[2:])
