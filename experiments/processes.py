@@ -3,7 +3,7 @@
     python grpo_sg.py --task kk --steps 1 --out START            (the start of all runs)
     python experiments/processes.py first START/checkpoint       one optimizer step: 2 processes against 1
     python experiments/processes.py learn START/checkpoint       40 steps: 2 processes against grpo_sg.py
-    python experiments/processes.py cost START/checkpoint        time of a micro-batch: with the bridge, without
+    python experiments/processes.py cost START/checkpoint        time of a micro-batch, with and without
     python experiments/processes.py figure
 
 In an environment made from bridges/requirements-trl.txt; the figure needs matplotlib too. Several processes
@@ -130,7 +130,7 @@ def learn(start):
 
 
 def cost(start, B=4, T=128):
-    """Seconds of loss and backward pass on one micro-batch (B, T), the two trainers in turn, ten times each."""
+    """CPU seconds of loss and backward pass on a micro-batch (B, T): the two trainers in turn, ten times."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -155,10 +155,10 @@ def cost(start, B=4, T=128):
         for shaping, run in trainers.items():
             run.current_gradient_accumulation_steps = 1
             run.model.zero_grad()
-            began = time.perf_counter()
+            began = time.process_time()
             run._compute_loss(run.model, batch).backward()
             if turn:  # the first one warms up
-                seconds[shaping].append(time.perf_counter() - began)
+                seconds[shaping].append(time.process_time() - began)
     medians = {shaping: statistics.median(values) for shaping, values in seconds.items()}
     print(f"median seconds {medians}, ratio {medians['sg'] / medians['none']:.3f}")
     save(cost={"B": B, "T": T, "weights": model.num_parameters(), "seconds": seconds})
