@@ -1,7 +1,7 @@
 """Tests of grpo_sg.py and tasks.py: offline, on a CPU, in any order.
 
 The first part is a lesson. It holds each piece of the algorithm against a slow version of itself, made of
-loops, or shows what would go wrong without it. Then: tasks, interrupted runs, the command line, the README.
+loops, or shows what would go wrong without it. Then: tasks, interrupted runs, the command line.
 """
 import itertools
 import json
@@ -9,10 +9,8 @@ import math
 import os
 import random
 import re
-import runpy
 import shutil
 import signal
-import sys
 import time
 
 import pytest
@@ -118,8 +116,8 @@ def test_loss_gradient_and_statistics_against_loops(mode, beta, weighted, per_to
     A = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5)) if per_token else A
     w = w if weighted else torch.ones_like(w)
     slow = logps.double().requires_grad_()
-    expected, slow_stats = slow_loss(slow, old.double(), A.double(), mask, w.double(), ref.double(), 0.2, 0.3,
-                                     beta, mode, denominator)
+    expected, slow_stats = slow_loss(slow, old.double(), A.double(), mask, w.double(), ref.double(), 0.2,
+                                     0.3, beta, mode, denominator)
     x, *others = (y.clone().requires_grad_() for y in (logps, old, w, ref))
     loss, stats = grpo_sg_loss(x, others[0], A, mask, weights=others[1] if weighted else None, clip_low=0.2,
                                ref_logps=others[2], clip_high=0.3, beta=beta, loss_agg_mode=mode,
@@ -169,7 +167,7 @@ def test_grpo_sg_is_grpo_with_the_advantages_w_times_A():
 
 
 def test_the_kl_is_unbiased_and_0_at_the_reference():
-    """Over all tokens x of a vocabulary the sum of pi(x) k3(x) is KL(pi || ref) exactly; w has no part in it."""
+    """Over all tokens x of a vocabulary the sum of pi(x) k3(x) is exactly KL(pi || ref), without w."""
     pi, ref = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
 
     def kl(logps, ref_logps):
@@ -323,8 +321,8 @@ def test_what_is_cut_off_is_badly_formed():
 @MODES
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_an_update_is_one_plain_step(mode, beta):
-    """The slow loss of all completions, from the full softmax of each alone, at temperature 0.7: whatever the
-    size of the micro-batches, with groups of equal rewards and a tool's tokens, and without dropout."""
+    """The slow loss of all completions, from the full softmax of each alone, at temperature 0.7: whatever
+    the size of the micro-batches, with groups of equal rewards and a tool's tokens, without dropout."""
     settings = dict(updates=1, loss_agg_mode=mode, beta=beta, temperature=0.7, grad_clip=1e9, clip_high=0.3)
     naive, completions, A, _ = rolled(**settings)
     for c in completions[::3]:
@@ -470,17 +468,6 @@ def test_long_gradients_are_scaled_and_equal_groups_have_none():
     assert torch.equal(same, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
 
 
-def test_gradient_checkpointing_runs_layers_twice_and_changes_nothing():
-    weights, calls = [], []
-    for on in (False, True):
-        model, completions, A, cfg = rolled(gradient_checkpointing=on)
-        if on:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        model.model.layers[0].input_layernorm.register_forward_hook(lambda *_, on=on: calls.append(on))
-        weights.append(stepped(model, completions, A, cfg)[1])
-    assert torch.allclose(*weights, atol=1e-6) and calls.count(True) > calls.count(False)
-
-
 # ==== Knights and Knaves ====
 
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
@@ -500,9 +487,9 @@ def test_labelled_responses():
 @pytest.mark.parametrize("task, gold", [("kk", ROLES), ("qa", ["Paris", "9" * 99]), ("math", "5")])
 def test_hostile_responses_are_cheap(task, gold):
     """A second at most for any verdict, though it has fifty thousand of whatever could multiply."""
-    for part in ("<think>", "</think>", "<answer>", "</answer>", "<think></think>", "<search>x</search>", "<",
-                 " ", "\n", "< / ", "<|im_end|>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ", ",000",
-                 "Mira ", "a\nuser", "\u0301", "\u0301\u0323", "\u0344\u0338", "\\boxed{", "{", "9"):
+    for part in ("<think>", "</think>", "<answer>", "</answer>", "<think></think>", "<search>x</search>",
+                 "<", " ", "\n", "< / ", "<|im_end|>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ",
+                 ",000", "Mira ", "a\nuser", "\u0301", "\u0301\u0323", "\u0344\u0338", "\\boxed{", "{", "9"):
         long = part * 50_000
         for response in (f"{long}x", f"<think>{long}</think>\n<answer>{GOOD}</answer>\nuser",
                          f"<think>x</think><answer>1{long}</answer>", f"\\boxed{{5{long}}}"):
@@ -601,17 +588,13 @@ def test_arithmetic_by_python_and_without_spaces():
         assert tokenizer.decode(tokenizer(problem.solution)["input_ids"]) == problem.solution
 
 
-def test_arithmetic_splits_share_no_operands_and_end(monkeypatch):
+def test_arithmetic_splits_share_no_operands():
     pairs = {}
     for split, count in (("train", 20_000), ("valid", 2000), ("test", 2000)):
         problems = tasks.arithmetic_split(split, count, 3)
         pairs[split] = [frozenset(re.findall(r"\d+", problem.question)) for problem in problems]
     assert not any(set(a) & set(b) for a, b in itertools.combinations(pairs.values(), 2))
-    assert len(set(pairs["test"])) == 2000
-    assert tasks.arithmetic_split("test", 50, 3) == problems[:50]
-    endless = itertools.count(0, 7)  # all of "test"
-    monkeypatch.setattr(tasks, "arithmetic", lambda rng: tasks.Problem("", "", "", next(endless)))
-    assert len(tasks.arithmetic_split("test", 30_000, 0)) == 20_000
+    assert len(set(pairs["test"])) == 2000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
 # ==== Questions with a search tool ====
@@ -644,14 +627,14 @@ def test_search_against_the_textbook():
     assert search("LODZ", 3) == search("soren", 3) == [0] and search("zurich oerlikon", 3) == [1]
 
 
-@pytest.mark.parametrize("text, line", [
-    ("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"), ("<search></search>", "Nothing was"),
-    ("<search>zzz \ud800 \x00</search>", "Nothing was"), ("ada </search>", "To search, write <search>"),
-    ("<search>ada</search> or ada</search>", "To search, write <search>"),
-    ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")])
-def test_every_query_has_a_clear_answer(text, line):
-    observed = tasks.search_tool(["Ada wrote it", "Bob read it"])(text)
-    assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", observed, re.S)
+def test_every_query_has_a_clear_answer():
+    search = tasks.search_tool(["Ada wrote it", "Bob read it"])
+    for text, line in (("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"),
+                       ("<search></search>", "Nothing was"), ("<search>\ud800 \x00</search>", "Nothing was"),
+                       ("ada </search>", "To search, write <search>"),
+                       ("<search>ada</search> or ada</search>", "To search, write <search>"),
+                       ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")):
+        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", search(text), re.S), text[:60]
 
 
 def test_the_world_needs_two_searches_and_its_splits_share_nobody():
@@ -690,8 +673,8 @@ def letters_tokenizer():
 
 @pytest.fixture
 def converse(monkeypatch):
-    """(spell, converse): converse(scripts) gives the completions of a rollout whose k-th row writes, in place of
-    a model, the token ids scripts[k][turn] in each turn, and stops where the real sampler would."""
+    """(spell, converse): converse(scripts) gives the completions of a rollout whose k-th row writes, in
+    place of a model, the token ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer, model = letters_tokenizer(), tiny_qwen(vocab=200)
     model.generation_config.eos_token_id = 0
 
@@ -773,15 +756,15 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """A function that starts (or with resume=True goes on with) a small run of 4 steps in a folder, and returns
-    its exit status. Its verifier finds differences between the completions of an untrained model."""
+    """A function that starts (or with resume=True goes on with) a small run of 4 steps in a folder, and
+    returns its exit status. Its verifier finds differences between an untrained model's completions."""
     folder = tmp_path_factory.mktemp("untrained")
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=300, eval_problems=4))
     torch.manual_seed(0)
     grpo_sg.save_model(folder, *tasks.tiny_model(task))
-    flags = (f"--model {folder} --task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --lr 1e-3 "
-             "--temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 --save_every 1 "
-             "--eval_samples 0 --beta 0.01").split()
+    flags = (f"--model {folder} --task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 "
+             "--lr 1e-3 --temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
+             "--save_every 1 --eval_samples 0 --beta 0.01").split()
 
     def start(out, *more, resume=False):
         with pytest.MonkeyPatch.context() as patch:
@@ -832,7 +815,7 @@ STOPS = {"Ctrl-C": (grpo_sg, "update", 2, signal.SIGINT, 100, 130),
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_whatever_stops_a_run_it_goes_on_as_if_nothing_had(start, whole, tmp_path, monkeypatch, capsys, stop):
+def test_whatever_stops_a_run_it_goes_on_as_before(start, whole, tmp_path, monkeypatch, capsys, stop):
     *place, save_every, status = STOPS[stop]
     with monkeypatch.context() as patch:
         at_call(patch, *place)
@@ -878,8 +861,8 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
     assert "done 4 already" in capsys.readouterr().err
     assert start(tmp_path / "run", "--steps", 6, "--save_every", 2, resume=True) == 0
     assert start(tmp_path / "long", "--steps", 6) == 0
-    steps = [[row for row in outcome(tmp_path / name)[0] if row.get("step") != 4] for name in ("run", "long")]
-    assert steps[0] == steps[1]
+    run, long = (outcome(tmp_path / name) for name in ("run", "long"))
+    assert [row for row in run[0] if row["step"] != 4] == [row for row in long[0] if row["step"] != 4]
 
 
 def test_what_is_not_finite_never_reaches_the_weights():
@@ -898,9 +881,9 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
     assert start(tmp_path / "removed") == 2
     assert "cannot read or write the run's files" in capsys.readouterr().err
     monkeypatch.setattr(grpo_sg, "MAX_BAD_STEPS", 2)
-    update = grpo_sg.update
-    monkeypatch.setattr(grpo_sg, "update", lambda model, optimizer, completions, advantages, cfg, **more: update(
-        model, optimizer, completions, advantages * math.nan, cfg, **more))
+    loss = grpo_sg.grpo_sg_loss
+    monkeypatch.setattr(grpo_sg, "grpo_sg_loss", lambda logps, old_logps, advantages, mask, **more: loss(
+        logps, old_logps, advantages * math.nan, mask, **more))
     assert start(tmp_path / "bad") == 2
     assert "no update of the last 2 steps was finite" in capsys.readouterr().err
     rows = [row for row in rows_of(tmp_path / "bad" / "metrics.jsonl") if "skipped" in row]
@@ -933,8 +916,8 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid"), (2, "test")]
-    keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl weight_mean "
-            "low_prob_frac seconds")
+    keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
+            "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
     assert {*"question completion reward correct formatted truncated".split()} <= set(samples[0])
     test = kk(grpo_sg.parse(flags.split())).test
@@ -997,7 +980,7 @@ def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
     ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
     ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out .", "exists"),
-    ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "--nonsense"),
+    ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
     ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 1023", "--max_new_tokens"),
     ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
@@ -1007,72 +990,13 @@ def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
 
 
 def test_settings_without_effect_are_announced(capsys):
-    """tau = 9, for example: sigmoid(pi / 9) hardly changes, all weights are clipped to 1, and that is GRPO."""
-    for flags, warned in (("--tau 9", True), ("--low 1.2 --high 1.2", True), ("--alpha 0", True), ("", False)):
+    """tau = 9, for example: sigmoid(pi / 9) hardly changes, and all weights are clipped to 1: GRPO."""
+    for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):
         grpo_sg.parse(flags.split())
-        assert ("plain GRPO" in capsys.readouterr().err) == warned
+        assert ("plain GRPO" in capsys.readouterr().err) == bool(flags)
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
     short = tasks.keep_short(toy_task(), word_tokenizer(), 1)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
-
-
-# ==== The README: what it shows is what there is ====
-
-def readme(pattern):
-    with open(os.path.join(HERE, "README.md")) as file:
-        return re.findall(pattern, file.read(), re.M | re.S)
-
-
-def test_the_readmes_equations_and_links():
-    with open(os.path.join(HERE, "grpo_sg.py")) as file:
-        text = file.read()
-    codes = readme(r"`\$ \| `([^`]+)` \|$")
-    assert len(codes) == 6 and [code for code in codes if code not in text] == []
-    paths = readme(r"\]\(([\w./-]+)\)")
-    assert len(paths) > 5 and [path for path in paths if not os.path.exists(os.path.join(HERE, path))] == []
-
-
-def test_the_readmes_commands(tmp_path, monkeypatch, capsys):
-    """All have flags that there are and files that there are; those without a data set run, on a small model."""
-    hub_model(tmp_path / "Qwen" / "Qwen2.5-0.5B", CHAT)
-    monkeypatch.chdir(tmp_path)
-    blocks = readme(r"^python ((?:[^\n#\\]|\\\n)+)") + readme(r"(?<!`)`python\s([^`]+)`")
-    commands = dict.fromkeys(" ".join(block.replace("\\", "").split()) for block in blocks)
-    files = [re.sub(r"^-m (\S+).*", lambda found: found[1].replace(".", "/") + ".py", c).split()[0] for c in commands]
-    missing = {file for file in files if not os.path.exists(os.path.join(HERE, file))}
-    assert missing == {"pytest.py", "backwards.py"}
-    ours = [c.removeprefix("grpo_sg.py ") for c in commands if c.startswith("grpo_sg.py --")]
-    assert len(ours) > 2
-    for command in sorted(ours, key=lambda line: "--resume" in line):
-        if "--resume" in command:
-            main(command, capsys)
-        elif "--data" in command:
-            grpo_sg.parse(command.split())
-        else:
-            main(f"{command} {SMALL} --out runs/NAME", capsys)
-
-
-def test_the_readmes_cheats_fail():
-    rows = readme(r"^\| `(kk|math|qa)`:[^|]* \| ([^|]+) \| `([^|]+)` \|")
-    assert [task for task, *_ in rows] == ["kk", "math", "qa"]
-    for task, gold, cheat in rows:
-        gold = gold.strip("`")
-        honest = {"math": f"\\boxed{{{gold}}}", "qa": f"<answer> {gold} </answer>"}.get(task)
-        if task == "kk":
-            gold = dict(clause.split() for clause in gold.split(", "))
-            honest = ", ".join(f"{name} is a {role}" for name, role in gold.items())
-            cheat, honest = (f"<think>hm</think><answer>{text}</answer>" for text in (cheat, honest))
-        assert [VERIFIERS[task](text, gold).correct for text in (cheat, honest)] == [False, True], task
-
-
-def test_the_readmes_task(tmp_path, monkeypatch, capsys):
-    code, = readme(r"```python\n([^`]*grpo_sg\.main\(.*?)```")
-    (tmp_path / "backwards.py").write_text(code)
-    monkeypatch.setattr(sys, "argv", f"backwards.py {SMALL} --group_size 4 --out {tmp_path}/run".split())
-    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
-    monkeypatch.setattr(tasks, "warm_up", lambda *_: None)
-    runpy.run_path(str(tmp_path / "backwards.py"))
-    assert "100 to test on" in capsys.readouterr().out
