@@ -39,6 +39,7 @@ import tasks
 from support import fit, page, tool
 from support.logs import describe, log, log_step, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
+from support.offload import HostAdamW
 from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
                              given_and_saved, in_words, newest_readable, one_line_errors, open_run,
                              read_json, token_bar, waiting_signals, whole_folder, write_json)
@@ -470,7 +471,8 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference:
     the policy of the KL, needed where cfg.beta is above 0. state: that of a checkpoint to go on from.
     received: signals; where there is one, the step is finished, saved, and the last."""
-    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
+    AdamW = HostAdamW if cfg.offload else torch.optim.AdamW
+    optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state["optimizer"])
     done = state["step"] if state else 0
@@ -548,6 +550,7 @@ class Config:
     sample_batch: int = setting(256, "most completions sampled at once")
     sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU graph.py, where that is right")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
+    offload: bool = setting(False, "keep AdamW's averages in host memory: 8 bytes a weight less on the GPU")
     train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
     eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
@@ -565,7 +568,7 @@ MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turn
 NO_EFFECT = {"kk": "max_turns", "math": "people brief max_turns", "qa": "people brief",
              "none": "alpha tau mu low high", "ar": "alpha tau mu low high"}
 # What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding.
-MAY_CHANGE = "resume out steps save_every eval_every sample_batch tokens_per_micro_batch".split()
+MAY_CHANGE = "resume out steps save_every eval_every sample_batch offload tokens_per_micro_batch".split()
 
 
 def parse(argv=None, **defaults):
