@@ -25,8 +25,7 @@ FLAGS = ("--task kk --brief --people 3 --train_problems 20000 --prompts 32 --upd
          "--temperature 1 --max_new_tokens 48 --steps 40").split()
 SEEDS = (0, 1)
 CASES = [("sgd", "sg", "token-mean"), ("sgd", "none", "token-mean"), ("sgd", "sg", "seq-mean-token-mean"),
-         ("sgd", "none", "seq-mean-token-mean"),
-         ("adamw", "sg", "token-mean"), ("adamw", "none", "token-mean")]
+         ("sgd", "none", "seq-mean-token-mean")]
 
 
 def launch(processes, *command):
