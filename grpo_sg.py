@@ -22,7 +22,6 @@ import dataclasses
 import math
 import os
 import random
-import secrets
 import sys
 import time
 from statistics import fmean as mean, pstdev
@@ -645,9 +644,8 @@ def load(cfg):
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
-    except (OSError, ValueError) as error:
-        where = "" if isinstance(error, ValueError) else f"cannot load --data {cfg.data}: "
-        fail(where + str(error).split("\n")[0])
+    except ValueError as error:  # what a task has to say of its settings and its data
+        fail(str(error).split("\n")[0])
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
     return task, prepare(model, tokenizer, prompt, cfg, sample), tokenizer, state
 
@@ -657,9 +655,7 @@ def run(cfg):
     task, model, tokenizer, state = load(cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    kind = "test" if cfg.eval_only else cfg.shaping
-    name = f"{cfg.task}-{kind}-seed{cfg.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = open_run(cfg.out or os.path.join("runs", name), cfg)
+    out = open_run(cfg)
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
           f"{len(task.test)} to test on, of which the best constant answer gets {task.floor:.2f}")
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew

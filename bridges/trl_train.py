@@ -45,7 +45,7 @@ def trainer(cfg, **others):
     if cfg.shaping not in trainers or not cfg.model:
         raise SystemExit("on TRL --shaping must be sg or none, and --model a name or a folder")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(cfg.model)
-    task = tasks.keep_short(tasks.TASKS[cfg.task](cfg), tokenizer, cfg.max_prompt_tokens)
+    task = tasks.keep_short(tasks.TASKS[cfg.task](cfg), tokenizer, most=1024)
     rows = [{"prompt": rewards.messages(task, problem) if tokenizer.chat_template else
              f"{task.system}\n\n{problem.question}\n\n", "answer": json.dumps(problem.answer)}
             for problem in task.train]

@@ -24,11 +24,14 @@ QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ...
 
 
 def hub_rows(*name, split):
+    """A split of a set on the hub. Raises ValueError where there is no such set, no access or no network."""
     import datasets  # slow to import, and needed for data from the hub only
     try:
         return datasets.load_dataset(*name, split=split)
     except RuntimeError:  # a set that comes as a script, which is not run: the hub's own copy of its rows
         return datasets.load_dataset(*name, split=split, revision="refs/convert/parquet")
+    except OSError as error:
+        raise ValueError(f"cannot load {name[0]} from the hub: {error}") from None
 
 
 def math_rows(name, hub_name, configuration, split):
@@ -94,7 +97,10 @@ def eval_data_of(cfg, pairs):
 def rows_of(name, sets, example):
     """The rows of one of the sets, or of a file, without blank golds and without the rows that have no
     other; prints how many these are. Raises ValueError where none is left."""
-    found = list(sets[name] if name in sets else file_rows(name, example))
+    try:
+        found = list(sets[name] if name in sets else file_rows(name, example))
+    except OSError as error:
+        raise ValueError(f"cannot read {name}: {error.strerror}") from None
     filled = [(question, [gold for gold in golds if gold and gold.strip()], *passages)
               for question, golds, *passages in found]
     kept = [row for row in filled if row[1]]

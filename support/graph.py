@@ -112,10 +112,9 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
         for t in range(done, done + block):
             paused = pauses(s.drawn[s.row, :t + 1]) if pauses else False
             ended[s.row, t] = torch.isin(s.drawn[s.row, t], stops) | paused
-        left = (~ended[s.row].any(1)).nonzero()[:, 0]
+        before, rows = rows, (~ended[s.row].any(1)).nonzero()[:, 0]
         if progress:
-            progress(len(rows) * block, len(rows) - len(left))
-        rows = left
+            progress(len(before) * block, len(before) - len(rows))
         done += block
     ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
     return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]

@@ -6,6 +6,7 @@ import glob
 import json
 import math
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -84,11 +85,14 @@ def saved_settings(settings, run):
     return {name: saved[name] for name in settings.__dataclass_fields__ if "seed" in saved and name in saved}
 
 
-def open_run(out, settings):
-    """The folder of a run, made if it is new, with the settings in config.json; prints them where they differ
-    from the defaults."""
+def open_run(settings):
+    """The folder of a run, --out or one under runs/, made if it is new, with the settings in config.json; prints
+    them where they differ from the defaults."""
     values = vars(settings)
     usual = vars(type(settings)())
+    kind = "test" if settings.eval_only else settings.shaping
+    when = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    out = settings.out or os.path.join("runs", f"{settings.task}-{kind}-seed{settings.seed}-{when}")
     os.makedirs(out, exist_ok=settings.resume)
     write_json(os.path.join(out, "config.json"), values)
     changed = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
