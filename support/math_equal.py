@@ -206,8 +206,10 @@ class Item(NamedTuple):
 def undone(op, first, last, constant):
     """What an operation leaves to be done: "+" to add constants, "*" to multiply, divide or cancel numerals
     or to raise constants to a power, "/" to divide by a sum, "√" a root, "s" to take a factor out of it,
-    "f" any other function of constants. Operations on symbols leave nothing."""
+    "f" any other function of constants, "c" symbols that cancel. Others on symbols leave nothing."""
     n, d = first.factor, last.factor
+    if constant and not (first.constant and last.constant):
+        return "c"
     if op == "*":
         return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
     if op == "/":
