@@ -3,6 +3,7 @@
     python experiments/figures.py
 """
 import json
+import math
 import os
 import statistics
 
@@ -10,10 +11,11 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
+import stability as stable  # noqa: E402
 from compare import METHODS, TRAPS, best_rates, results  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
+BLUE, ORANGE, GREY, SKY = "#2166ac", "#d95f02", "#888888", "#67a9cf"
 DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}  # hundreds of them: an image inside of the SVG
 plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                      "axes.spines.right": False, "figure.constrained_layout.use": True})
@@ -137,9 +139,46 @@ def learning():
     save(figure, "learning.svg")
 
 
+def stability():
+    """Accuracy and the share of collapsed runs against the learning rate; where each method falls off."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    cells = stable.by_cell(load("stability.jsonl"))
+    T = stable.thresholds(stable.curves(cells))
+    cells = {cell: list(rows.values()) for cell, rows in cells.items() if cell[0] == "map" and len(rows) > 1}
+    before = statistics.fmean(row["before"] for rows in cells.values() for row in rows)
+    left.axhline(before, color=GREY, lw=1, ls=":")
+    looks = {"none": ("GRPO", GREY), "sg": ("GRPO-SG", BLUE), "sg / mean": ("GRPO-SG, w / mean", SKY),
+             "ar": ("AR-Lopti", ORANGE)}
+
+    def points(axis, x, y, seeds, **more):  # the mean and a 95 % interval of each list of values
+        means, ends = list(map(statistics.fmean, seeds)), list(map(stable.bootstrap, seeds))
+        sides = [[abs(m - end[side]) for m, end in zip(means, ends)] for side in (0, 1)]
+        axis.errorbar(x or means, y or means, capsize=2, **{"yerr" if x else "xerr": sides}, **more)
+    for i, (name, (label, color)) in enumerate(looks.items()):
+        rates = sorted(cell[2] for cell in cells if cell[1] == name)
+        rows = [cells["map", name, lr, 8] for lr in rates]
+        beside = [math.log2(lr) + 0.07 * (i - 1.5) for lr in rates]  # so that none hides another
+        look = {"color": color, "lw": 1.2, "ms": 3, "label": label}
+        after = [[row["avg@4"] for row in cell] for cell in rows]
+        down = [[float(stable.collapsed(row)) for row in cell] for cell in rows]
+        points(left, beside, None, after, fmt="o-", **look)
+        points(right, beside, None, down, fmt="o-", **look)
+        if len(T[name]) > 1:
+            points(right, None, [-0.12 - 0.08 * i], [list(T[name].values())], fmt="D", **look)
+    ticks = sorted({cell[2] for cell in cells})
+    for axis, title in ((left, "Test avg@4 (dotted: the warm start)"), (
+            right, "Share of runs that end below their warm start\n(diamonds: the rate where half do)")):
+        axis.set_xticks([math.log2(lr) for lr in ticks], [f"{lr * 1e4:g}" for lr in ticks])
+        axis.set_title(title, fontsize=9)
+        axis.set(xlabel="learning rate, in units of $10^{-4}$")
+    right.set_yticks([0, 0.5, 1])
+    left.legend(fontsize=8, frameon=False)
+    save(figure, "stability.svg")
+
+
 if __name__ == "__main__":
-    for figure in (method, premise, helps, traps, learning):
+    for figure in (method, premise, helps, traps, learning, stability):
         try:
             figure()
-        except (OSError, KeyError, IndexError) as error:  # a part that has not been run
+        except (OSError, LookupError, statistics.StatisticsError) as error:  # a part that has not been run
             print(f"no figure {figure.__name__}: {type(error).__name__}: {error}")

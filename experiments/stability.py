@@ -193,6 +193,192 @@ def run(args):
         print(time.strftime("%H:%M:%S"), *job, change, f"{row['seconds']} s", flush=True)
 
 
+def by_cell(rows):
+    """{(part, method, learning rate, updates): {seed: row}}"""
+    cells = {}
+    for row in rows:
+        cells.setdefault((row["part"], row["name"], row["lr"], row["updates"]), {})[row["seed"]] = row
+    return cells
+
+
+def bootstrap(seeds, statistic=statistics.fmean, draws=10_000):
+    """The 2.5 and 97.5 % percentiles of a statistic over draws of seeds, of those where it is not None."""
+    rng = random.Random(0)
+    found = [statistic(rng.choices(seeds, k=len(seeds))) for _ in range(draws)]
+    found = sorted(value for value in found if value is not None) or [math.nan]
+    return found[len(found) // 40], found[~(len(found) // 40)]
+
+
+def shown(values):
+    """"mean [95 % bootstrap interval], n seeds\""""
+    low, high = bootstrap(values)
+    return f"{statistics.fmean(values):+.3f} [{low:+.3f}, {high:+.3f}], {len(values)} seeds"
+
+
+def at(x, xs, ys):
+    """The line through the points (xs, ys), at x within their range."""
+    i = max(i for i in range(len(xs) - 1) if xs[i] <= x)
+    return ys[i] + (ys[i + 1] - ys[i]) * (x - xs[i]) / (xs[i + 1] - xs[i])
+
+
+def length_above(xs, ys):
+    """The length of the part of the x-axis on which the line through the points is at or above 0."""
+    total = 0.0
+    for width, a, b in zip((right - left for left, right in zip(xs, xs[1:])), ys, ys[1:]):
+        total += width * (1 if min(a, b) >= 0 else 0 if max(a, b) < 0 else max(a, b) / abs(a - b))
+    return total
+
+
+def collapsed(row):
+    return row["avg@4"] < row["before"]
+
+
+def half_collapsed(shares):
+    """The log2 rate at which the share of collapsed runs first crosses one half; None: it does not. shares:
+    for each seed, for each rate, 0 or 1."""
+    xs, means = [math.log2(lr) for lr in RATES], [statistics.fmean(each) for each in zip(*shares)]
+    for i in range(1, len(xs)):
+        if means[i - 1] < 0.5 <= means[i]:
+            return xs[i - 1] + (0.5 - means[i - 1]) / (means[i] - means[i - 1])
+    return None
+
+
+def show_map(cells):
+    """A row for each cell, as a Markdown table."""
+    means = ("norm mean", "norm max", "norm cv", "norm above 1", "entropy", "kl", "weight_mean",
+             "low_prob_frac")
+    head = "method", "rate", "seeds", "avg@4 before", "after, 95 % interval", "share collapsed", *means
+    print("|", " | ".join(head), "|\n|" + "---|" * len(head))
+    for name in (*METHODS, THIRD):
+        for cell in sorted(cell for cell in cells if cell[:2] == ("map", name)):
+            rows = list(cells[cell].values())
+            if len(rows) > 1:
+                down = [float(collapsed(row)) for row in rows]
+                share = "{:.2f} [{:.2f}, {:.2f}]".format(statistics.fmean(down), *bootstrap(down))
+                print(f"| {name} | {cell[2]:g} | {len(rows)} | {mean_of(rows, 'before')} |",
+                      interval([row["avg@4"] for row in rows]).replace("+", ""), f"| {share} |",
+                      " | ".join(mean_of(rows, key) for key in means), "|")
+
+
+def mean_of(rows, key):
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return f"{statistics.fmean(values):.3f}" if values else "-"
+
+
+def curves(cells):
+    """{method: {seed: rows at the five rates}}, of the seeds that have them all."""
+    found = {}
+    for name in METHODS:
+        columns = [cells.get(("map", name, lr, 8), {}) for lr in RATES]
+        found[name] = {seed: [column[seed] for column in columns]
+                       for seed in sorted(set.intersection(*map(set, columns)))}
+    return found
+
+
+def thresholds(curves):
+    """{method: {seed: T}}, the collapse rates in octaves."""
+    xs = [math.log2(lr) for lr in RATES]
+    return {name: {seed: xs[0] + length_above(xs, [row["avg@4"] - row["before"] for row in rows])
+                   for seed, rows in by_seed.items()} for name, by_seed in curves.items()}
+
+
+def verdict(paired, s, at_an_end):
+    """What D is called, by the rule in the docstring."""
+    if at_an_end > 2:
+        return "out of range"
+    low, high = bootstrap(paired)
+    if low > 0:
+        return "stabler"
+    if high < 0:
+        return "moved by the factor" if low <= -s <= high else "less stable"
+    return "no difference" if -s < low and high < s else "unresolved"
+
+
+def show_thresholds(runs, T, ends):
+    """The learning rates at which half of the runs collapse."""
+    print("\nlearning rate at which half of the runs collapse: by T; where their share crosses one half")
+    for name in (name for name in METHODS if len(T[name]) > 1):
+        down = [[float(collapsed(row)) for row in rows] for rows in runs[name].values()]
+        rates = []
+        for seeds, statistic in ((list(T[name].values()), statistics.fmean), (down, half_collapsed)):
+            found = [statistic(seeds), *bootstrap(seeds, statistic)]
+            rates.append("nowhere" if found[0] is None else "{:.2e} [{:.2e}, {:.2e}]".format(
+                *(2 ** x for x in found)))
+        print(f"  {name:<10} {'; '.join(rates)}; {len(down)} seeds, {ends[name]} at an end of the range")
+
+
+def show_comparisons(cells):
+    """D and what it is called; then what is secondary."""
+    runs, xs = curves(cells), [math.log2(lr) for lr in RATES]
+    T = thresholds(runs)
+    ends = {name: sum(math.isclose(t, end) for t in T[name].values() for end in (xs[0], xs[-1]))
+            for name in METHODS}
+    show_thresholds(runs, T, ends)
+    gain = {name: {seed: [row["avg@4"] - row["before"] for row in rows] for seed, rows in runs[name].items()}
+            for name in METHODS}
+
+    def paired(a, b, value):
+        return [value(seed) for seed in runs[a] if seed in runs[b]]
+
+    def octaves(a, b):
+        return paired(a, b, lambda seed: T[a][seed] - T[b][seed])
+    D = octaves("sg", "none")
+    if len(D) < 2:
+        return print("no comparison yet: it needs two seeds with all five rates")
+    s = math.log2(statistics.fmean(row["weight_mean"] for rows in runs["sg"].values() for row in rows))
+    called = verdict(D, s, max(ends["sg"], ends["none"]))
+    print(f"\nmean weight of sg {2 ** s:.3f}, s = {s:.3f} octaves")
+    print(f"D = T(sg) - T(none) = {shown(D)}; by Student's t {interval(D)}; a factor of",
+          f"{2 ** statistics.fmean(D):.2f}: {called}" + " (interim: fewer than 10 seeds)" * (len(D) < 10))
+    for a, b in (("sg / mean", "none"), ("ar", "none"), ("sg", "sg / mean")):
+        if len(octaves(a, b)) > 1:
+            print(f"  T({a}) - T({b}) = {shown(octaves(a, b))}")
+    same = paired("sg", "none", lambda seed: statistics.fmean(
+        a - b for a, b in zip(gain["sg"][seed], gain["none"][seed])))
+    moved = paired("sg", "none", lambda seed: statistics.fmean(
+        a - at(x + s, xs, gain["none"][seed]) for a, x in zip(gain["sg"][seed], xs[:-1])))
+    print(f"  avg@4 of sg minus none's at the same rates: {shown(same)}")
+    print(f"  avg@4 of sg minus none's at the rates times the factor: {shown(moved)}")
+    for name in METHODS[1:]:
+        variation = paired(name, "none", lambda seed: (
+            runs[name][seed][1]["norm cv"] - runs["none"][seed][1]["norm cv"]))
+        if len(variation) > 1:
+            print(f"  variation of the gradient norm at {RATES[1]:g}, {name} minus none: {shown(variation)}")
+
+
+def show_part(cells, title, cell, names, base, differences):
+    """Means of a cell's methods, and differences to one of them, paired by seed. cell: (part, rate,
+    updates); differences: title -> function of a row."""
+    print(f"\n{title}:")
+    part, *where = cell
+    for name in names:
+        rows, others = cells.get((part, name, *where), {}), cells.get((part, base, *where), {})
+        seeds = sorted(set(rows) & set(others))
+        if len(seeds) > 1:
+            keys = ["before", "avg@4", "clip_frac", "norm max", "norm cv", "kl"]
+            keys += ["before seen", "avg@4 seen"] * (part == "few problems")
+            found = [f"{key} {mean_of(rows.values(), key)}" for key in keys]
+            share = statistics.fmean(map(collapsed, rows.values()))
+            print(f"  {name}, {len(rows)} seeds: collapsed {share:.2f}", *found, sep=", ")
+            for what, value in differences.items() if name != base else ():
+                pairs = [value(rows[seed]) - value(others[seed]) for seed in seeds]
+                print(f"    {what} minus that of {base}: {interval(pairs)}, {len(seeds)} seeds")
+
+
+def show(args):
+    cells = by_cell(rows_of(args.results))
+    show_map(cells)
+    show_comparisons(cells)
+    after = {"avg@4": lambda row: row["avg@4"]}
+    for updates, part in ((4, "updates"), (8, "map"), (16, "updates")):
+        show_part(cells, f"{updates} updates on a rollout, learning rate 4e-4", (part, 4e-4, updates),
+                  METHODS[:3], "none", after)
+    show_part(cells, "64 problems, 300 steps, learning rate 1e-4", ("few problems", 1e-4, 8), METHODS[:3],
+              "none", {"gap": lambda row: row["avg@4 seen"] - row["avg@4"], **after})
+    show_part(cells, "third reading of the weight, learning rate 1e-4", ("map", 1e-4, 8), ("sg", THIRD),
+              "sg", after)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "show"])
@@ -200,8 +386,10 @@ def main():
     parser.add_argument("--cache", default="/tmp/warm-starts", help="a folder for the warm starts")
     parser.add_argument("--results", default=PATH, help="the file that rows are appended to")
     args = parser.parse_args()
+    if args.what == "show":
+        return show(args)
     os.makedirs(args.cache, exist_ok=True)
-    run(args) if args.what == "run" else show(args)
+    run(args)
 
 
 if __name__ == "__main__":
