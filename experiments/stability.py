@@ -5,7 +5,8 @@
 
 A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run
 a line, and what is there is not run again: stop it when you like; two processes with other seeds may share
-the file. DIR, outside of the repository, keeps the warm starts, a file a seed.
+the file. DIR, outside of the repository, keeps the warm starts, a file a seed. --methods none sg runs what the
+comparison that counts needs, and no more.
 
 The regime is compare.py's (kk, an early end of the warm-up, 16 prompts, 8 updates on a rollout, 40 steps),
 the seeds 0 to 9, and every method starts from the same warm start of a seed. Fixed before the first counted
@@ -179,7 +180,7 @@ def run(args):
     torch.set_num_threads(1)
     seed_of_start = None
     for job in jobs_of(args.seeds):
-        if job in map(key, rows_of(args.results)):
+        if job[1] not in args.methods or job in map(key, rows_of(args.results)):
             continue
         if seed_of_start != job[2]:
             seed_of_start, start = job[2], start_of(job[2], args.cache)
@@ -383,6 +384,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "show"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--methods", nargs="+", default=[*METHODS, THIRD], choices=[*METHODS, THIRD])
     parser.add_argument("--cache", default="/tmp/warm-starts", help="a folder for the warm starts")
     parser.add_argument("--results", default=PATH, help="the file that rows are appended to")
     args = parser.parse_args()
