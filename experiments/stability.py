@@ -5,8 +5,8 @@
 
 A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run
 a line, and what is there is not run again: stop it when you like; two processes with other seeds may share
-the file. DIR, outside of the repository, keeps the warm starts, a file a seed. --methods none sg runs what the
-comparison that counts needs, and no more.
+the file. DIR, outside of the repository, keeps the warm starts, a file a seed. --methods none sg runs these
+alone: what the comparison that counts needs.
 
 The regime is compare.py's (kk, an early end of the warm-up, 16 prompts, 8 updates on a rollout, 40 steps),
 the seeds 0 to 9, and every method starts from the same warm start of a seed. Fixed before the first counted
@@ -63,6 +63,7 @@ from unittest import mock
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import torch  # noqa: E402
+from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 
 import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
@@ -117,10 +118,11 @@ def measured(model, first, start, problems):
     _, tokenizer, task, cfg = start
     drawn = grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=4, temperature=1.0, seed=cfg.seed)
     entropy, kl, count = 0.0, 0.0, 0
-    zeros, rows = torch.zeros(len(drawn)), range(len(drawn))
-    for micro in grpo_sg.micro_batches(drawn, zeros, rows, cfg, "cpu"):
-        at = micro["mask"][:, 1:]
-        logp, logq = (m(input_ids=micro["ids"][:, :-1]).logits[at].log_softmax(-1) for m in (model, first))
+    for i in range(0, len(drawn), 200):
+        some = drawn[i:i + 200]
+        ids = pad_sequence([torch.tensor(c.prompt + c.tokens) for c in some], True)  # (B, T)
+        own = pad_sequence([torch.tensor([False] * len(c.prompt) + c.mask) for c in some], True)[:, 1:]
+        logp, logq = (m(input_ids=ids[:, :-1]).logits[own].log_softmax(-1) for m in (model, first))
         entropy -= (logp.exp() * logp).sum().item()
         kl += (logp.exp() * (logp - logq)).sum().item()
         count += len(logp)
