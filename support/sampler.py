@@ -7,15 +7,20 @@ from support import graph
 
 
 def recorded(model):
-    """graph.sample for models like this one. Its layers run in bfloat16, in a copy that each call brings up
-    to date; the vocabulary matrix is the model's own, and buffers such as rotary frequencies are float32."""
+    """graph.sample for models like this one. Its layers run in bfloat16, in a copy that is there while a call lasts,
+    as an update needs its memory; the vocabulary matrix is the model's own, and buffers such as rotary frequencies
+    are float32."""
     trunk = copy.deepcopy(model.base_model, {
-        id(p): torch.nn.Parameter(p.detach().bfloat16(), False) for p in model.base_model.parameters()})
+        id(p): torch.nn.Parameter(p.new_empty(0, dtype=torch.bfloat16), False) for p in model.base_model.parameters()})
 
     def sampler(model, prompts, **settings):
         for p, q in zip(model.base_model.parameters(), trunk.parameters()):
-            q.copy_(p.detach())
-        return graph.sample(model, prompts, trunk=trunk, **settings)
+            q.data = p.detach().bfloat16()
+        try:
+            return graph.sample(model, prompts, trunk=trunk, **settings)
+        finally:
+            for q in trunk.parameters():
+                q.data = q.new_empty(0)
     return sampler
 
 

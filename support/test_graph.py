@@ -108,3 +108,12 @@ def test_only_a_sampler_that_draws_the_right_tokens_is_chosen():
                         (lambda *args, **settings: 1 / 0, "ZeroDivisionError")):
         chosen, line = sampler.choose(model, plain, PROMPTS[2], fast=broken)
         assert chosen is plain and why in line
+
+
+def test_the_recorded_samplers_copy_of_the_layers_is_gone_after_a_call(monkeypatch):
+    model, trunks = tiny(), []
+    monkeypatch.setattr(sampler.graph, "sample", lambda *args, trunk, **settings: trunks.append(
+        (trunk, sum(p.numel() for p in trunk.parameters()))))
+    sampler.recorded(model)(model, [[1, 2, 3]])
+    assert trunks[0][1] == sum(p.numel() for p in model.base_model.parameters())
+    assert sum(p.numel() for p in trunks[0][0].parameters()) == 0
