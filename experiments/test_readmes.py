@@ -15,8 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ROOT, ROOT / "support", ROOT / "experiments"
 README, SUPPORT, _ = TEXTS = [(folder / "README.md").read_text() for folder in FOLDERS]
 CODE = (ROOT / "grpo_sg.py").read_text()
-SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
-         "--eval_samples 0")
+SMALL = "--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 --eval_samples 0"
 RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --out runs/NAME",
        "grpo_sg.py --eval_only --model runs/NAME/checkpoint --eval_data aime24 --eval_samples 16",
        "-m support.page runs/NAME", "-m support.page runs/A runs/B", "experiments/math_verifiers.py",
@@ -32,8 +31,7 @@ def rows(text, head):
 
 
 def test_equations_and_links():
-    codes = [row[2] for row in rows(README, "| on paper")]
-    assert len(codes) == 6 and all(code in CODE for code in codes)
+    assert [row[2] in CODE for row in rows(README, "| on paper")] == 6 * [True]
     for folder, text in zip(FOLDERS, TEXTS):
         for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
             target = folder / (path or "README.md")
@@ -82,8 +80,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
                 execute(f"{command} --help", monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", "cache")
-    task = tasks.kk_task(grpo_sg.Config(people=[3], train_problems=20, eval_problems=2))
-    save_model("Qwen/Qwen2.5-0.5B", *tasks.tiny_model(task))
+    save_model("Qwen/Qwen2.5-0.5B", *tasks.tiny_model(tasks.kk_task(grpo_sg.Config(train_problems=20))))
     pathlib.Path("HuggingFaceH4/aime_2024").mkdir(parents=True)
     lines("HuggingFaceH4/aime_2024/train.jsonl", [{"problem": "It?", "answer": "033"}])
     lines("my.jsonl", [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)])
@@ -91,25 +88,23 @@ def test_commands(tmp_path, monkeypatch, capsys):
                  "--out runs/NAME".split())
     pathlib.Path("runs/B").symlink_to("NAME")
     for command in RUN:
-        capsys.readouterr()
         execute(command.replace("--task kk", f"--task kk {SMALL} --out runs/A"), monkeypatch)
-    assert capsys.readouterr().out in README  # the last one's: the table of memory
+    assert capsys.readouterr().out.partition("| Qwen2.5 ")[2] in README  # the table of memory
 
 
 def test_the_minimal_script_with_the_sections_that_it_needs(tmp_path, capsys):
     script = (ROOT / "experiments/minimal.py").read_text()
     imports = "import math, torch\nimport torch.nn.functional as F\nfrom transformers import DynamicCache\n"
-    sections = CODE[CODE.index("# ---- 1."):CODE.index("# ---- 4.")]
-    (tmp_path / "copied.py").write_text(imports + sections + script.replace("\nfrom grpo_sg import", "\n# "))
+    imports += CODE[CODE.index("# ---- 1."):CODE.index("# ---- 4.")]
+    (tmp_path / "copied.py").write_text(imports + script.replace("\nfrom grpo_sg import", "\n# "))
     runpy.run_path(f"{tmp_path}/copied.py")
-    rewards = [float(reward) for reward in re.findall(r"mean reward ([\d.]+)", capsys.readouterr().out)]
-    assert rewards[0] < 0.5 and rewards[-1] > 0.9 and script.count("\n") <= 45
+    rewards = re.findall(r"mean reward ([\d.]+)", capsys.readouterr().out)
+    assert float(rewards[0]) < 0.5 and float(rewards[-1]) > 0.9 and script.count("\n") <= 45
 
 
 def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.py").write_text(re.search(r"```python\n(.*?)```", README, re.S)[1])
-    warm_up = tasks.warm_up
-    monkeypatch.setattr(tasks, "warm_up", lambda *given: warm_up(*given[:-1], lambda: 1.0))  # a short one
+    monkeypatch.setattr(tasks, "warm_up", lambda *given: None)
     monkeypatch.setattr(tasks, "TASKS", {})
     monkeypatch.setattr(sys, "argv", ["own.py", *SMALL.split(), "--out", f"{tmp_path}/run"])
     runpy.run_path(f"{tmp_path}/own.py")
