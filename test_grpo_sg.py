@@ -116,14 +116,13 @@ def test_loss_gradient_and_statistics_against_loops(mode, beta, weighted, per_to
     A = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5)) if per_token else A
     w = w if weighted else torch.ones_like(w)
     slow = logps.double().requires_grad_()
-    expected, slow_stats = slow_loss(slow, old.double(), A.double(), mask, w.double(), ref.double(), 0.2,
-                                     0.3, beta, mode, denominator)
+    high = [y.double() for y in (old, A, mask, w, ref)]
+    expected, slow_stats = slow_loss(slow, *high, 0.2, 0.3, beta, mode, denominator)
+    more = dict(beta=beta, loss_agg_mode=mode, denominator=denominator)
     x, *others = (y.clone().requires_grad_() for y in (logps, old, w, ref))
-    loss, stats = grpo_sg_loss(x, others[0], A, mask, weights=others[1] if weighted else None, clip_low=0.2,
-                               ref_logps=others[2], clip_high=0.3, beta=beta, loss_agg_mode=mode,
-                               denominator=denominator)
-    loss.backward()
-    expected.backward()
+    loss, stats = grpo_sg_loss(x, others[0], A, mask, weights=others[1] if weighted else None,
+                               ref_logps=others[2], clip_low=0.2, clip_high=0.3, **more)
+    (loss + expected).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.allclose(x.grad.double(), slow.grad, atol=1e-6)
     assert all(other.grad is None for other in others)  # the policy alone learns
@@ -419,7 +418,7 @@ def test_a_rollout_depends_on_the_seed_alone(tool):
         rolled = grpo_sg.rollout(model, tokenizer, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
         found.append([(c.tokens, c.mask) for c in rolled])
     assert found[0] == found[1] == found[2] == found[3] != found[4]
-    assert not tool or {c.tool_calls for c in rolled} == {0, 1, 2, 3}
+    assert {c.tool_calls for c in rolled} == ({0, 1, 2, 3} if tool else {0})
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
@@ -456,7 +455,7 @@ def test_long_gradients_are_scaled_and_equal_groups_have_none():
     model, completions, A, cfg = rolled(updates=1, grad_clip=0.01)
     before = weights_of(model)
     stats, after = stepped(model, completions, A, cfg)
-    assert stats["grad_norm"] > 0.01 and (after - before).norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+    assert (after - before).norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)  # learning rate * grad_clip
     stats, same = stepped(model, completions, torch.zeros(48), cfg)
     assert torch.equal(same, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
 
@@ -792,7 +791,6 @@ STOPS = {"Ctrl-C": (grpo_sg, "update", 2, signal.SIGINT, 100, 130),
          "SIGTERM": (grpo_sg, "update", 3, signal.SIGTERM, 100, 143),
          "a full disk": (torch, "save", 3, OSError(28, "No space left on device"), 1, 2),
          "a torn write": (torch, "save", 2, RuntimeError("unexpected pos 64 vs 0"), 1, 2),
-         # The first checkpoint is renamed once, and each after it with the one before it.
          **{f"a kill at rename {i}": (os, "rename", i, KeyboardInterrupt(), 1, 130) for i in range(2, 6)}}
 
 
