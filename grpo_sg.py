@@ -24,6 +24,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from statistics import fmean as mean, pstdev
 from typing import Literal
 
@@ -79,10 +80,10 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
     long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
     the whole batch, where this is a part of one; losses and statistics of the parts then add up to the
-    whole's. On the first update after sampling r = 1, and as a group's advantages sum to 0, the loss is
-    about 0. Its gradient is not.
+    whole's. In the first update r = 1, and as advantages sum to 0 the loss is about 0. Its gradient is not.
     """
-    assert logps.shape == old_logps.shape == mask.shape, "logps, old_logps and mask share one shape (B, T)"
+    same = [x for x in (old_logps, mask, weights, ref_logps) if x is not None]
+    assert {x.shape for x in same} == {logps.shape} and advantages.shape in (logps.shape, logps.shape[:1])
     assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
@@ -151,6 +152,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     """
     mask = mask.bool()
     assert not mask[:, 0].any(), "mask[:, 0] must be False: the first token of a row has no context"
+    if any(type(layer) is torch.nn.Dropout and layer.p and layer.training for layer in model.modules()):
+        warnings.warn("dropout is on, so that r is not 1 where nothing has changed: call model.eval()")
     h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
     # Position t predicts token t + 1. Only the N positions that predict completion tokens go through the
     # vocabulary matrix. With Qwen's vocabulary of 151,936, the logits of prompts and pads, which nobody asks
@@ -203,7 +206,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     h, mask, position, cache = prefill(model, prompts, n)
     stops = torch.tensor(list(stop_ids), device=h.device).long()
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
-    where = generator.device if generator else h.device
+    where = getattr(generator, "device", h.device)
     u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(h.device)  # (P * n, T)
     row = torch.arange(len(h), device=h.device)  # (B,): which completions still go on, at first all
     drawn = row.new_zeros(len(h), 0)
@@ -275,7 +278,6 @@ def reward(completion):
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phase="sampling"):
     """n verified completions of each problem, problem-major: the same ones for the same weights and seed,
     whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
-    device = next(model.parameters()).device
     stops = stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, p.question, task.opening) for p in problems]
     generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
@@ -283,12 +285,11 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     def completed(contexts, n, pauses=None):
         rows = [context for context in contexts for _ in range(n)]
         batches = math.ceil(len(rows) / (cfg.sample_batch // n * n or cfg.sample_batch))
-        with (in_bfloat16(device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
+        with (in_bfloat16(model.device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
               fit.phase("sampling", "lower --max_new_tokens")):
             return fit.in_parts(lambda part, copies: getattr(model, "sampler", sample)(
                 model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
                 temperature=temperature, generator=generator, progress=moved), rows, n, cfg, generator)
-
     eval_mode(model)
     calls_tool = tool.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
     drawn = completed(prompts, n, calls_tool if cfg.max_turns else None)
@@ -304,7 +305,7 @@ def graded(c, tokenizer, task, stops):
     """The completion with its texts, the task's verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in stops
     end = None if c.truncated else -1
-    # Some chat templates open the thoughts at the end of the prompt: then the tag belongs to the response.
+    # Where the prompt ends by opening the thoughts, the tag belongs to the response.
     opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
     c.response = opened + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opened + tokenizer.decode(c.tokens[:end])
@@ -369,8 +370,7 @@ def watch(out, model, tokenizer, task, cfg, step):
                         temperature=cfg.temperature, phase="watched problems")
         advantages = set_advantages(group, len(group))[0]  # (G,)
         batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
-        start = len(group[0].prompt)
-        logps = [batch_logps(model, batch, cfg)[:, start:] for batch in batches]  # each (1, T)
+        logps = [batch_logps(model, b, cfg)[:, len(c.prompt):] for b, c in zip(batches, group)]  # (1, T)
         weights = [shaping_weights(each, cfg) for each in logps]
         words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
         log_tokens(out, step, group, words, logps, weights)
@@ -392,9 +392,9 @@ def micro_batches(completions, advantages, rows, cfg, device):
     order = sorted(rows, key=lambda i: -lengths[i])
     batches = []
     while order:
-        fit = max(1, cfg.tokens_per_micro_batch // lengths[order[0]])
-        chosen = order[:fit]
-        order = order[fit:]
+        count = max(1, cfg.tokens_per_micro_batch // lengths[order[0]])
+        chosen = order[:count]
+        order = order[count:]
         ids = [torch.tensor(completions[i].prompt + completions[i].tokens) for i in chosen]
         # By position, never by `ids != pad`: many models pad with their end token, which is to be learned.
         mask = [torch.tensor([False] * len(completions[i].prompt) + completions[i].mask) for i in chosen]
@@ -589,7 +589,7 @@ def check(cfg, given):
     for wrong, message in (
             (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
             (cfg.group_size < 2, "--group_size 1 must be 2 or more: an advantage compares within a group"),
-            (cfg.low > cfg.high, f"--low {cfg.low} is above --high {cfg.high}: give a range to clip weights to"),
+            (cfg.low > cfg.high, f"--low {cfg.low} is above --high {cfg.high}: weights need a range"),
             (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or "
              "add --resume to go on with the run in it")):
         if wrong:

@@ -611,8 +611,8 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     a "pretrained" one, with which reinforcement learning can start."""
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
-        fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most solutions, which have up to {max(lengths)} "
-             "tokens: give more, or easier problems")
+        fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most solutions, of {max(lengths)} tokens: "
+             "give more, or easier problems")
     rng = random.Random(cfg.seed)
     reached = []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
