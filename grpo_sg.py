@@ -8,15 +8,16 @@ makes the completions that beat the mean of their group more likely, token by to
     r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative and carries no gradient, so
-that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
-advantage wA. Unlikely tokens, whose gradients are the largest, count for less than the others.
+The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative, so w * min(r A, clip(r) A) =
+min(r (wA), clip(r) (wA)), and it carries no gradient: GRPO-SG is GRPO in which every token has its own
+advantage wA. Likely tokens get up to 1.4, so that unlikely ones, whose gradients are the largest (they grow
+with 1 - pi), count for less in comparison. The loop is `train`, in section 6.
 
-Left out on purpose: value networks, reward models, LoRA, several GPUs, inference engines.
+This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
 
     python grpo_sg.py                                       a tiny model on a CPU, no download: two minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk   the same loop on a real model and a GPU
-    python grpo_sg.py --eval_only --model runs/NAME/checkpoint      a run's test again: half a minute
+    python grpo_sg.py --eval_only --model runs/NAME/checkpoint      repeat a run's test: half a minute
 """
 import dataclasses
 import math
@@ -28,7 +29,7 @@ import warnings
 from statistics import fmean as mean, pstdev
 from typing import Literal
 
-import support.before_torch  # noqa: F401, what PyTorch reads when it is loaded
+import support.before_torch  # noqa: F401, sets variables that PyTorch reads when it is imported
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -60,13 +61,13 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
 def group_advantages(rewards, *, eps=1e-6):
     """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G), G >= 2. Returns (P, G), float32.
 
-    GRPO's (arXiv 2402.03300). std is the sample standard deviation (divided by G - 1), as in TRL and verl.
+    This is GRPO's (arXiv 2402.03300). std is the sample standard deviation (over G - 1), as in TRL and verl.
     """
     assert rewards.dim() == 2 and rewards.shape[1] >= 2, f"(P, G) with G >= 2, not {tuple(rewards.shape)}"
     R = rewards.float()
     A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
-    # Of equal rewards nothing can be learned. Exactly 0, as a rounding error of the mean divided by eps
-    # would make a signal out of nothing.
+    # Nothing can be learned from equal rewards. A is set to exactly 0, because a rounding error of the mean,
+    # divided by eps, would make a signal out of nothing.
     return A.masked_fill(R.amax(1, keepdim=True) == R.amin(1, keepdim=True), 0.0)
 
 
@@ -76,7 +77,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 
     logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
     policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
-    what stands elsewhere has no influence. weights: (B, T). loss_agg_mode: "token-mean", or
+    other positions are ignored. weights: (B, T). loss_agg_mode: "token-mean", or
     "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
     long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
     the whole batch, where this is a part of one; losses and statistics of the parts then add up to the
@@ -89,15 +90,15 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
-    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan of a pad passes
+    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan at a pad spreads
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    # w stands outside of the clip. In clip(w r), a likely token (w = 1.4) with A > 0 would be above
-    # 1 + clip_high from the start, have no gradient, and never learn.
+    # w is outside the clip. If it were inside, as clip(w r), a likely token (w = 1.4) with A > 0 would be
+    # above 1 + clip_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
     log_ratio = ((old_logps if ref_logps is None else ref_logps).detach() - logps).masked_fill(~mask, 0.0)
-    kl = log_ratio.exp() - 1 - log_ratio  # k3: never negative, 0 where the two agree; unbiased while r = 1
+    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: >= 0, and 0 where both agree; unbiased if r = 1
     if beta:
-        objective = objective - beta * kl  # without w, which shapes the advantage alone
+        objective = objective - beta * kl  # not times w, which scales only the advantage
 
     def aggregate(x):
         x = x.masked_fill(~mask, 0.0)
@@ -109,7 +110,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     with torch.no_grad():
         stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
                  "kl": aggregate(kl),  # to the reference policy; without one, to the policy that sampled
-                 "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, by its samples
+                 "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, estimated
                  "weight_mean": aggregate(w),
                  "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # tokens with pi < 1/3
     return -aggregate(objective), stats
@@ -169,12 +170,12 @@ def prefill(model, prompts, n):
     """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden
     state (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
     longest = max(map(len, prompts))
-    # Padded on the left, so that every row goes on from the last column; a position counts real tokens only.
+    # Padded on the left, so that every row continues at the last column; positions count real tokens only.
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
     cache = DynamicCache(config=model.config)
-    # Rotated keys are float32, where attention is in bfloat16 too, and would make the cache twice as large.
+    # Rotary embedding leaves keys in float32 even where attention is bfloat16: cache both in bfloat16 there.
     store = cache.update
     cache.update = lambda keys, values, *more, **named: store(keys.to(values.dtype), values, *more, **named)
     h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
@@ -187,7 +188,7 @@ def draw(logits, u, temperature):
     """One token (B, 1) for each row of logits (B, V), by a uniform random number u (B, 1)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    # Invert the cumulative distribution; `right`: no token of probability 0 is ever drawn.
+    # Invert the cumulative distribution; right=True, so that no token of probability 0 is ever drawn.
     cdf = torch.softmax(logits / temperature, -1).cumsum(-1)  # (B, V)
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
 
@@ -198,17 +199,17 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
     """n completions of each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
 
     A completion ends with a stop token; or it is cut off, at max_new_tokens or where pauses(drawn) is True:
-    drawn (B, t) has the ids so far of the B unfinished ones, the result is (B,). Tokens are drawn from the
-    whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r would
-    compare two different kinds of distribution. temperature=0 takes the likeliest token. Give it a model in
-    eval mode, without dropout, and prompts of at least one token. progress(B, ended) is called once a token.
+    drawn (B, t) holds the ids so far of the B unfinished ones, and the result is (B,). Tokens are drawn from
+    the whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r
+    would compare two different distributions. temperature=0 takes the likeliest token. The model must be in
+    eval mode, and each prompt have a token. progress(B, ended), if given, is called after each token.
     """
     h, mask, position, cache = prefill(model, prompts, n)
     stops = torch.tensor(list(stop_ids), device=h.device).long()
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
     where = getattr(generator, "device", h.device)
     u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(h.device)  # (P * n, T)
-    row = torch.arange(len(h), device=h.device)  # (B,): which completions still go on, at first all
+    row = torch.arange(len(h), device=h.device)  # (B,): numbers of the unfinished completions, at first all
     drawn = row.new_zeros(len(h), 0)
     completions = [[] for _ in row]
     for t in range(max_new_tokens):
@@ -220,7 +221,7 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
         going = (~ends).nonzero()[:, 0]
         if progress:
             progress(len(row), len(row) - len(going))
-        if len(going) < len(row):  # finished rows leave the batch and the cache, and cost nothing any more
+        if len(going) < len(row):  # finished rows leave the batch and the cache: no more work
             for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
             row, drawn, token, mask, position = (x[going] for x in (row, drawn, token, mask, position))
@@ -236,13 +237,14 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 
 # ---- 4. Rollouts and rewards ----
 
-# An example: a question, three of the 8 completions in its group (NKK: the first is a knave, the others are
-# knights), and three of their tokens as an update sees them. The policy is the tiny model before training.
+# An example, of the tiny model before training: a question, three completions of its group of 8, 6 of which
+# are right, and three tokens as an update sees them. After each speaker stand the possibilities that are
+# left (NKK: the first is a knave, the others are knights). The answer is KNN.
 #
 # Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
-# 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> <answer> Ada is a k...   right   R  3.0   A  0.54
-# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> <answer> Ada is a k...   wrong   R -0.5   A -1.62
-# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> <answer>...   wrong   R -0.5   A -1.62
+# 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> ... answers KNN, by luck   right  R  3.0  A  0.54
+# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> ... answers KKK            wrong  R -0.5  A -1.62
+# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> ... NNK         wrong  R -0.5  A -1.62
 # 1, KNN.: pi .98, w 1.40, wA .76    2, KKK.: pi 4e-6, w 1, wA -1.62    3, Amir: pi .23, w 1.27, wA -2.06
 
 @dataclasses.dataclass
@@ -250,7 +252,7 @@ class Completion:
     problem: tasks.Problem
     prompt: list[int]        # token ids
     tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
-    mask: list[bool]         # of each token whether the policy wrote it; False in what a tool answered
+    mask: list[bool]         # for each token, whether the policy wrote it; False in a tool's answer
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
     response: str = ""       # the part of it that the policy wrote, which is all that the verifier reads
@@ -269,23 +271,22 @@ class Completion:
 
 
 def reward(completion):
-    """+3: right and well formed; -0.5: well formed but not right; -3: badly formed (as in AR-Lopti)."""
+    """AR-Lopti's: +3 right, -0.5 well formed but not right, -3 badly formed. Task.reward can replace it."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
 
 
 def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phase="sampling"):
-    """n verified completions of each problem, problem-major: the same ones for the same weights and seed,
-    whatever cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
+    """n verified completions of each problem, problem-major. The same weights and seed give the same ones,
+    for any cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
     stops = stop_tokens(model, tokenizer)
     prompts = [tasks.encode_prompt(tokenizer, task.system, p.question, task.opening) for p in problems]
-    generator = torch.Generator().manual_seed(seed)  # the CPU's: the same numbers on every device
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
 
     def completed(contexts, n, pauses=None):
         rows = [context for context in contexts for _ in range(n)]
-        batches = math.ceil(len(rows) / (cfg.sample_batch // n * n or cfg.sample_batch))
-        with (in_bfloat16(model.device), token_bar(phase, len(rows), batches, cfg.max_new_tokens) as moved,
+        with (in_bfloat16(model.device), token_bar(phase, len(rows), cfg) as moved,
               fit.phase("sampling", "lower --max_new_tokens")):
             return fit.in_parts(lambda part, copies: getattr(model, "sampler", sample)(
                 model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
@@ -305,7 +306,7 @@ def graded(c, tokenizer, task, stops):
     """The completion with its texts, the task's verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in stops
     end = None if c.truncated else -1
-    # Where the prompt ends by opening the thoughts, the tag belongs to the response.
+    # Where the prompt ends with <think>, that tag belongs to the response.
     opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
     c.response = opened + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opened + tokenizer.decode(c.tokens[:end])
@@ -321,7 +322,7 @@ def graded(c, tokenizer, task, stops):
 
 
 def set_advantages(completions, group_size):
-    """Compare: how much better than the others of its group is each completion? Returns (P, G)."""
+    """Compare each completion with its group. Sets c.advantage, and returns the advantages (P, G)."""
     rewards = torch.tensor([c.reward for c in completions]).view(-1, group_size)  # (P, G)
     advantages = group_advantages(rewards)
     for c, A in zip(completions, advantages.flatten().tolist()):
@@ -334,7 +335,7 @@ def set_advantages(completions, group_size):
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="validation", **labels):
     """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
     truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4.. up to k. `_se` is
-    the standard error of a mean over the problems: what another draw of problems might change."""
+    the standard error of a mean over the problems: how far it would vary with other problems."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed, phase=phase)
     row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
     values = {"accuracy": [c.solved for c in greedy]}
@@ -363,8 +364,8 @@ def assess(out, model, tokenizer, task, problems, cfg, *, step, **more):
 
 @torch.no_grad()
 def watch(out, model, tokenizer, task, cfg, step):
-    """Write the run's page, and for it to tokens.jsonl the same three validation problems each time: a group
-    of completions with its advantages, and of every token its probability and its weight."""
+    """Log a group of completions of each of three fixed validation problems to tokens.jsonl, with advantages
+    and every token's probability and weight; then write the run's page, which shows them."""
     for problem in task.valid[:3]:
         group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, seed=cfg.seed,
                         temperature=cfg.temperature, phase="watched problems")
@@ -372,22 +373,21 @@ def watch(out, model, tokenizer, task, cfg, step):
         batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
         logps = [batch_logps(model, b, cfg)[:, len(c.prompt):] for b, c in zip(batches, group)]  # (1, T)
         weights = [shaping_weights(each, cfg) for each in logps]
-        words = [[tokenizer.decode([token]) for token in c.tokens] for c in group]
-        log_tokens(out, step, group, words, logps, weights)
+        log_tokens(out, step, group, tokenizer, logps, weights)
     page.write(out)
 
 
 # ---- 6. Training ----
 
 STATISTICS = ("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
-MAX_BAD_STEPS = 5  # in a row, each without one finite update: then the run ends
+MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
 SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
 
 
 def micro_batches(completions, advantages, rows, cfg, device):
     """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
-    tokens, pads included (a longer one: alone), sorted by length, so that few are pads: dicts of ids (B, T),
-    mask (B, T), advantages (B,)."""
+    tokens, pads included (a longer one gets its own), sorted by length, so that few are pads: dicts of
+    ids (B, T), mask (B, T), advantages (B,)."""
     lengths = [len(c.prompt) + len(c.tokens) for c in completions]
     order = sorted(rows, key=lambda i: -lengths[i])
     batches = []
@@ -396,7 +396,7 @@ def micro_batches(completions, advantages, rows, cfg, device):
         chosen = order[:count]
         order = order[count:]
         ids = [torch.tensor(completions[i].prompt + completions[i].tokens) for i in chosen]
-        # By position, never by `ids != pad`: many models pad with their end token, which is to be learned.
+        # By position, never by `ids != pad`: many models pad with their end token, which must be learned.
         mask = [torch.tensor([False] * len(completions[i].prompt) + completions[i].mask) for i in chosen]
         batches.append({"ids": pad_sequence(ids, batch_first=True).to(device),
                         "mask": pad_sequence(mask, batch_first=True).to(device),
@@ -410,12 +410,12 @@ def batch_logps(model, batch, cfg):
 
 
 def gradient(model, batches, denominator, cfg):
-    """Make the model's gradient that of an update. Returns the sums of its loss and statistics."""
-    model.zero_grad()  # an attempt that ran out of memory may have left a part
+    """Compute the gradient of an update. Returns the sums of its loss and statistics."""
+    model.zero_grad()  # an attempt that ran out of memory may have left a partial one
     totals = dict.fromkeys(STATISTICS, 0.0)
     for batch in batches:
         logps = batch_logps(model, batch, cfg)  # (B, T)
-        # In the first update the model is still the policy that sampled, so that one pass serves for both.
+        # Update 1 needs no old_logps: the model is still the policy that sampled, and r = 1.
         old_logps = batch.get("old_logps", logps.detach())
         loss, stats = grpo_sg_loss(
             logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
@@ -428,12 +428,14 @@ def gradient(model, batches, denominator, cfg):
 
 
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on one rollout, each on its random share. advantages: one a completion.
+    """cfg.updates optimizer steps on a rollout, each on its own random share. advantages: one per
+    completion.
 
     Returns a dict: grad_norm, the largest norm before clipping (0: none was finite); skipped, the updates
     left out as loss or gradient was not finite; the means of the loss and of grpo_sg_loss's statistics over
-    what was trained on (None: nothing, or not finite). A group of equal rewards has no gradient: where beta
-    is 0 it is left out of the passes and of these means, though not out of the denominators.
+    what was trained on (None: nothing, or not finite). A completion with A = 0, such as all of a group with
+    equal rewards, has no gradient: where beta is 0 it is left out of the passes and of these means, but not
+    out of the denominator.
     """
     order = random.Random(seed).sample(range(len(completions)), len(completions))
     shares = [order[u::cfg.updates] for u in range(cfg.updates)]
@@ -442,7 +444,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
     def size(rows):  # what a loss is divided by, in all micro-batches of an update
         return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
-    eval_mode(model, checkpointing=True)  # no dropout, in any pass: r is 1 where nothing has changed
+    eval_mode(model, checkpointing=True)  # no dropout in any pass, so that r = 1 until the weights change
     with torch.no_grad():  # before the first update changes the model
         for batch in sum(plan[1:], []):
             batch["old_logps"] = fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)
@@ -467,9 +469,9 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
 
 
 def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
-    """Train by GRPO-SG; returns the rows of the steps, which `out`, the run's folder, gets too. reference:
-    the policy of the KL, needed where cfg.beta is above 0. state: that of a checkpoint to go on from.
-    received: signals; where there is one, the step is finished, saved, and the last."""
+    """Train by GRPO-SG. Returns the rows of the steps, which are also written to `out`, the run's folder.
+    reference: the policy of the KL, needed where cfg.beta is above 0. state: of the checkpoint to resume.
+    received: a list of signals; after one, the step is finished and saved, and training ends."""
     AdamW = HostAdamW if cfg.offload else torch.optim.AdamW
     optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
@@ -487,7 +489,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
         completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
                               temperature=cfg.temperature)
-        # Compare: how much better than the others of its group is each?
+        # Compare each completion with its group.
         times.append(time.time())
         advantages = set_advantages(completions, cfg.group_size)  # (P, G)
         # Learn: more of the better ones, less of the others.
@@ -499,7 +501,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
         if step % cfg.eval_every == 0:
             assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid")
-        # Save, now and then and at the end, whatever the reason is to end.
+        # Save from time to time, and at the end, for whatever reason it comes.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
         if out and (ending or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
@@ -510,7 +512,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     return rows
 
 
-# ---- Plumbing below, nothing of GRPO-SG: settings, the files of a run, checkpoints, main ----
+# ---- Plumbing below, nothing specific to GRPO-SG: settings, checkpoints, a run ----
 
 def setting(default, help):
     return dataclasses.field(default=default, metadata={"help": help})
@@ -532,26 +534,26 @@ class Config:
     mu: float = setting(0.25, "offset of the weight")
     low: float = setting(1.0, "L, the least weight")
     high: float = setting(1.4, "U, the greatest weight")
-    clip_low: float = setting(0.2, "the ratio is clipped to 1 - clip_low")
-    clip_high: float = setting(0.24, "and to 1 + clip_high")
+    clip_low: float = setting(0.2, "the ratio is clipped from below at 1 - clip_low")
+    clip_high: float = setting(0.24, "the ratio is clipped from above at 1 + clip_high")
     beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting("token-mean", "as in grpo_sg_loss")
     steps: int = setting(350, "training steps, each a rollout and its updates")
     prompts: int = setting(64, "P, prompts in a rollout")
     group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "optimizer updates on a rollout, each on its share of the completions")
+    updates: int = setting(2, "optimizer updates per rollout, each on its own share of the completions")
     lr: float = setting(1e-6, "learning rate of AdamW")
-    grad_clip: float = setting(1.0, "longer gradients are scaled to this norm")
+    grad_clip: float = setting(1.0, "gradients with a larger norm are scaled down to it")
     temperature: float = setting(0.7, "of sampling and of all log-probabilities")
     max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
-    max_turns: int = setting(2, "qa: searches that are answered; a completion has one turn more")
+    max_turns: int = setting(2, "qa: searches that are answered, before one last turn")
     tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass; lower it to save memory")
     sample_batch: int = setting(256, "most completions sampled at once")
-    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU graph.py, where that is right")
+    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU graph.py's, if it proves right")
     gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
-    offload: bool = setting(False, "keep AdamW's averages in host memory: 8 bytes a weight less on the GPU")
-    train_problems: int = setting(4500, "size of a generated training set, or most taken from hotpotqa")
-    eval_problems: int = setting(200, "size of a generated validation or test set, or most taken")
+    offload: bool = setting(False, "keep AdamW's averages in host memory, not on the GPU")
+    train_problems: int = setting(4500, "size of a generated training set, or most of hotpotqa")
+    eval_problems: int = setting(200, "size of a generated validation or test set, or most of hotpotqa")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
     eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
     save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
@@ -566,13 +568,13 @@ TINY = dict(people=[3], brief=True, train_problems=20000, steps=120, eval_every=
 MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
 NO_EFFECT = {"kk": "max_turns", "math": "people brief max_turns", "qa": "people brief",
              "none": "alpha tau mu low high", "ar": "alpha tau mu low high"}
-# What may change on --resume: it decides how a run is kept, and not what it computes, but for rounding.
+# What may change on --resume: how a run is stored and split, which changes results by rounding at most.
 MAY_CHANGE = "resume out steps save_every eval_every sample_batch offload tokens_per_micro_batch".split()
 
 
 def parse(argv=None, **defaults):
-    """The command line as a checked Config. What is given wins over the settings of the run that it names,
-    by --resume or --model RUN/checkpoint, and these over the tiny model's. `defaults`: a script's own."""
+    """The command line as a checked Config. Flags override the settings of the run that they name, by
+    --resume or --model RUN/checkpoint, and these override TINY. `defaults`: of a script that calls main."""
     given, saved = given_and_saved(Config, argv, __doc__.split("\n")[0], defaults, MAY_CHANGE)
     cfg = Config(**{**(saved if "model" in given or saved else TINY), **given})
     check(cfg, given)
@@ -594,7 +596,7 @@ def check(cfg, given):
              "add --resume to go on with the run in it")):
         if wrong:
             fail(message)
-    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # monotone: equal here, equal everywhere
+    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal ends, constant w
     if cfg.shaping != "none" and ends[0] == ends[1]:
         tqdm.write(f"warning: these settings give every token the weight {ends[0]:.4g}, which is plain GRPO",
                    file=sys.stderr)
@@ -631,10 +633,8 @@ def load_checkpoint(out):
     return model, tokenizer, state
 
 
-# ---- A run ----
-
 def load(cfg):
-    """(task, model, tokenizer, state): what a run works with. state: that of the checkpoint to resume."""
+    """(task, model, tokenizer, state): everything that a run needs. state: of the checkpoint to resume."""
     torch.manual_seed(cfg.seed)
     try:
         task = tasks.TASKS[cfg.task](cfg)
@@ -644,21 +644,21 @@ def load(cfg):
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
-    except ValueError as error:  # what a task has to say of its settings and its data
+    except ValueError as error:  # a task's complaint about its settings or its data
         fail(str(error).split("\n")[0])
     prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
     return task, prepare(model, tokenizer, prompt, cfg, sample), tokenizer, state
 
 
 def run(cfg):
-    """Warm-up, test, training, test, report; or, with cfg.resume, on from the newest checkpoint."""
+    """Warm-up, test, training, test, report; with cfg.resume, continue from the newest checkpoint."""
     task, model, tokenizer, state = load(cfg)
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     out = open_run(cfg)
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
-          f"{len(task.test)} to test on, of which the best constant answer gets {task.floor:.2f}")
-    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or to start from anew
+          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or a start
 
     def test(step, phase):
         row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
@@ -678,13 +678,13 @@ def run(cfg):
             save_model(first, model, tokenizer)
     with fit.phase("moving the reference policy to the GPU", "without --beta there is none"):
         reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
-    with waiting_signals("finishing this step, then saving; once more stops at once") as received:
+    with waiting_signals("finishing this step, then saving; a second signal stops at once") as received:
         rows = train(model, tokenizer, task, cfg, out, reference=reference, state=state, received=received)
     if received:
         fail(f"stopped; to go on: python {sys.argv[0]} --resume --out {out}", 128 + received[0])
     if rows and rows[-1]["step"] < cfg.steps:
         fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
-             f"{out}; a lower --lr may help. The weights in {out}/checkpoint are those before")
+             f"{out}; a lower --lr may help. The weights in {out}/checkpoint are from before those steps")
     test(cfg.steps, "test after training")
     if rows and all(row["equal_groups"] == 1 for row in rows):
         print("no group ever had different rewards, so nothing was learned: README.md, \"Is it broken?\"")

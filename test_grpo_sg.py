@@ -369,6 +369,15 @@ def test_training_raises_the_reward(shaping, tmp_path):
         (step, problem.question) for step in (10, 20) for problem in task.valid]  # and never the test's
 
 
+def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
+    """As a base model's at first: all others are badly formed, and get the lowest reward."""
+    model, tokenizer, task, cfg = toy(steps=30)
+    task = task._replace(verify=lambda text, gold: tasks.Verdict(gold in text, text.startswith("yes ")))
+    rows = grpo_sg.train(model, tokenizer, task, cfg)
+    assert rows[0]["format_rate"] == 1 / 48 and rows[-1]["format_rate"] > 0.9
+    assert rows[-1]["reward"] > rows[0]["reward"] + 3
+
+
 # ==== The corners of the algorithm ====
 
 def test_the_loss_lifts_bfloat16_and_keeps_float64():

@@ -1,4 +1,5 @@
-"""What PyTorch reads from the environment when it is loaded; import this before torch. A user's own settings stay."""
+"""What PyTorch reads from the environment when it is loaded; import this before torch. A user's own settings
+stay."""
 import os
 
 # Tensors that grow with every token would leave gaps in a GPU's memory.

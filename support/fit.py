@@ -1,7 +1,7 @@
 """Work that does not fit into a GPU's memory, done in halves: results stay the same, but for rounding.
 
-A batch is a dict of tensors that all have a row for each example. Where not even one row fits, the error goes on,
-with a note that says what to change.
+A batch is a dict of tensors that all have a row for each example. Where not even one row fits, the error
+goes on, with a note that says what to change.
 """
 import contextlib
 import sys
@@ -21,8 +21,8 @@ def phase(name, advice):
 
 
 def halve(settings, name, size, rows):
-    """After `rows` rows at once, of a size in the unit of a setting, did not fit: half of it is the setting for the
-    rest of the run, which is said. Raises the error again where it was one row."""
+    """After `rows` rows at once, of a size in the unit of a setting, did not fit: half of it is the setting
+    for the rest of the run, which is said. Raises the error again where it was one row."""
     if rows == 1:
         raise
     if size // 2 < getattr(settings, name):
@@ -31,9 +31,9 @@ def halve(settings, name, size, rows):
 
 
 def in_parts(work, rows, n, settings, generator):
-    """work(rows, copies), a list with a result for each row, over parts of --sample_batch rows, joined. Rows come in
-    groups of n equal ones, which are given as one with n copies where a whole group fits. A part that does not fit
-    is drawn again in smaller ones, from the same random numbers."""
+    """work(rows, copies), a list with a result for each row, over parts of --sample_batch rows, joined. Rows
+    come in groups of n equal ones, which are given as one with n copies where a whole group fits. A part
+    that does not fit is drawn again in smaller ones, from the same random numbers."""
     done = []
     while len(done) < len(rows):
         copies = n if n <= settings.sample_batch else 1
@@ -55,8 +55,8 @@ def halves(batch):
 
 
 def by_rows(work, batch):
-    """work(batch), a tensor with a row for each of the batch's; of its halves, one after the other, where the
-    whole does not fit."""
+    """work(batch), a tensor with a row for each of the batch's; of its halves, one after the other, where
+    the whole does not fit."""
     try:
         return work(batch)
     except torch.OutOfMemoryError:

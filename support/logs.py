@@ -1,4 +1,5 @@
-"""The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl, a JSON object a line."""
+"""The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl, a JSON object a
+line."""
 import json
 import os
 from statistics import fmean as mean
@@ -12,7 +13,8 @@ def append_rows(out, name, rows):
 
 
 def log(out, row, completions):
-    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl; nothing where `out` is None."""
+    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl; nothing where `out` is
+    None."""
     if out:
         append_rows(out, "metrics.jsonl", [row])
         append_rows(out, "samples.jsonl", [
@@ -45,15 +47,16 @@ def log_step(out, step, completions, advantages, stats, times):
     return row
 
 
-def log_tokens(out, step, group, words, logps, weights):
+def log_tokens(out, step, group, tokenizer, logps, weights):
     """Add a line to tokens.jsonl: the completions of one problem, each with its tokens as text, and their
-    probabilities and weights to four digits. logps, weights: (1, T) of each; weights may be None, for all 1."""
+    probabilities and weights to four digits. logps, weights: (1, T) of each; weights may be None, for all
+    1."""
     def short(x):
         return [float(f"{value:.4g}") for value in x[0].tolist()]
     completions = [
-        {"tokens": texts, "own": c.mask, "pi": short(lp.exp()), "w": short(lp * 0 + 1 if w is None else w),
-         "reward": c.reward, "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
-         "truncated": c.truncated} for c, texts, lp, w in zip(group, words, logps, weights)]
+        {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(lp.exp()),
+         "w": short(torch.ones_like(lp) if w is None else w), "reward": c.reward, "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
+         "truncated": c.truncated} for c, lp, w in zip(group, logps, weights)]
     problem = group[0].problem
     append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question, "answer": problem.answer,
                                        "completions": completions}])

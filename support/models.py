@@ -1,4 +1,5 @@
-"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder."""
+"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a
+folder."""
 import os
 
 import torch
@@ -10,12 +11,12 @@ from support.fit import phase
 from support.program import fail, first_line
 from support.sampler import choose
 
-transformers.utils.logging.disable_progress_bar()  # of loading and saving: they would cut through a run's own
+transformers.utils.logging.disable_progress_bar()  # of loading and saving, which cut through a run's
 
 
 def read_model(folder, local):
-    """(model, tokenizer) as save_pretrained wrote them, in float32. AutoTokenizer would put Qwen2's own rules
-    in place of those in another model's tokenizer.json. No code that comes with a model is run."""
+    """(model, tokenizer) as save_pretrained wrote them, in float32. AutoTokenizer would put Qwen2's own
+    rules in place of those in another model's tokenizer.json. No code that comes with a model is run."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local), tokenizer
 
@@ -37,9 +38,9 @@ def load_model(name):
 
 
 def set_up_gpu():
-    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each shape, and a decode step has
-    # one of its own each time: minutes a step (huggingface/transformers#48163). On B200 it is silently wrong for
-    # models with fewer than 8 key-value heads (pytorch/pytorch#193893).
+    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each shape, and a decode
+    # step has one of its own each time: minutes a step (huggingface/transformers#48163). On B200 it is
+    # silently wrong for models with fewer than 8 key-value heads (pytorch/pytorch#193893).
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.matmul.allow_tf32 = True  # for what stays in float32: the vocabulary matrix
     if not bfloat16_works(torch.device("cuda")):

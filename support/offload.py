@@ -1,10 +1,11 @@
-"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the same steps, bit by bit."""
+"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the same steps, bit by
+bit."""
 import torch
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, but that its two averages of each weight rest in host memory. A step brings those of one
-    parameter after the other to the GPU and back; a step of N weights moves 16 N bytes."""
+    """torch.optim.AdamW, but that its two averages of each weight rest in host memory. A step brings those
+    of one parameter after the other to the GPU and back; a step of N weights moves 16 N bytes."""
 
     @torch.no_grad()
     def step(self):

@@ -1,5 +1,6 @@
 """What any program that runs long needs: flags made from a dataclass, errors of one line, files and folders
-that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement learning."""
+that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement
+learning."""
 import contextlib
 import difflib
 import glob
@@ -52,9 +53,9 @@ def given_flags(settings, argv, description):
 
 
 def given_and_saved(settings, argv, description, defaults, may_change):
-    """(what the command line gives, the settings of the run that it names), two dicts; `defaults` count as given
-    where the command line is silent. A run is named by --resume --out RUN, which goes on with its settings but
-    for those that may change, or by --model RUN/checkpoint, where it had the same task."""
+    """(what the command line gives, the settings of the run that it names), two dicts; `defaults` count as
+    given where the command line is silent. A run is named by --resume --out RUN, which goes on with its
+    settings but for those that may change, or by --model RUN/checkpoint, where it had the same task."""
     given = {**defaults, **given_flags(settings, argv, description)}
     out = given.get("out", "")
     if given.get("resume"):
@@ -65,8 +66,8 @@ def given_and_saved(settings, argv, description, defaults, may_change):
                  f"{closest(out, glob.glob('runs/*'))}; the newest under runs/: {runs}")
         changed = [name for name in given if name not in may_change and given[name] != saved.get(name)]
         if changed:
-            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, or "
-                 "start another run")
+            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, "
+                 "or start another run")
         return given, saved
     folder = os.path.dirname(os.path.normpath(given.get("model") or "-/-"))
     saved = saved_settings(settings, folder)
@@ -86,8 +87,8 @@ def saved_settings(settings, run):
 
 
 def open_run(settings):
-    """The folder of a run, --out or one under runs/, made if it is new, with the settings in config.json; prints
-    them where they differ from the defaults."""
+    """The folder of a run, --out or one under runs/, made if it is new, with the settings in config.json;
+    prints them where they differ from the defaults."""
     values = vars(settings)
     usual = vars(type(settings)())
     kind = "test" if settings.eval_only else settings.shaping
@@ -96,7 +97,8 @@ def open_run(settings):
     os.makedirs(out, exist_ok=settings.resume)
     write_json(os.path.join(out, "config.json"), values)
     changed = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
-    print(f"files of this run: {out}/\nsettings that differ from the defaults: {', '.join(changed) or 'none'}")
+    print(f"files of this run: {out}/")
+    print(f"settings that differ from the defaults: {', '.join(changed) or 'none'}")
     return out
 
 
@@ -109,7 +111,8 @@ def check_numbers(values, may_be_0):
 
 
 def check_useful(given, no_effect, **chosen):
-    """Fail where something given has no effect: no_effect[value] names what has none where that is chosen."""
+    """Fail where something given has no effect: no_effect[value] names what has none where that is
+    chosen."""
     for name, value in chosen.items():
         useless = [other for other in given if other in no_effect.get(value, "").split()]
         if useless:
@@ -192,29 +195,32 @@ def in_words(row):
 
 
 @contextlib.contextmanager
-def token_bar(phase, texts, batches, most):
-    """A progress bar for `texts` texts, drawn token by token, in some batches, `most` tokens each at the most.
-    Yields moved(drawn, ended), to be called with the tokens of a step and the texts that ended with it. It
-    appears after two seconds."""
+def token_bar(phase, texts, settings):
+    """A progress bar for so many texts, sampled token by token in batches of settings.sample_batch, each of
+    at most settings.max_new_tokens. Yields moved(drawn, ended), to be called with the tokens of a step and
+    the texts that ended with it. It appears after two seconds."""
     started = time.time()
     steps = tokens = 0
-    left = batches * most
+    most = settings.max_new_tokens
+    left = math.ceil(texts / settings.sample_batch) * most
 
     def moved(drawn, ended):
         nonlocal steps, tokens, left
         steps += 1
         tokens += drawn
-        left -= 1 if drawn > ended else (left - 1) % most + 1  # all of a batch have ended: none of its steps is left
+        # Where all of a batch have ended, none of its steps is left.
+        left -= 1 if drawn > ended else (left - 1) % most + 1
         seconds = time.time() - started
-        bar.set_postfix_str(f"{tokens / seconds:,.0f} tokens/s, {left * seconds / steps:,.0f} s left at most",
-                            refresh=False)
+        speed = f"{tokens / seconds:,.0f} tokens/s, {left * seconds / steps:,.0f} s left at most"
+        bar.set_postfix_str(speed, refresh=False)
         bar.update(ended)
     with tqdm(total=texts, desc=phase, unit="completion", leave=False, delay=2) as bar:
         yield moved
 
 
 def file_sizes(folder, pattern):
-    return {os.path.basename(path): os.path.getsize(path) for path in glob.glob(os.path.join(glob.escape(folder), pattern))}
+    paths = glob.glob(os.path.join(glob.escape(folder), pattern))
+    return {os.path.basename(path): os.path.getsize(path) for path in paths}
 
 
 def cut_files(folder, sizes):

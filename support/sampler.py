@@ -7,11 +7,12 @@ from support import graph
 
 
 def recorded(model):
-    """graph.sample for models like this one. Its layers run in bfloat16, in a copy that is there while a call lasts,
-    as an update needs its memory; the vocabulary matrix is the model's own, and buffers such as rotary frequencies
-    are float32."""
+    """graph.sample for models like this one. Its layers run in bfloat16, in a copy that is there while a
+    call lasts, as an update needs its memory; the vocabulary matrix is the model's own, and buffers such as
+    rotary frequencies are float32."""
     trunk = copy.deepcopy(model.base_model, {
-        id(p): torch.nn.Parameter(p.new_empty(0, dtype=torch.bfloat16), False) for p in model.base_model.parameters()})
+        id(p): torch.nn.Parameter(p.new_empty(0, dtype=torch.bfloat16), False)
+        for p in model.base_model.parameters()})
 
     def sampler(model, prompts, **settings):
         for p, q in zip(model.base_model.parameters(), trunk.parameters()):

@@ -1,7 +1,7 @@
 """A tool that a policy calls in the middle of a completion, which then goes on with the tool's answer in it.
 
-A task with a tool has `stop_text`, which ends a call of it, and `observe`, from the policy's text so far, which
-ends with a call, to the text of the answer.
+A task with a tool has `stop_text`, which ends a call of it, and `observe`, from the policy's text so far,
+which ends with a call, to the text of the answer.
 """
 import torch
 
@@ -23,8 +23,8 @@ def observation(tokenizer, task, text, most=500):
 
 
 def call_finder(tokenizer, task):
-    """calls_tool(drawn): of token ids (B, t), which rows (B,) have just called the task's tool; None where it
-    has none. By the text, as a call ends in many spellings, also in the middle of a token."""
+    """calls_tool(drawn): of token ids (B, t), which rows (B,) have just called the task's tool; None where
+    it has none. By the text, as a call ends in many spellings, also in the middle of a token."""
     def calls_tool(drawn):
         tails = drawn[:, -len(task.stop_text.encode()):].tolist()  # a token is a byte or more
         texts = tokenizer.batch_decode(tails)
