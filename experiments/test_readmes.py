@@ -55,8 +55,7 @@ def test_verdicts():
 
 
 def test_messages_and_files():
-    sources = CODE + "".join(path.read_text() for path in ROOT.glob("support/*.py"))
-    sources = re.sub(r'"\n +f?"', "", sources)  # texts over two lines
+    sources = re.sub(r'"\n +f?"', "", CODE + "".join(path.read_text() for path in ROOT.glob("support/*.py")))
     for message, _ in rows(SUPPORT, "what you see"):
         assert all(part.strip() in sources for part in message.split("`")[0].split("...")), message
     named = set(re.findall(r"[\w.]+\.\w+", " ".join(row[0] for row in rows(SUPPORT, "file"))))
