@@ -616,8 +616,7 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     rng = random.Random(cfg.seed)
     reached = []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
-    print("the tiny model first imitates worked solutions, many of them with a bad habit, until avg@4 on "
-          f"validation problems is {task.warmup}")
+    print(f"the tiny model first imitates texts of the task, until avg@4 on validation problems is {task.warmup}")
     bar = tqdm(range(1, 2001), "warm-up", mininterval=1,
                bar_format="{desc}: {n} of at most {total} steps in {elapsed}{postfix}")
     for step in bar:
