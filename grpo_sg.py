@@ -8,9 +8,10 @@ makes the completions that beat the mean of their group more likely, token by to
     r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative, so w * min(r A, clip(r) A) =
-min(r (wA), clip(r) (wA)), and it carries no gradient: GRPO-SG is GRPO in which every token has its own
-advantage wA. Likely tokens get up to 1.4, so that unlikely ones, whose gradients are the largest (they grow
+The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant, without a gradient, as
+it is to scale the advantage and not to be maximised; and as it is never negative, w * min(r A, clip(r) A) =
+min(r (wA), clip(r) (wA)). So GRPO-SG is GRPO in which every token has its own advantage wA. By default w is
+1 up to pi = 0.12 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they grow
 with 1 - pi), count for less in comparison. The loop is `train`, in section 6.
 
 This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
@@ -66,8 +67,7 @@ def group_advantages(rewards, *, eps=1e-6):
     assert rewards.dim() == 2 and rewards.shape[1] >= 2, f"(P, G) with G >= 2, not {tuple(rewards.shape)}"
     R = rewards.float()
     A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
-    # Nothing can be learned from equal rewards. A is set to exactly 0, because a rounding error of the mean,
-    # divided by eps, would make a signal out of nothing.
+    # Exactly 0 for equal rewards, of which a rounding error, divided by eps, would make a signal.
     return A.masked_fill(R.amax(1, keepdim=True) == R.amin(1, keepdim=True), 0.0)
 
 
@@ -81,7 +81,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
     long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
     the whole batch, where this is a part of one; losses and statistics of the parts then add up to the
-    whole's. In the first update r = 1, and as advantages sum to 0 the loss is about 0. Its gradient is not.
+    whole's. In the first update r = 1, and the loss is only a mean of -wA, near 0: its gradient is not.
     """
     same = [x for x in (old_logps, mask, weights, ref_logps) if x is not None]
     assert {x.shape for x in same} == {logps.shape} and advantages.shape in (logps.shape, logps.shape[:1])
@@ -112,7 +112,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
                  "kl": aggregate(kl),  # to the reference policy; without one, to the policy that sampled
                  "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, estimated
                  "weight_mean": aggregate(w),
-                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # tokens with pi < 1/3
+                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # pi < 1/3, where w is below U
     return -aggregate(objective), stats
 
 
@@ -156,15 +156,19 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     if any(type(layer) is torch.nn.Dropout and layer.p and layer.training for layer in model.modules()):
         warnings.warn("dropout is on, so that r is not 1 where nothing has changed: call model.eval()")
     h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
-    # Position t predicts token t + 1. Only the N positions that predict completion tokens go through the
-    # vocabulary matrix. With Qwen's vocabulary of 151,936, the logits of prompts and pads, which nobody asks
-    # for, would take most of the memory and time of an update.
+    # Position t predicts token t + 1. Only the N positions before completion tokens go through the matrix of
+    # the vocabulary: with Qwen's 151,936 words the other logits would take most of an update's memory.
     logits = logits_of(model, h[mask[:, 1:]]).div_(temperature)  # (N, V)
     logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
     return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)
 
 
 # ---- 3. Sampling ----
+
+class Cache(DynamicCache):
+    def update(self, keys, values, *more, **named):  # rotary embedding makes keys float32: twice the memory
+        return super().update(keys.to(values.dtype), values, *more, **named)
+
 
 def prefill(model, prompts, n):
     """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden
@@ -174,10 +178,7 @@ def prefill(model, prompts, n):
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
-    cache = DynamicCache(config=model.config)
-    # Rotary embedding leaves keys in float32 even where attention is bfloat16: cache both in bfloat16 there.
-    store = cache.update
-    cache.update = lambda keys, values, *more, **named: store(keys.to(values.dtype), values, *more, **named)
+    cache = Cache(config=model.config)
     h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                          use_cache=True).last_hidden_state[:, -1]  # (P, H)
     cache.batch_repeat_interleave(n)
@@ -238,14 +239,14 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 # ---- 4. Rollouts and rewards ----
 
 # An example, of the tiny model before training: a question, three completions of its group of 8, 6 of which
-# are right, and three tokens as an update sees them. After each speaker stand the possibilities that are
-# left (NKK: the first is a knave, the others are knights). The answer is KNN.
+# are right, and three tokens as an update sees them. K is a knight, N a knave; after each speaker stand the
+# possibilities that are left. The answer is KNN. In 3 even the sound step to Amir pays for the wrong end.
 #
 # Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
 # 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> ... answers KNN, by luck   right  R  3.0  A  0.54
 # 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> ... answers KKK            wrong  R -0.5  A -1.62
 # 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> ... NNK         wrong  R -0.5  A -1.62
-# 1, KNN.: pi .98, w 1.40, wA .76    2, KKK.: pi 4e-6, w 1, wA -1.62    3, Amir: pi .23, w 1.27, wA -2.06
+# Before </think>: in 1 pi .98, w 1.4, wA .76; in 2 pi 4e-6, w 1, wA -1.62. Amir: pi .23, w 1.27, wA -2.06
 
 @dataclasses.dataclass
 class Completion:
@@ -284,11 +285,13 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phas
     prompts = [tasks.encode_prompt(tokenizer, task.system, p.question, task.opening) for p in problems]
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
 
+    sampler = getattr(model, "sampler", sample)  # on a GPU perhaps graph.py's, which draws the same tokens
+
     def completed(contexts, n, pauses=None):
         rows = [context for context in contexts for _ in range(n)]
-        with (in_bfloat16(model.device), token_bar(phase, len(rows), cfg) as moved,
-              fit.phase("sampling", "lower --max_new_tokens")):
-            return fit.in_parts(lambda part, copies: getattr(model, "sampler", sample)(
+        with in_bfloat16(model.device), token_bar(phase, len(rows), cfg) as moved, fit.phase(
+                "sampling", "lower --max_new_tokens"):
+            return fit.in_parts(lambda part, copies: sampler(
                 model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
                 temperature=temperature, generator=generator, progress=moved), rows, n, cfg, generator)
     eval_mode(model)
@@ -354,7 +357,6 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="validat
 
 
 def assess(out, model, tokenizer, task, problems, cfg, *, step, **more):
-    """Evaluate, and show it on the run's page. Returns the row."""
     row, greedy = evaluate(model, tokenizer, task, problems, cfg, step=step, **more)
     log(out, row, greedy)
     if out:
@@ -423,19 +425,18 @@ def gradient(model, batches, denominator, cfg):
             loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
         for key, value in {"loss": loss.detach(), **stats}.items():
-            totals[key] += value * denominator
+            totals[key] += value * denominator  # sums again: `update` divides by what was trained on
     return totals
 
 
 def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on a rollout, each on its own random share. advantages: one per
-    completion.
+    """cfg.updates optimizer steps on a rollout, each on its own random share: no completion is used twice.
 
-    Returns a dict: grad_norm, the largest norm before clipping (0: none was finite); skipped, the updates
-    left out as loss or gradient was not finite; the means of the loss and of grpo_sg_loss's statistics over
-    what was trained on (None: nothing, or not finite). A completion with A = 0, such as all of a group with
-    equal rewards, has no gradient: where beta is 0 it is left out of the passes and of these means, but not
-    out of the denominator.
+    advantages: one per completion. Returns a dict: grad_norm, the largest norm before clipping (0: none was
+    finite); skipped, the updates left out as loss or gradient was not finite; the means of the loss and of
+    grpo_sg_loss's statistics over what was trained on (None: nothing, or not finite). A completion with
+    A = 0, such as all of a group with equal rewards, has no gradient: where beta is 0 it is left out of the
+    passes and of these means, but not out of the denominator.
     """
     order = random.Random(seed).sample(range(len(completions)), len(completions))
     shares = [order[u::cfg.updates] for u in range(cfg.updates)]
@@ -450,7 +451,7 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
             batch["old_logps"] = fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)
         for batch in sum(plan, []) if cfg.beta else []:
             batch["ref_logps"] = fit.by_rows(lambda part: batch_logps(reference, part, cfg), batch)
-    totals, norms, skipped = [], [], 0
+    totals, norms = [], []
     for share, batches in zip(shares, plan):
         if batches:
             totals.append(fit.until_it_fits(lambda b: gradient(model, b, size(share), cfg), batches, cfg))
@@ -459,12 +460,10 @@ def update(model, optimizer, completions, advantages, cfg, *, reference=None, se
                 norms.append(norm)
                 with fit.phase("AdamW's step", "its first one adds two averages of each weight"):
                     optimizer.step()
-            else:
-                skipped += 1
             optimizer.zero_grad()
     trained_on = size(sum(kept, [])) if totals else math.nan
     means = {key: float(sum(each[key] for each in totals)) / trained_on for key in STATISTICS}
-    return {"grad_norm": max(norms, default=0.0), "skipped": skipped,
+    return {"grad_norm": max(norms, default=0.0), "skipped": len(totals) - len(norms),
             **{key: value if math.isfinite(value) else None for key, value in means.items()}}
 
 
@@ -475,8 +474,10 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     AdamW = HostAdamW if cfg.offload else torch.optim.AdamW
     optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(state.pop("optimizer"))
     done = state["step"] if state else 0
+    if state and done % cfg.eval_every == 0:  # a checkpoint is written before its step is evaluated
+        assess(out, model, tokenizer, task, task.valid, cfg, step=done, split="valid")
     rows = []
     bad_steps = 0  # in a row without one finite update
     saved = time.time()
@@ -499,16 +500,16 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
         times.append(time.time())
         rows.append(log_step(out, step, completions, advantages, stats, times))
         bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-        if step % cfg.eval_every == 0:
-            assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid")
         # Save from time to time, and at the end, for whatever reason it comes.
         bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
         ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
         if out and (ending or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
             save_checkpoint(out, step, model, tokenizer, optimizer)
             saved = time.time()
-        if ending:
+        if received or bad_steps == MAX_BAD_STEPS:
             break
+        if step % cfg.eval_every == 0:
+            assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid")
     return rows
 
 
@@ -602,8 +603,6 @@ def check(cfg, given):
                    file=sys.stderr)
 
 
-# ---- The files of a run ----
-
 def save_checkpoint(out, step, model, tokenizer, optimizer):
     """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of
     the logs. Random states are not needed, as what a step draws is a function of seed and step."""
@@ -618,8 +617,7 @@ def save_checkpoint(out, step, model, tokenizer, optimizer):
 
 
 def load_checkpoint(out):
-    """(model, tokenizer, state) of the newest checkpoint that can be read; state has step and optimizer.
-    What was logged after it is cut off."""
+    """(model, tokenizer, state) of the newest checkpoint that can be read. state: step, sizes, optimizer."""
     def read(folder):
         state = read_json(os.path.join(folder, "state.json"))
         state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
@@ -628,7 +626,6 @@ def load_checkpoint(out):
     if not found:
         fail(f"no checkpoint in {out} can be read: start the run anew, with another --out")
     folder, (model, tokenizer, state) = found
-    cut_files(out, state["sizes"])
     print(f"resuming after step {state['step']}, from {folder}")
     return model, tokenizer, state
 
@@ -642,7 +639,8 @@ def load(cfg):
             fail(f"tasks.TASKS[{cfg.task!r}] must return a tasks.Task, not {task!r}")
         model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
-        room = getattr(model.config, "max_position_embeddings", math.inf) - cfg.max_new_tokens
+        turns = cfg.max_turns + 1 if task.observe else 1
+        room = getattr(model.config, "max_position_embeddings", math.inf) - turns * cfg.max_new_tokens
         task = tasks.keep_short(task, tokenizer, room)
     except ValueError as error:  # a task's complaint about its settings or its data
         fail(str(error).split("\n")[0])
@@ -656,6 +654,8 @@ def run(cfg):
     if state and state["step"] > cfg.steps:
         fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
     out = open_run(cfg)
+    if state:  # cut off what was logged after the checkpoint
+        cut_files(out, state["sizes"])
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
           f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or a start
@@ -671,11 +671,11 @@ def run(cfg):
         if not cfg.model:
             tasks.warm_up(model, tokenizer, task, cfg, lambda: mean(c.solved for c in rollout(
                 model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
+        if cfg.beta or not cfg.model:
+            save_model(first, model, tokenizer)
         test(0, "test" if cfg.eval_only else "test before training")
         if cfg.eval_only:
             return
-        if cfg.beta or not cfg.model:
-            save_model(first, model, tokenizer)
     with fit.phase("moving the reference policy to the GPU", "without --beta there is none"):
         reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
     with waiting_signals("finishing this step, then saving; a second signal stops at once") as received:
@@ -686,7 +686,7 @@ def run(cfg):
         fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
              f"{out}; a lower --lr may help. The weights in {out}/checkpoint are from before those steps")
     test(cfg.steps, "test after training")
-    if rows and all(row["equal_groups"] == 1 for row in rows):
+    if rows and not state and all(row["equal_groups"] == 1 for row in rows):
         print("no group ever had different rewards, so nothing was learned: README.md, \"Is it broken?\"")
     print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
 

@@ -378,6 +378,18 @@ def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
     assert rows[-1]["reward"] > rows[0]["reward"] + 3
 
 
+def test_a_checkpoint_is_never_older_than_ten_minutes_and_a_row_says_where_the_time_went(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(grpo_sg, "save_checkpoint", lambda out, step, *_: saved.append(step))
+    for seconds in (600, -1):  # -1: all of them have passed
+        monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", seconds)
+        rows = grpo_sg.train(*toy(steps=3, save_every=1000), tmp_path)
+    assert saved == [3, 1, 2, 3]
+    assert rows[0]["seconds"] == pytest.approx(rows[0]["seconds_sampling"] + rows[0]["seconds_update"])
+    assert rows[0]["tokens_per_second"] == pytest.approx(
+        48 * rows[0]["completion_tokens"] / rows[0]["seconds_sampling"])
+
+
 # ==== The corners of the algorithm ====
 
 def test_the_loss_lifts_bfloat16_and_keeps_float64():

@@ -133,7 +133,7 @@ BREAKS = {"grpo_sg.py": [
     ("train: evaluates too often", "step % cfg.eval_every == 0", "step % 1 == 0", "training_raises"),
     ("train: curve on the test set", "task.valid, cfg, step=step", "task.test, cfg, step=step",
      "training_raises"),
-    ("train: optimizer forgotten on resume", 'optimizer.load_state_dict(state["optimizer"])', "pass",
+    ("train: optimizer forgotten on resume", 'optimizer.load_state_dict(state.pop("optimizer"))', "pass",
      "stops_a_run"),
     ("train: a step again on resume", 'state["step"] if state else 0', 'state["step"] - 1 if state else 0',
      "stops_a_run"),

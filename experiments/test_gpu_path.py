@@ -3,13 +3,15 @@ import os
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
-from support import fit
+from support import fit, models, program
 
 
 def made(**given):
@@ -22,8 +24,8 @@ def made(**given):
 def test_the_cache_is_bfloat16_and_logits_are_float32_where_the_model_computes_in_bfloat16(monkeypatch):
     model, _ = made()
     caches = []
-    make = grpo_sg.DynamicCache
-    monkeypatch.setattr(grpo_sg, "DynamicCache", lambda config: caches.append(make(config=config)) or caches[0])
+    make = grpo_sg.Cache
+    monkeypatch.setattr(grpo_sg, "Cache", lambda config: caches.append(make(config=config)) or caches[0])
     with torch.autocast("cpu", torch.bfloat16):
         grpo_sg.sample(model, [[1, 2, 3]], n=2, max_new_tokens=4, stop_ids=[])
         logits = grpo_sg.logits_of(model, torch.ones(1, 32))
@@ -91,8 +93,55 @@ def test_an_update_in_halves_is_the_same(most, monkeypatch, capsys):
     assert cfg.tokens_per_micro_batch < 40
 
 
-def test_where_one_row_does_not_fit_the_error_goes_on_with_the_phase(monkeypatch):
+def no_memory(*args, **kwargs):
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("where, line", [
+    ((grpo_sg, "token_logps"), "in training: add --gradient_checkpointing"),
+    ((torch.optim.SGD, "step"), "in AdamW's step"), ((Qwen2ForCausalLM, "to"), "in moving the model to the GPU"),
+    ((grpo_sg, "sample"), "in sampling: lower --max_new_tokens")])
+def test_where_one_row_does_not_fit_one_line_names_the_phase(where, line, monkeypatch, capsys):
     model, cfg = made()
-    monkeypatch.setattr(grpo_sg, "token_logps", too_small(grpo_sg.token_logps, 0, []))
-    with pytest.raises(torch.OutOfMemoryError):
-        an_update(cfg, model)
+    tokenizer = SimpleNamespace(get_vocab=dict, eos_token_id=0)
+    monkeypatch.setattr(*where, no_memory)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: where[1] == "to")
+    monkeypatch.setattr(models, "set_up_gpu", lambda: None)
+    monkeypatch.setattr(grpo_sg.tasks, "encode_prompt", lambda *_: [1, 2])
+    task = grpo_sg.tasks.Task("toy", "", [], [], [], None, 0.0)
+    with pytest.raises(SystemExit), program.one_line_errors():
+        if where[1] == "sample":
+            problem = grpo_sg.tasks.Problem("?", "!")
+            grpo_sg.rollout(model, tokenizer, task, [problem], cfg, n=2, temperature=1.0, seed=0)
+        elif where[1] == "to":
+            models.prepare(model, tokenizer, [1, 2], cfg, None)
+        else:
+            with fit.phase("training", "add --gradient_checkpointing, or lower --max_new_tokens"):
+                an_update(cfg, model)
+    error = capsys.readouterr().err.rpartition("error: ")[2]
+    assert error.startswith("out of GPU memory") and line in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_is_set_up(supported, monkeypatch, capsys):
+    """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    models.set_up_gpu()
+    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+    assert models.bfloat16_works(torch.device("cuda")) == supported
+    assert not models.bfloat16_works(torch.device("cpu"))
+    assert ("no bfloat16" in capsys.readouterr().out) != supported
+
+
+def test_a_bar_shows_completions_speed_and_the_time_that_is_left_at_most(monkeypatch):
+    shown = []
+    monkeypatch.setattr(program, "tqdm", lambda **settings: nullcontext(SimpleNamespace(
+        set_postfix_str=lambda text, refresh: shown.append(text), update=shown.append)))
+    now = iter([0.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(program.time, "time", lambda: next(now))
+    with program.token_bar("sampling", 4, grpo_sg.Config(sample_batch=2, max_new_tokens=10)) as moved:
+        moved(2, 0)  # 19 steps are left
+        moved(2, 2)  # the first batch has ended: 10 are left
+        moved(2, 1)
+    assert shown == ["2 tokens/s, 19 s left at most", 0, "2 tokens/s, 10 s left at most", 2,
+                     "2 tokens/s, 9 s left at most", 1]
