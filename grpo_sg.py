@@ -173,6 +173,7 @@ class Cache(DynamicCache):
 def prefill(model, prompts, n):
     """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden
     state (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
+    assert prompts and all(prompts) and not model.training, "prompts with tokens, and a model in eval mode"
     longest = max(map(len, prompts))
     # Padded on the left, so that every row continues at the last column; positions count real tokens only.
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
@@ -313,14 +314,10 @@ def graded(c, tokenizer, task, stops):
     opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
     c.response = opened + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opened + tokenizer.decode(c.tokens[:end])
-    verdict = task.verify(c.response, c.problem.answer)
-    if not isinstance(verdict, tasks.Verdict):
-        fail(f"verify of --task {task.name} must return tasks.Verdict(correct, formatted), not {verdict!r}")
+    verdict = tasks.verdict_of(task, c)
     c.correct = verdict.correct
     c.formatted = verdict.formatted and not c.truncated
-    c.reward = float((task.reward or reward)(c))
-    if not math.isfinite(c.reward):
-        fail(f"--task {task.name} gave the reward {c.reward}, which is not finite, to {c.response!r}")
+    c.reward = tasks.reward_of(task, c, default=reward)
     return c
 
 
@@ -576,7 +573,9 @@ MAY_CHANGE = "resume out steps save_every eval_every sample_batch offload tokens
 def parse(argv=None, **defaults):
     """The command line as a checked Config. Flags override the settings of the run that they name, by
     --resume or --model RUN/checkpoint, and these override TINY. `defaults`: of a script that calls main."""
-    given, saved = given_and_saved(Config, argv, __doc__.split("\n")[0], defaults, MAY_CHANGE)
+    tiny = ", ".join(f"{name} {value}" for name, value in TINY.items())
+    about = f"{__doc__.splitlines()[0]} Defaults of the tiny model, without --model: {tiny}."
+    given, saved = given_and_saved(Config, argv, about, defaults, MAY_CHANGE)
     cfg = Config(**{**(saved if "model" in given or saved else TINY), **given})
     check(cfg, given)
     return cfg
@@ -634,9 +633,7 @@ def load(cfg):
     """(task, model, tokenizer, state): everything that a run needs. state: of the checkpoint to resume."""
     torch.manual_seed(cfg.seed)
     try:
-        task = tasks.TASKS[cfg.task](cfg)
-        if not isinstance(task, tasks.Task):
-            fail(f"tasks.TASKS[{cfg.task!r}] must return a tasks.Task, not {task!r}")
+        task = tasks.make_task(cfg)
         model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
             *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
         turns = cfg.max_turns + 1 if task.observe else 1

@@ -6,6 +6,7 @@ text of a model that is paid for fooling it: nothing here executes such a text, 
 """
 import functools
 import itertools
+import math
 import random
 import re
 import statistics
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from support import data
 from support.math_equal import final_answer, math_equal
-from support.program import fail
+from support.program import fail, first_line
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
 from support.tool import observation, turns
 from support.words import BRANDS, CITIES, FIRMS, NAMES, SURNAMES
@@ -62,6 +63,39 @@ def most_frequent(answers):
     """The share of the most frequent one; 0 of none."""
     counts = Counter(answers)
     return max(counts.values(), default=0) / max(1, counts.total())
+
+
+def make_task(cfg):
+    """The task that cfg.task names. Raises ValueError where what it returns is no usable Task."""
+    task = TASKS[cfg.task](cfg)
+    if not (isinstance(task, Task) and callable(task.verify) and isinstance(task.floor, float | int)
+            and isinstance(task.system, str)
+            and all(isinstance(p, Problem) for p in [*task.train, *task.valid, *task.test])):
+        raise ValueError(f"tasks.TASKS[{cfg.task!r}] must return a tasks.Task: lists of tasks.Problem to "
+                         "train, validate and test on, a system prompt, verify, and a number as floor")
+    return task
+
+
+def verdict_of(task, c):
+    """The verdict on a completion; one line where verify raises, or returns something else."""
+    try:
+        verdict = task.verify(c.response, c.problem.answer)
+    except Exception as error:
+        fail(f"verify of --task {task.name} raised {first_line(error)} for {c.response!r}")
+    if not isinstance(verdict, Verdict) or None in verdict:
+        fail(f"verify of --task {task.name} must return tasks.Verdict(correct, formatted), not {verdict!r}")
+    return verdict
+
+
+def reward_of(task, c, default):
+    """The completion's reward, by the task's own function or the default; one line where it is no number."""
+    try:
+        reward = float((task.reward or default)(c))
+    except Exception as error:
+        fail(f"the reward of --task {task.name} raised {first_line(error)} for {c.response!r}")
+    if not math.isfinite(reward):
+        fail(f"--task {task.name} gave the reward {reward}, which is not finite, to {c.response!r}")
+    return reward
 
 
 def split_of(meaning):
@@ -609,14 +643,16 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
     """Maximum likelihood on task.demo's texts until accuracy(), the avg@4 on validation problems, reaches
     task.warmup in the mean of its last three values (missing ones are 0). It makes of the tiny model
     a "pretrained" one, with which reinforcement learning can start."""
-    lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
+    texts = [task.demo(problem, random.Random(0)) for problem in task.train[:200]]
+    lengths = list(map(len, tokenizer(texts)["input_ids"]))
     if statistics.median(lengths) >= cfg.max_new_tokens:
-        fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most solutions, of {max(lengths)} tokens: "
+        fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} tokens: "
              "give more, or easier problems")
     rng = random.Random(cfg.seed)
     reached = []
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0, fused=True)
-    print(f"the tiny model first imitates texts of the task, until avg@4 on validation problems is {task.warmup}")
+    print("the tiny model first imitates texts of the task, until its avg@4 on validation problems is "
+          f"{task.warmup}")
     bar = tqdm(range(1, 2001), "warm-up", mininterval=1,
                bar_format="{desc}: {n} of at most {total} steps in {elapsed}{postfix}")
     for step in bar:

@@ -56,6 +56,8 @@ def given_and_saved(settings, argv, description, defaults, may_change):
     """(what the command line gives, the settings of the run that it names), two dicts; `defaults` count as
     given where the command line is silent. A run is named by --resume --out RUN, which goes on with its
     settings but for those that may change, or by --model RUN/checkpoint, where it had the same task."""
+    for name in defaults.keys() - settings.__dataclass_fields__.keys():
+        fail(f"there is no setting {name}{closest(name, settings.__dataclass_fields__)}")
     given = {**defaults, **given_flags(settings, argv, description)}
     out = given.get("out", "")
     if given.get("resume"):
