@@ -357,6 +357,12 @@ def test_the_ratio_is_exactly_1_in_the_first_update_and_not_after_it(monkeypatch
     assert first == 0 and all(later)
 
 
+def test_an_update_clips_on_both_sides_where_its_settings_say():
+    found = [stepped(*rolled(updates=3, clip_low=low, clip_high=high))[0]["clip_frac"]
+             for low, high in ((9, 9), (9, 1e-4), (1e-4, 9))]
+    assert found[0] == 0 and min(found[1:]) > 0
+
+
 @pytest.mark.parametrize("shaping", ["sg", "none"])
 def test_training_raises_the_reward(shaping, tmp_path):
     model, tokenizer, task, cfg = toy(shaping=shaping)
@@ -984,6 +990,7 @@ def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
     ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "warm_up", None)  # no run gets so far
     assert message in main(f"{argv} --train_problems 20 --eval_problems 5", capsys)
     assert os.listdir(tmp_path) == []
 

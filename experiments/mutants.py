@@ -127,7 +127,7 @@ BREAKS = {"grpo_sg.py": [
     ("update: nan reaches the weights", 'if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):',
      "if True:", "finite"),
     ("update: one share twice", "order[u::cfg.updates]", "order[0::cfg.updates]", "learned_from"),
-    ("update: clip_high ignored", "clip_high=cfg.clip_high, beta", "beta", "after_it or plain_step or clip"),
+    ("update: clip_high ignored", "clip_high=cfg.clip_high, beta", "beta", "clips"),
     ("train: every step draws the same", "cfg.seed * 1_000_003 + step", "cfg.seed * 1_000_003",
      "training_raises"),
     ("train: evaluates too often", "step % cfg.eval_every == 0", "step % 1 == 0", "training_raises"),
