@@ -98,7 +98,6 @@ BREAKS = {"grpo_sg.py": [
      "[pair for _ in range(n) for pair in zip(problems, prompts)]", "greedy"),
     ("rollout: seed ignored", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)",
      "seed_alone"),
-    ("rollout: the verifier reads the tool", "task.verify(c.response,", "task.verify(c.transcript,", "call"),
     ("rollout: end token in the text", "end = None if c.truncated else -1", "end = None", "call"),
     ("rollout: an opened <think> is lost", '"<think>" if tokenizer.decode(c.prompt)',
      '"" if tokenizer.decode(c.prompt)', "real_model"),
@@ -181,6 +180,7 @@ BREAKS = {"grpo_sg.py": [
     ("tool: one turn too few", "range(max_turns - 1, -1, -1)", "range(max_turns - 2, -1, -1)", "call"),
     ("tool: </information> cut off", "return body[:most] + last", "return (body + last)[:most]", "call"),
 ], "tasks.py": [
+    ("graded: the verifier reads the tool", "task.verify(c.response,", "task.verify(c.transcript,", "call"),
     ("kk: if", "y or not x)", "x or not y)", "puzzles"),
     ("kk: iff", "lambda x, y: x == y", "lambda x, y: x != y", "puzzles"),
     ("kk: knaves tell the truth", 'kk_truth(claim, roles) == (roles[speaker] == "knight")',
