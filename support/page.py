@@ -183,7 +183,7 @@ curve, or move this: <label>step <input type="range" id="step" max="{last}" valu
 <output id="at"></output></p><div id="charts">{figures}</div>"""
 TOKENS_TEXT = """<h2 id="tokens">What the update does to each token</h2><p>A box is a token that the policy
 sampled for a validation problem. GRPO gives all tokens of a completion its advantage A, GRPO-SG w A, with a
-larger w for likely ones. Blue, a line above: an update on this group would push it up; red, a line below:
+larger w for likely ones. Blue, a line above: an update on this group would push it up; orange, a line below:
 down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk, KNK is knight, knave,
 knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and w was {w:.3f} in the mean. Where
 nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the others.</p><p><label>Evaluation
@@ -223,8 +223,7 @@ for (const svg of all("svg")) svg.onpointermove = event => {
   step.value = (320 * event.offsetX / svg.clientWidth - 48) / 264 * step.max;
   readStep();
 };
-step.oninput = readStep;
-readStep();
+(step.oninput = readStep)();
 function colour() {
   all("section").forEach((section, i) => section.hidden = i != evaluation.value);
   when.textContent = "step " + all("section")[evaluation.value].dataset.step;
@@ -241,8 +240,9 @@ function colour() {
     box.tabIndex = 0;
   });
 }
-if (evaluation) evaluation.oninput = mode.onchange = colour;
-evaluation?.oninput();
+const told = all("section").findLastIndex(section => section.querySelector("[open]"));  // unequal rewards
+if (told >= 0) evaluation.value = told;
+if (evaluation) (evaluation.oninput = mode.onchange = colour)();
 """
 if __name__ == "__main__":
     if not all(Path(run, "metrics.jsonl").is_file() for run in sys.argv[1:] or ["nowhere"]):
