@@ -1,6 +1,6 @@
 """Kills a run with SIGKILL at random moments and goes on, and watches a long run's memory and files.
 
-    python experiments/faults.py kill      some four minutes; what 25 kills cost
+    python experiments/faults.py kill      some minutes; what 10 kills cost
     python experiments/faults.py long      some six minutes; 2,000 steps with saving and evaluation
 
 Writes results/faults.json. A killed run has lost something where its metrics, transcripts or final

@@ -2,8 +2,9 @@
 
     python experiments/memory.py
 
-A cell has --tokens_per_micro_batch and --sample_batch, and gc for --gradient_checkpointing. The formula is that
-of support/memory.py, for prompts of 300 tokens and completions of 2,048.
+A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and offload where
+--offload is needed, too. The formula is that of support/memory.py, for prompts of 300 tokens and completions of
+2,048.
 """
 import os
 import sys

@@ -20,8 +20,9 @@ RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --
        "grpo_sg.py --eval_only --model runs/NAME/checkpoint --eval_data aime24 --eval_samples 16",
        "-m support.page runs/NAME", "-m support.page runs/A runs/B", "experiments/math_verifiers.py",
        "experiments/compare.py show", "experiments/memory.py"]
-OTHERS = {"-m pytest -q", "-m experiments.minimal", "backwards.py", "experiments/figures.py",
-          "experiments/ignorant_math.py"}  # run by other tests, or for minutes
+OTHERS = {"-m pytest -q", "-m experiments.minimal", "backwards.py", "experiments/figures.py",  # other tests run
+          "experiments/ignorant_math.py math500.jsonl math_train.jsonl gsm8k_test.jsonl "  # them, or need minutes
+          "deepscaler_every_8th.jsonl"}
 
 
 def rows(text, head):
