@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 
 # ---- 1. Numbers ----
-
 MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
 
 
@@ -58,14 +57,14 @@ def factorial(x):  # for the values of a symbol by the gamma function
     return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
 
 
-OPERATIONS = {
-    "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
-    "√": lambda n, x: power(x, 1 / n), "!": factorial,
-    "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
 FUNCTIONS = {"\\" + name: f for name, f in dict(
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
     sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
     arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
+OPERATIONS = FUNCTIONS | {
+    "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
+    "√": lambda n, x: power(x, 1 / n), "!": factorial,
+    "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
 
 # A symbol's values are of both signs, below and above 1, in the first three places positive, for roots and
 # logarithms. They are odd numbers over 1024, and never whole: (-1)^n is neither 1 nor -1.
@@ -80,26 +79,25 @@ def sample_points(name):
 
 
 # ---- 2. Words and signs, and the tokens they come in ----
-
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
     "alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega Gamma "
     "Delta Theta Lambda Sigma Phi Psi Omega ell angle").split()}
 UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer|ft foot feet|in inch inche|yd yard|"
-    "mi mile|s sec second|min minute|h hr hour|day|g gram|kg kilogram|mg|lb pound|oz ounce|mL ml|L liter|"
-    "$ dollar usd|€ euro|£|cent|° degree deg|rad radian|% percent|mph|N|J erg|W|V|K|Hz|am|pm|2 square sq|"
-    "3 cubic|/ per -|week|month|year|gallon|cup|unit|people").split("|") for name in names.split()}
+    "mi mile|s sec second|min minute|h hr hour|day|week|month|year|g gram|kg kilogram|mg|lb pound|oz ounce|"
+    "mL|L liter|$ dollar usd|€ euro|£|cent|° degree deg|% percent|mph|N|J erg|W|V|K|Hz|am|pm|gallon|cup|"
+    "unit|people|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
 # Any other word is a unit where it is a plural, but for numbers and these.
 NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu)s")
-SHORT_WORDS = {"yes", "no", "odd", "and", "or"}  # four letters or more are a word anyway
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
-    r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt|∞ \infty|π \pi|≈ \approx|\phi \varphi|"
+    r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|\phi \varphi|"
     r"\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|\{ \lbrace|\} \rbrace"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ", "½": "\\frac12",
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
+ALIASES |= {name[1:]: name for name in FUNCTIONS}
 SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
 STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
@@ -111,6 +109,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|boxed|"
      r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
+    (r"\\\{\s*[A-Za-z]\s*(?:[|:]|\\mid)([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
     (r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})", "°"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
     (r"(?<=\d)_\s*\{\s*\(?(\d+)\)?\s*\}", r"_\1 "),  # 201_{(3)}
@@ -142,9 +141,7 @@ def math_tokens(text):
         word = token.strip('"')
         if not word.isascii() or not word.isalpha():
             tokens.append(token)
-        elif "\\" + word in FUNCTIONS or word in ("pi", "sqrt"):
-            tokens.append(ALIASES.get("\\" + word, "\\" + word))
-        elif len(word) > 3 or word.lower() in SHORT_WORDS or (
+        elif len(word) > 3 or word.lower() in ("yes", "no", "odd", "and", "or") or (
                 word != token and (len(word) > 1 or word in UNITS)) or (
                 len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
             tokens.append(f'"{word}"')
@@ -159,7 +156,6 @@ def plain(tokens):
 
 
 # ---- 3. Items: what an answer says, and what it leaves undone ----
-
 class Item(NamedTuple):
     """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or words."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
@@ -208,8 +204,7 @@ def each(op, *items):
     """An operation on values, at every point."""
     if any(item.kind != "value" for item in items):
         raise ValueError("arithmetic is for numbers")
-    f = OPERATIONS.get(op) or FUNCTIONS[op]
-    first, last = items[0], items[-1]
+    f, first, last = OPERATIONS[op], items[0], items[-1]
     result = Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
     factor = bounded(f(first.factor, last.factor)) if op in ("*", "/") else 1
     factor = result.parts[0] if result.rational else factor
@@ -233,9 +228,8 @@ MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "π": number(c
 
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
-
 def read_items(tokens, left):
-    """The items up to the closing bracket, each a side or a relation of sides. A union is one set."""
+    """The items up to the closing bracket. A union is one set."""
     items, union = [], False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
@@ -394,11 +388,9 @@ def relation(sides, signs):
 
 
 # ---- 5. Comparing ----
-
 def ratio(a, b):
-    """The constant a / b, or None. Points where neither is real are left out: x sqrt(x) is sqrt(x^3)."""
-    pairs = [(x, y) for x, y in zip(a.parts, b.parts) if not (x.imag and y.imag)]
-    pairs = pairs if len(pairs) > 1 else [*zip(a.parts, b.parts)]
+    """The constant a / b, or None."""
+    pairs = [*zip(a.parts, b.parts)]
     if any(bool(x) != bool(y) for x, y in pairs):
         return None
     ratios = [x / y for x, y in pairs if y]
@@ -416,8 +408,7 @@ def same_decimal(x, y, least=100_000):
 
 
 def same(a, b):
-    """Does the answer a say what the gold b says, and leave no more undone? A unit, or the x of x = 5, may
-    be missing in one of them."""
+    """Does a say what the gold b says, and leave no more undone? A unit or a name may be missing in one."""
     if a.name and a.kind == "value" and b.kind == "=":  # y = 2 - x answers x + y = 2, but not the reverse
         a = Item("=", (each("+", Item("value", sample_points(a.name)), minus(a)),))
     names = {item.name for item in (a, b) if item.name and item.parts != sample_points(item.name)}
@@ -437,10 +428,9 @@ def same(a, b):
     left = list(b.parts)
     for x in a.parts:
         match = next((y for y in left if same(x, y)), None)
-        if not match:
-            return False
-        left.remove(match)
-    return True
+        if match:
+            left.remove(match)
+    return not left
 
 
 def read(tokens):
@@ -458,8 +448,8 @@ LABEL = re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
 
 
 def math_equal(answer, gold):
-    """Are two answers, of up to MAX_CHARS characters each, equal as mathematics or, failing that, as texts?
-    Longer ones never are. Any strings will do: nothing is raised."""
+    """Are two answers equal as mathematics or, failing that, as texts? Not where one has more than MAX_CHARS
+    characters. Any strings will do: nothing is raised."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
     answers, golds = [math_tokens(text) if len(text) <= MAX_CHARS else [] for text in (answer, gold)]
     if not answers or plain(answers) == plain(golds):
@@ -469,9 +459,8 @@ def math_equal(answer, gold):
             if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
                 return True
         target = read(golds)
-        if target.constant and not target.name:  # then "5 m" has a unit, while "5m" stays a product
-            unit = r"(?<=[\d}]) +([mgshLNJWVK])((\^\{?\d\}?)?[\s$.]*)\Z"
-            answers = LABEL.sub("", " ".join(math_tokens(re.sub(unit, r"\\text{\1}\2", answer)))).split()
+        if target.constant and not target.name:
+            answers = LABEL.sub("", " ".join(answers)).split()
         return same(read(answers), target)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
@@ -486,13 +475,10 @@ AFTER_BOX = re.compile(r"[ \t$]*(,?[ \t]*((or|and)[ \t]+)?[$\\-]*\d|[-+*/^][ \t$
 
 
 def final_answer(response):
-    """The text of the final answer, or "" where there is none.
-
-    It is what is in the last \\boxed{...} after the last </think>, which no <think> may follow. With answer
-    tags it is that of the last complete <answer>...</answer>, or all of it where it has no box or where
-    something beside the box changes it. Boxes joined by a comma, by "and" or by "or" are one answer, a list;
-    a box in a box is a part of it. An empty or unfinished box is no answer: nothing before it counts.
-    """
+    """The text of the final answer, or "" where there is none: what is in the last \\boxed{...} after the
+    last </think>, which no <think> may follow. With answer tags it is that of the last <answer>...</answer>,
+    or all of it where it has no box or where something beside the box changes it. Boxes joined by a comma,
+    by "and" or by "or" are one answer, a list; a box in a box is part of it. An empty box is no answer."""
     text = response.rpartition("</think>")[2]
     _, tagged, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
     if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
@@ -514,10 +500,10 @@ def final_answer(response):
 
 
 def after_brace(text, at):
-    """Where what the brace at `at` opens has ended; `at` where none opens there, or it ends too late."""
+    """Where what the brace at `at` opens has ended; `at` + 1 where none opens there or it ends too late."""
     depth = 0
     for brace in re.finditer(r"\\.|[{}]", text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else "", re.S):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return at + brace.end()
-    return at
+    return at + 1
