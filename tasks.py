@@ -22,7 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from support import data
-from support.math_equal import final_answer, math_equal
+from support.final_answer import final_answer
+from support.math_equal import math_equal
 from support.program import fail, first_line
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
 from support.tool import observation, turns

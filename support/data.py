@@ -7,7 +7,7 @@ import difflib
 import json
 import random
 
-from support.math_equal import final_answer
+from support.final_answer import final_answer
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
