@@ -53,6 +53,10 @@ def test_labelled_pairs():
     assert [row for row in PAIRS if correct(row["response"], row["gold"]) != row["correct"]] == []
 
 
+def test_an_answer_has_at_most_500_characters():
+    assert math_equal("1" * 500, "1" * 500) and not math_equal("1" * 501, "1" * 501)
+
+
 def test_where_the_final_answer_stands():
     assert [case for case in CASES if "response" in case and (case["correct"], case["formatted"]) != (
         correct(case["response"], case["gold"]), final_answer(case["response"]) != "")] == []
