@@ -55,7 +55,8 @@ def log_tokens(out, step, group, tokenizer, logps, weights):
         return [float(f"{value:.4g}") for value in x[0].tolist()]
     completions = [
         {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(lp.exp()),
-         "w": short(torch.ones_like(lp) if w is None else w), "reward": c.reward, "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
+         "w": short(torch.ones_like(lp) if w is None else w), "reward": c.reward, "advantage": c.advantage,
+         "correct": c.correct, "formatted": c.formatted,
          "truncated": c.truncated} for c, lp, w in zip(group, logps, weights)]
     problem = group[0].problem
     append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question, "answer": problem.answer,

@@ -33,7 +33,7 @@ def peaks(config, cfg, prompt=300):
     kept = tokens * (4 * H * L if cfg.gradient_checkpointing else L * layer)
     forward = copies + 2 * logits
     backward = max(3 * logits + (0 if cfg.gradient_checkpointing else copies),
-                   12 * V * H - kept,  # at its end: two gradients of the tied vocabulary matrix, and their sum
+                   12 * V * H - kept,  # at its end: two gradients of the vocabulary matrix, their sum
                    tokens * layer + copies / L + 4 * V * H if cfg.gradient_checkpointing else 0)
     fixed = weights + moments
     return {"sampling": (fixed + copies + max(prefill, decode)) / 1e9,

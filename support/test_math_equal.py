@@ -82,7 +82,7 @@ def test_hostile_answers_are_cheap_and_wrong():
     def attack():
         for response, gold in itertools.product(hostile, ("5", "x^2+1", "(1, 2)")):
             times = [1.0]
-            while min(times) > 0.05 and len(times) < 5:  # again, where another process took the processor's caches
+            while min(times) > 0.05 and len(times) < 5:  # again, if something disturbed it
                 started = time.thread_time()
                 assert not correct(response, gold), response[:80]
                 times.append(time.thread_time() - started)

@@ -51,7 +51,8 @@ def fixed(model):  # GB that are there all the time: weights and AdamW's average
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("shape", [(448, 2432, 7, 3), (384, 2240, 6, 4)])  # as 0.5B and 1.5B: inner / width, width / heads
+# As 0.5B and 1.5B: inner / width, width / heads.
+@pytest.mark.parametrize("shape", [(448, 2432, 7, 3), (384, 2240, 6, 4)])
 def test_an_update(shape, checkpointing):
     model = made(*shape)
     if checkpointing:
@@ -70,7 +71,8 @@ def test_an_update(shape, checkpointing):
     assert peak.peak / 1e9 == pytest.approx(expected - fixed(model) - 4e-9 * model.num_parameters(), rel=0.1)
 
 
-@pytest.mark.parametrize("prompt, n, new", [(128, 1, 8), (4, 8, 32)])  # the prompts are the peak; the cache and the logits
+# The peak is that of the prompts; of the cache and the logits.
+@pytest.mark.parametrize("prompt, n, new", [(128, 1, 8), (4, 8, 32)])
 def test_sampling(prompt, n, new):
     model = made(448, 2432, 7, 3)
     with Peak(model.parameters()) as peak, torch.autocast("cpu", torch.bfloat16):
