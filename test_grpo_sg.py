@@ -384,7 +384,7 @@ def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
     assert rows[-1]["reward"] > rows[0]["reward"] + 3
 
 
-def test_a_checkpoint_is_never_older_than_ten_minutes_and_a_row_says_where_the_time_went(tmp_path, monkeypatch):
+def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr(grpo_sg, "save_checkpoint", lambda out, step, *_: saved.append(step))
     for seconds in (600, -1):  # -1: all of them have passed
@@ -405,6 +405,20 @@ def test_the_loss_lifts_bfloat16_and_keeps_float64():
         expected, _ = slow_loss(x.double(), y.double(), a, mask, w, ref, 0.2, 0.2, 0.0, "token-mean")
         assert grpo_sg_loss(x, y, a, mask, weights=w)[0].item() == pytest.approx(expected.item(), rel=rel)
     assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
+
+
+@pytest.mark.parametrize("change", [
+    lambda given: given.update(weights=torch.ones(4)),
+    lambda given: given.update(ref_logps=torch.zeros(4, 6)),
+    lambda given: given.update(advantages=torch.ones(7)), lambda given: given.update(beta=0.1),
+    lambda given: given.update(mask=torch.ones(1, 7)), lambda given: given.update(loss_agg_mode="mean")])
+def test_the_loss_refuses_what_does_not_fit(change):
+    """Broadcasting would make a loss of it without a word."""
+    logps, old, _, A, mask, _ = batch()
+    given = dict(logps=logps, old_logps=old, advantages=A, mask=mask)
+    change(given)
+    with pytest.raises(AssertionError):
+        grpo_sg_loss(**given)
 
 
 def test_pass_at_k_against_enumeration():

@@ -30,8 +30,8 @@ def trl_reward(task, tokenizer):
     """TRL's reward function for a task with one turn. It reads the sampled ids: as in grpo_sg.py a
     completion without its end token was cut off, and is badly formed whatever its text."""
     if task.reward:
-        raise SystemExit(f"error: --task {task.name} has a reward of its own, which TRL is not given: add it in "
-                         "bridges/rewards.py")
+        raise SystemExit(f"error: --task {task.name} has a reward of its own, which TRL is not given: "
+                         "add it in bridges/rewards.py")
 
     def reward(completion_ids, answer, **_):
         rewards = []

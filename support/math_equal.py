@@ -90,12 +90,14 @@ UNITS = {name: names.split()[0] for names in (
 # Any other word is a unit where it is a plural, but for numbers and these.
 NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu)s")
 ALIASES = {alias: names.split()[0] for names in (
-    r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|± \pm|"
+    r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
+    r"± \pm|"
     r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|\phi \varphi|"
     r"\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|\{ \lbrace|\} \rbrace"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ", "½": "\\frac12",
+    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ",
+    "½": "\\frac12",
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 ALIASES |= {name[1:]: name for name in FUNCTIONS}
 SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
@@ -128,7 +130,8 @@ TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\
     |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
     |(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?
     |\.\d+(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
-UNIT = re.compile(r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
+UNIT = re.compile(
+    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
 
 
 def math_tokens(text):
