@@ -188,8 +188,8 @@ down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own
 knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and w was {w:.3f} in the mean. Where
 nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the others.</p><p><label>Evaluation
 <input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output>
-({count} of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A
-<option>w<option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
+({count} of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
+<option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
 HEAD = """<caption>The 20 tokens that this update moves most, by |w A| (1 − π): a gradient is about 1 − π
 in size<tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
 STYLE = """:root { color-scheme: light dark; --up: #2a86cc; --down: #d55e00; --level: #9370b8 }
