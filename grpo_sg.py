@@ -38,7 +38,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import fit, page, tool
+from support import fit, page, threads, tool
 from support.logs import describe, log, log_step, log_tokens
 from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
 from support.offload import HostAdamW
@@ -479,7 +479,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     bad_steps = 0  # in a row without one finite update
     saved = time.time()
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
-    for step in bar:
+    for step in threads.paced(bar):
         # Sample: the problems of the step and G completions of each. What is drawn is a function of the seed
         # and the step, so there is no random state to save.
         times = [time.time()]

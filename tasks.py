@@ -21,7 +21,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from support import data
+from support import data, threads
 from support.final_answer import final_answer
 from support.math_equal import math_equal
 from support.program import fail, first_line
@@ -237,6 +237,7 @@ def kk_puzzle(n, rng, *, brief=False):
     return Problem(question, dict(zip(names, left[-1][0])), kk_solution(left, names), kk_meaning(claims))
 
 
+@functools.lru_cache(10_000)
 def kk_table(claim, *people):
     """The claim's truth table over the roles of these people, as the bits of an integer."""
     cases = itertools.product(("knave", "knight"), repeat=len(people))
@@ -656,7 +657,7 @@ def warm_up(model, tokenizer, task, cfg, accuracy):
           f"{task.warmup}")
     bar = tqdm(range(1, 2001), "warm-up", mininterval=1,
                bar_format="{desc}: {n} of at most {total} steps in {elapsed}{postfix}")
-    for step in bar:
+    for step in threads.paced(bar):
         chosen = rng.sample(task.train, min(64, len(task.train)))
         rows = [script(tokenizer, task, problem, task.demo(problem, rng)) for problem in chosen]
         ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], batch_first=True)

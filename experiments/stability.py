@@ -150,7 +150,7 @@ def trained(start, part, name, seed, lr, updates, steps):
             attribute, wrap = patches[name]
             patched.enter_context(mock.patch.object(grpo_sg, attribute, wrap(getattr(grpo_sg, attribute))))
         patched.enter_context(mock.patch.object(torch.nn.utils, "clip_grad_norm_", seen))
-        rows = grpo_sg.train(model, tokenizer, task, cfg, lambda *_: None)
+        rows = grpo_sg.train(model, tokenizer, task, cfg)
     finite = [norm for norm in norms if math.isfinite(norm)]
     mean = statistics.fmean(finite)
     row = {"part": part, "name": name, "seed": seed, "lr": lr, "updates": updates, "steps": steps,

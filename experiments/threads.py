@@ -1,0 +1,64 @@
+"""How many threads, and how should they wait? The same work with each choice, alone and beside busy processes.
+
+    python experiments/threads.py        ten minutes; nothing else may run
+
+The work is 50 steps of the default run, those that its warm-up begins with. The choices take turns, five
+times alone and five times beside as many busy processes as there are cores. Prints the seconds without the
+start of Python, and a hash of the weights at the end, and writes them to results/threads.json.
+"""
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CHOICES = {"one thread": {"OMP_NUM_THREADS": "1"},
+           "all threads": {"FIXED": "1"},
+           "all threads, OMP_WAIT_POLICY=PASSIVE": {"FIXED": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+           "paced (the default)": {}}
+
+
+def work():
+    """Print the seconds and a hash of the weights."""
+    sys.path.insert(0, os.path.dirname(HERE))
+    import grpo_sg
+    import tasks
+    if "FIXED" in os.environ:
+        tasks.threads.paced = iter
+    cfg = grpo_sg.parse(["--train_problems", "500"])
+    task, model, tokenizer, _ = grpo_sg.load(cfg)
+    began = time.time()
+    tasks.warm_up(model, tokenizer, task._replace(warmup=0), cfg, lambda: 1)  # the first reading, at 50
+    weights = b"".join(weights.detach().numpy().tobytes() for weights in model.parameters())
+    print(json.dumps([round(time.time() - began, 2), hashlib.sha256(weights).hexdigest()[:16]]))
+
+
+def measured(choice):
+    done = subprocess.run([sys.executable, __file__, "work"], env={**os.environ, **CHOICES[choice]},
+                          check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    rows = []
+    for others, turns in (0, 5), (os.cpu_count(), 5):
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: 3 * 5"]) for _ in range(others)]
+        try:
+            found = [(choice, *measured(choice)) for _ in range(turns) for choice in CHOICES]
+        finally:
+            for process in busy:
+                process.kill()
+        for choice in CHOICES:
+            seconds = [s for name, s, _ in found if name == choice]
+            rows.append({"busy processes": others, "choice": choice, "median": statistics.median(seconds),
+                         "seconds": seconds, "weights": sorted({w for name, _, w in found if name == choice})})
+            print(rows[-1], flush=True)
+    with open(os.path.join(HERE, "results", "threads.json"), "w") as file:
+        file.write("[" + ",\n".join(map(json.dumps, rows)) + "]\n")
+
+
+if __name__ == "__main__":
+    work() if sys.argv[1:] == ["work"] else main()
