@@ -8,6 +8,9 @@ a line, and what is there is not run again: stop it when you like; two processes
 the file. DIR, outside of the repository, keeps the warm starts, a file a seed. --methods none sg runs these
 alone: what the comparison that counts needs.
 
+Planned were 60 steps and seven rates; a timing showed that ten seeds of that could not be afforded, so that
+steps and rates were cut rather than seeds, and the two outer rates were not run in the end.
+
 The regime is compare.py's (kk, an early end of the warm-up, 16 prompts, 8 updates on a rollout, 40 steps),
 the seeds 0 to 9, and every method starts from the same warm start of a seed. Fixed before the first counted
 run, after a look at seed 200, which is not counted: plain GRPO at 4e-4 (.29 -> .33 in 60 steps), 8e-4

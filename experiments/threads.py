@@ -3,7 +3,7 @@
     python experiments/threads.py        ten minutes; nothing else may run
 
 The work is 50 steps of the default run, those that its warm-up begins with. The choices take turns, five
-times alone and five times beside as many busy processes as there are cores. Prints the seconds without the
+times alone and three times beside as many busy processes as there are cores. Prints the seconds without the
 start of Python, and a hash of the weights at the end, and writes them to results/threads.json.
 """
 import hashlib
@@ -44,7 +44,7 @@ def measured(choice):
 
 def main():
     rows = []
-    for others, turns in (0, 5), (os.cpu_count(), 5):
+    for others, turns in (0, 5), (os.cpu_count(), 3):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: 3 * 5"]) for _ in range(others)]
         try:
             found = [(choice, *measured(choice)) for _ in range(turns) for choice in CHOICES]
