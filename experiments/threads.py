@@ -6,6 +6,7 @@ The work is 50 steps of the default run, those that its warm-up begins with. The
 times alone and three times beside as many busy processes as there are cores. Prints the seconds without the
 start of Python, and a hash of the weights at the end, and writes them to results/threads.json.
 """
+import argparse
 import hashlib
 import json
 import os
@@ -61,4 +62,6 @@ def main():
 
 
 if __name__ == "__main__":
-    work() if sys.argv[1:] == ["work"] else main()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["measure", "work"], default="measure")
+    {"measure": main, "work": work}[parser.parse_args().what]()
