@@ -1,4 +1,4 @@
-"""How many threads, and how should they wait? The same work with each choice, alone and beside busy processes.
+"""How many threads, and how should they wait? The same work with each choice, alone and beside others.
 
     python experiments/threads.py        ten minutes; nothing else may run
 
@@ -53,9 +53,9 @@ def main():
             for process in busy:
                 process.kill()
         for choice in CHOICES:
-            seconds = [s for name, s, _ in found if name == choice]
+            seconds, weights = zip(*(run for name, *run in found if name == choice))
             rows.append({"busy processes": others, "choice": choice, "median": statistics.median(seconds),
-                         "seconds": seconds, "weights": sorted({w for name, _, w in found if name == choice})})
+                         "seconds": seconds, "weights": sorted(set(weights))})
             print(rows[-1], flush=True)
     with open(os.path.join(HERE, "results", "threads.json"), "w") as file:
         file.write("[" + ",\n".join(map(json.dumps, rows)) + "]\n")

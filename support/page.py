@@ -187,11 +187,11 @@ larger w for likely ones. Blue, a line above: an update on this group would push
 down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk, KNK is knight, knave,
 knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and w was {w:.3f} in the mean. Where
 nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the others.</p><p><label>Evaluation
-<input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output>
-({count} of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
+<input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output> ({count}
+of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
 <option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
-HEAD = """<caption>The 20 tokens that this update moves most, by |w A| (1 − π): a gradient is about 1 − π
-in size<tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
+HEAD = """<caption>The 20 tokens that an update moves most, by |w A| (1 − π): a gradient is about 1 − π
+<tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
 STYLE = """:root { color-scheme: light dark; --up: #2a86cc; --down: #d55e00; --level: #9370b8 }
 body { font: 16px/1.45 system-ui; max-width: 75rem; margin: auto; padding: 1rem } figure { margin: 0 }
 #charts, .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
