@@ -773,8 +773,32 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
     tokens, mask = tasks.script(tokenizer, task, problem, problem.solution)
     text = tokenizer.decode(tokens)
     assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
-    assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + " <|im_end|>"
+    assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + "<|im_end|>"
     assert f" is based in {problem.answer[0]}" in text and "[UNK]" not in text
+
+
+@pytest.mark.parametrize("name", ["kk", "math", "qa"])
+def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
+    task = tasks.TASKS[name](grpo_sg.parse(f"--task {name} --train_problems 60 --eval_problems 8".split()))
+    _, tokenizer = tasks.tiny_model(task)
+    for text in [text for p in task.train for text in (p.question, p.solution)]:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_warm_up_ends_with_the_mean_of_the_last_weights(monkeypatch):
+    cfg = grpo_sg.parse(["--train_problems", "60", "--eval_problems", "8"])
+    task = tasks.kk_task(cfg)
+    model, tokenizer = tasks.tiny_model(task)
+    weights, seen, readings = model.model.norm.weight, [], iter([task.warmup - 0.01, task.warmup])
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (
+        step(self), seen.append(weights.detach().double())))
+    tasks.warm_up(model, tokenizer, task, cfg, lambda policy: next(readings))
+    mean = seen[0]
+    for each in seen[1:]:
+        mean = 0.98 * mean + 0.02 * each
+    assert len(seen) == 100 and torch.allclose(weights.double(), mean, atol=1e-6)
+    assert not torch.allclose(seen[-1], mean, atol=1e-3)
 
 
 # ==== What can happen to a run ====

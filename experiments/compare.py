@@ -95,8 +95,9 @@ def warm_start(part, seed):
         task = task._replace(demo=demo)
     torch.manual_seed(seed)
     model, tokenizer = tasks.tiny_model(task)
-    tasks.warm_up(model, tokenizer, task, cfg, lambda: statistics.fmean(c.solved for c in grpo_sg.rollout(
-        model, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=seed)))
+    tasks.warm_up(model, tokenizer, task, cfg, lambda policy: statistics.fmean(
+        c.solved for c in grpo_sg.rollout(policy, tokenizer, task, task.valid, cfg, n=4, temperature=1.0,
+                                          seed=seed)))
     if part.startswith("noisy"):
         task, cfg = task._replace(train=task.train[:256]), dataclasses.replace(cfg, steps=60)
     return model, tokenizer, task, cfg

@@ -77,6 +77,7 @@ RATES = 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3
 OUTER = 5e-5, 3.2e-3
 THIRD = "sg, mu inside"
 METHODS = "none", "sg", "sg / mean", "ar"
+PARTS = "map", "updates", "few problems"
 
 
 def third_reading(loss):
@@ -185,7 +186,8 @@ def run(args):
     torch.set_num_threads(1)
     seed_of_start = None
     for job in jobs_of(args.seeds):
-        if job[1] not in args.methods or job in map(key, rows_of(args.results)):
+        if (job[0] not in args.parts or job[1] not in args.methods
+                or job in map(key, rows_of(args.results))):
             continue
         if seed_of_start != job[2]:
             seed_of_start, start = job[2], start_of(job[2], args.cache)
@@ -390,6 +392,7 @@ def main():
     parser.add_argument("what", choices=["run", "show"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--methods", nargs="+", default=[*METHODS, THIRD], choices=[*METHODS, THIRD])
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS)
     parser.add_argument("--cache", default="/tmp/warm-starts", help="a folder for the warm starts")
     parser.add_argument("--results", default=PATH, help="the file that rows are appended to")
     args = parser.parse_args()

@@ -32,7 +32,7 @@ def work():
     cfg = grpo_sg.parse(["--train_problems", "500"])
     task, model, tokenizer, _ = grpo_sg.load(cfg)
     began = time.time()
-    tasks.warm_up(model, tokenizer, task._replace(warmup=0), cfg, lambda: 1)  # the first reading, at 50
+    tasks.warm_up(model, tokenizer, task._replace(warmup=0), cfg, lambda _: 1)  # the first reading, at 50
     weights = b"".join(weights.detach().numpy().tobytes() for weights in model.parameters())
     print(json.dumps([round(time.time() - began, 2), hashlib.sha256(weights).hexdigest()[:16]]))
 
