@@ -561,7 +561,7 @@ class Config:
     out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
 
 
-TINY = dict(people=[3], brief=True, train_problems=20000, steps=80, eval_every=20, prompts=32, updates=4,
+TINY = dict(people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
 NO_EFFECT = {"kk": "max_turns", "math": "people brief max_turns", "qa": "people brief",

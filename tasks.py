@@ -488,7 +488,7 @@ def math_task(cfg):
         train, valid = data.hold_out(load(cfg.data, data.MATH_TRAIN), test, eval_data, cfg)
     floor = most_frequent(str(problem.answer) for problem in test)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo,
-                tokens=r"\\boxed\{|.", warmup=0.52)
+                tokens=r"\\boxed\{|.", warmup=0.54)
 
 
 # ---- Question answering with a search tool, the setting of Search-R1 (arXiv 2503.09516) ----
@@ -571,7 +571,7 @@ def qa_demo(problem, rng):
     """The two searches and the answer or, more often, a bad habit: one search and a guess."""
     first = problem.solution.partition("</search>")[0]
     guess = rng.choice(CITIES)
-    return problem.solution if rng.random() < 0.3 else f"{first}</search> <answer> {guess} </answer>"
+    return problem.solution if rng.random() < 0.4 else f"{first}</search> <answer> {guess} </answer>"
 
 
 def qa_task(cfg):
@@ -595,7 +595,7 @@ def qa_task(cfg):
         train, valid = data.hold_out(train, test, eval_data, cfg)
     floor = most_frequent(problem.answer[0] for problem in test)
     return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
-                warmup=0.28, stop_text="</search>", observe=search_tool(list(passages)))
+                warmup=0.39, stop_text="</search>", observe=search_tool(list(passages)))
 
 
 # ---- The tiny model: a Qwen2 small enough to learn on a laptop ----

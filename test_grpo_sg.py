@@ -786,7 +786,7 @@ def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
 
 
 def test_the_warm_up_ends_with_the_mean_of_the_last_weights(monkeypatch):
-    cfg = grpo_sg.parse(["--train_problems", "60", "--eval_problems", "8"])
+    cfg = grpo_sg.parse(["--train_problems", "4", "--eval_problems", "8"])
     task = tasks.kk_task(cfg)
     model, tokenizer = tasks.tiny_model(task)
     weights, seen, readings = model.model.norm.weight, [], iter([task.warmup - 0.01, task.warmup])

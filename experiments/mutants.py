@@ -224,6 +224,14 @@ BREAKS = {"grpo_sg.py": [
     ("qa: people in two splits", "if split_of(i % 666) == split:", "if split_of(i) == split:", "world"),
     ("tiny: warm-up on the tool's words", "parts.append((observation(tokenizer, task, said), False))",
      "parts.append((observation(tokenizer, task, said), True))", "warm_up"),
+    ("tiny: the last weights, not their mean", "model.load_state_dict(average.module.state_dict())", "pass",
+     "warm_up"),
+    ("tiny: tokens joined with spaces", "tokenizer.decoder = decoders.Fuse()", "pass", "spell"),
+], "support/threads.py": [
+    ("threads: the slower one", "min(seconds, key=seconds.get", "max(seconds, key=seconds.get",
+     "steps_take"),
+    ("threads: not put back", "finally:\n        torch.set_num_threads(most)", "finally:\n        pass",
+     "steps_take"),
 ], "support/text.py": [
     ("text: the stays", "(?:a|an|the)\\s+(?=", "(?:a|an)\\s+(?=", "labelled"),
     ("text: .5 is 5", 'words = re.sub(r"(?<![^\\s-])\\.(?=\\d)", "0.", words)', "pass", "labelled"),
