@@ -595,7 +595,7 @@ def qa_task(cfg):
         train, valid = data.hold_out(train, test, eval_data, cfg)
     floor = most_frequent(problem.answer[0] for problem in test)
     return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
-                warmup=0.39, stop_text="</search>", observe=search_tool(list(passages)))
+                warmup=0.4, stop_text="</search>", observe=search_tool(list(passages)))
 
 
 # ---- The tiny model: a Qwen2 small enough to learn on a laptop ----
