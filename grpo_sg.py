@@ -16,7 +16,7 @@ with 1 - pi), count for less in comparison. The loop is `train`, in section 6.
 
 This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
 
-    python grpo_sg.py                                       a tiny model on a CPU, no download: a minute or two
+    python grpo_sg.py                                       a tiny model on a CPU, no download: 1 to 2 minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk   the same loop on a real model and a GPU
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint      repeat a run's test: half a minute
 """
@@ -241,13 +241,13 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 
 # An example, of the tiny model before training: a question, three completions of its group of 8, 6 of which
 # are right, and three tokens as an update sees them. K is a knight, N a knave; after each speaker stand the
-# possibilities that are left. The answer is KNN. In 3 even the sound step to Amir pays for the wrong end.
+# possibilities that are left. The answer is KNN. In 2 even the sound step to Amir pays for the wrong end.
 #
 # Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
 # 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> ... answers KNN, by luck   right  R  3.0  A  0.54
-# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KKK. </think> ... answers KKK            wrong  R -0.5  A -1.62
-# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> ... NNK         wrong  R -0.5  A -1.62
-# Before </think>: in 1 pi .98, w 1.4, wA .76; in 2 pi 4e-6, w 1, wA -1.62. Amir: pi .23, w 1.27, wA -2.06
+# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> ... NNK         wrong  R -0.5  A -1.62
+# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: KNN. </think> ... KNN         right  R  3.0  A  0.54
+# Amir: in 2 pi .29, w 1.365, wA -2.21; in 3 pi .29, w 1.365, wA .74. </think> in 1: pi .71, w 1.4, wA .76
 
 @dataclasses.dataclass
 class Completion:
