@@ -16,7 +16,7 @@ with 1 - pi), count for less in comparison. The loop is `train`, in section 6.
 
 This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
 
-    python grpo_sg.py                                       a tiny model on a CPU, no download: 1 to 2 minutes
+    python grpo_sg.py                                       a tiny model on a CPU, offline: 1 to 2 minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk   the same loop on a real model and a GPU
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint      repeat a run's test: half a minute
 """
