@@ -6,7 +6,8 @@
 A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run
 a line, and what is there is not run again: stop it when you like; two processes with other seeds may share
 the file. DIR, outside of the repository, keeps the warm starts, a file a seed. --methods none sg runs these
-alone: what the comparison that counts needs.
+alone: what the comparison that counts needs. --parts "few problems" runs this part alone: it has seeds 10 to
+19, too, which were added when six seeds of it had been looked at.
 
 Planned were 60 steps and seven rates; a timing showed that ten seeds of that could not be afforded, so that
 steps and rates were cut rather than seeds, and the two outer rates were not run in the end.
