@@ -2,6 +2,7 @@
 import pathlib
 import re
 import runpy
+import shlex
 import sys
 
 import pytest
@@ -64,7 +65,7 @@ def test_messages_and_files():
 
 
 def execute(command, monkeypatch):
-    monkeypatch.setattr(sys, "argv", re.sub(r"-m (\w+)\.(\w+)", r"\1/\2.py", command).split())
+    monkeypatch.setattr(sys, "argv", shlex.split(re.sub(r"-m (\w+)\.(\w+)", r"\1/\2.py", command)))
     runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
 
 
