@@ -642,9 +642,9 @@ def script(tokenizer, task, problem, text):
 
 
 def warm_up(model, tokenizer, task, cfg, accuracy):
-    """Maximum likelihood on task.demo's texts until accuracy(model), the avg@4 on validation problems, is
-    task.warmup. This makes a "pretrained" model, with which reinforcement learning can start: the mean of
-    the weights of the last 50 steps or so, which is more accurate than those of any."""
+    """Maximum likelihood on task.demo's texts until accuracy(model), avg@4 on validation problems, reaches
+    task.warmup: in place of pretraining, so that reinforcement learning can start. The model ends with the
+    running mean of its weights, over some 50 steps, which is more accurate than its last weights."""
     lengths = [len(tokenizer(task.demo(p, random.Random(0)))["input_ids"]) for p in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} tokens: "
