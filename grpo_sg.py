@@ -666,8 +666,7 @@ def run(cfg):
                   "take an Instruct model, or easier problems (kk: --people 2 3)")
     if not state:
         if not cfg.model:
-            tasks.warm_up(model, tokenizer, task, cfg, lambda policy: mean(c.solved for c in rollout(
-                policy, tokenizer, task, task.valid, cfg, n=4, temperature=1.0, seed=cfg.seed)))
+            tasks.warm_up(model, tokenizer, task, cfg)
         if cfg.beta or not cfg.model:
             save_model(first, model, tokenizer)
         test(0, "test" if cfg.eval_only else "test before training")

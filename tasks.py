@@ -19,7 +19,6 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from support import data, threads
@@ -52,7 +51,7 @@ class Task(NamedTuple):
     verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
     floor: float             # test accuracy of the best constant answer
     demo: Callable[[Problem, random.Random], str] | None = None  # a text that the tiny model is warmed up on
-    warmup: float = 0.5      # avg@4 on validation problems that ends the tiny model's warm-up
+    warmup: int = 300        # steps of the tiny model's warm-up on them
     tokens: str = r"\s?\S+"  # pattern of the tiny model's tokens: words, each with the space before it
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
     observe: Callable[[str], str] | None = None  # what the tool answers to a text that ends with a call
@@ -71,10 +70,11 @@ def make_task(cfg):
     """The task that cfg.task names. Raises ValueError where what it returns is no usable Task."""
     task = TASKS[cfg.task](cfg)
     if not (isinstance(task, Task) and callable(task.verify) and isinstance(task.floor, float | int)
-            and isinstance(task.system, str)
+            and isinstance(task.system, str) and isinstance(task.warmup, int)
             and all(isinstance(p, Problem) for p in [*task.train, *task.valid, *task.test])):
         raise ValueError(f"tasks.TASKS[{cfg.task!r}] must return a tasks.Task: lists of tasks.Problem to "
-                         "train, validate and test on, a system prompt, verify, and a number as floor")
+                         "train, validate and test on, a system prompt, verify, a number as floor, and a "
+                         "number of steps as warmup")
     return task
 
 
@@ -365,7 +365,7 @@ def kk_demo(problem, rng):
     """The worked solution or, more often, a bad habit: broken off before the last claim, with the last of
     the assignments left for an answer. That the last step pays is for reinforcement learning to find out."""
     lines = problem.solution.removeprefix("<think> ").split(". </think>")[0].split(". ")
-    if rng.random() < 0.7:
+    if rng.random() < 0.6:
         lines.pop()
     return kk_text(lines, list(problem.answer), lines[-1].split()[-1])
 
@@ -407,7 +407,7 @@ def kk_task(cfg):
     sizes = [[tuple(p.answer.values()) for p in test if len(p.answer) == n] for n in set(cfg.people)]
     floor = sum(most_frequent(answers) * len(answers) for answers in sizes) / len(test)
     return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, kk_demo, opening="<think>",
-                tokens=r"\s?(?:\w+ is a )?\S+", warmup=0.64)
+                tokens=r"\s?(?:\w+ is a )?\S+", warmup=500)
 
 
 # ---- Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator ----
@@ -425,9 +425,9 @@ def verify_math(response, gold):
 
 def arithmetic(rng):
     """A sum of two numbers of three digits, or a product of one with a digit. The worked solution adds to
-    each column, from the right, what the one before carries over: for 347*6 "7*6+0=42,4*6+4=28,3*6+2=20.".
-    It writes zeros too, so that a digit always stands at the same distance from those that it is made of,
-    which is learned sooner. The meaning is the unordered pair of operands."""
+    each column, from the right, what the one before carries over: for 347*6 "7*6=42+0=42,4*6=24+4=28,3*6=
+    18+2=20.". It writes zeros too, so that a digit always stands at the same distance from those that it is
+    made of, which is learned sooner. The meaning is the unordered pair of operands."""
     a = rng.randrange(100, 1000)
     sign = rng.choice("+*")
     b = rng.randrange(100, 1000) if sign == "+" else rng.randrange(2, 10)
@@ -436,8 +436,9 @@ def arithmetic(rng):
     for place in (1, 10, 100):
         x = a // place % 10
         y = b // place % 10 if sign == "+" else b
-        result = carry + (x + y if sign == "+" else x * y)
-        columns.append(f"{x}{sign}{y}+{carry}={result:02d}")
+        alone = x + y if sign == "+" else x * y
+        result = alone + carry
+        columns.append(f"{x}{sign}{y}={alone:02d}+{carry}={result:02d}")
         carry = result // 10
     answer = str(a + b if sign == "+" else a * b)
     solution = f"{','.join(columns)}. \\boxed{{{answer}}}"
@@ -488,7 +489,7 @@ def math_task(cfg):
         train, valid = data.hold_out(load(cfg.data, data.MATH_TRAIN), test, eval_data, cfg)
     floor = most_frequent(str(problem.answer) for problem in test)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, floor, arithmetic_demo,
-                tokens=r"\\boxed\{|.", warmup=0.54)
+                tokens=r"\\boxed\{|.", warmup=320)
 
 
 # ---- Question answering with a search tool, the setting of Search-R1 (arXiv 2503.09516) ----
@@ -559,8 +560,8 @@ def qa_world(split, count, seed):
         company = companies[i % 666]
         city = cities[i % 666]
         if split_of(i % 666) == split:
-            question = f"Where is the company based for which {person} works ?"
-            staff = [f"{other} has worked for {company} for many years" for other in people[i % 666::666]]
+            question = f"Where is the company of {person} based ?"
+            staff = [f"{other} works for {company}" for other in people[i % 666::666]]
             passages = [f"{company} is based in {city}", *staff]
             solution = f"<search> {person} </search> <search> {company} </search> <answer> {city} </answer>"
             rows.append((question, [city], passages, solution))
@@ -595,7 +596,7 @@ def qa_task(cfg):
         train, valid = data.hold_out(train, test, eval_data, cfg)
     floor = most_frequent(problem.answer[0] for problem in test)
     return Task("qa", QA_SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa, floor, qa_demo,
-                warmup=0.4, stop_text="</search>", observe=search_tool(list(passages)))
+                warmup=300, stop_text="</search>", observe=search_tool(list(passages)))
 
 
 # ---- The tiny model: a Qwen2 small enough to learn on a laptop ----
@@ -641,40 +642,29 @@ def script(tokenizer, task, problem, text):
     return [token for ids, _ in parts for token in ids], [own for ids, own in parts for _ in ids]
 
 
-def warm_up(model, tokenizer, task, cfg, accuracy):
-    """Maximum likelihood on task.demo's texts until accuracy(model), avg@4 on validation problems, reaches
-    task.warmup: in place of pretraining, so that reinforcement learning can start. The model ends with the
-    running mean of its weights, over some 50 steps, which is more accurate than its last weights."""
+def warm_up(model, tokenizer, task, cfg):
+    """task.warmup steps of maximum likelihood on task.demo's texts: in place of pretraining, so that
+    reinforcement learning can start."""
     lengths = [len(tokenizer(task.demo(p, random.Random(0)))["input_ids"]) for p in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} tokens: "
              "give more, or easier problems")
     rng = random.Random(cfg.seed)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
-    print(f"the tiny model first imitates texts, until its avg@4 on validation problems is {task.warmup}")
-    bar = tqdm(range(1, 2001), "warm-up", mininterval=1,
-               bar_format="{desc}: {n} of at most {total} steps in {elapsed}{postfix}")
+    print(f"the tiny model first imitates texts, for {task.warmup} steps")
+    bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
     for step in threads.paced(bar):
         rows = [script(tokenizer, task, p, task.demo(p, rng))
                 for p in rng.sample(task.train, min(64, len(task.train)))]
         ids, own = (pad_sequence([torch.tensor(row) for row in each], batch_first=True).to(model.device)
                     for each in zip(*rows))
         loss = model(input_ids=ids, labels=ids.masked_fill(~own, -100)).loss
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, step / 50, (400 / step) ** 0.5)
-        optimizer.zero_grad()
         loss.backward()
+        optimizer.param_groups[0]["lr"] = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        average.update_parameters(model)
-        if step % 50 == 0:
-            reached = accuracy(average.module)
-            bar.set_postfix({"loss": f"{loss:.3f}", "avg@4": f"{reached:.2f}"}, refresh=False)
-            if reached >= task.warmup:
-                break
-    else:
-        print(f"the warm-up ends after {len(bar)} steps, below its target, an avg@4 of {task.warmup}")
-    model.load_state_dict(average.module.state_dict())
+        optimizer.zero_grad()
+        bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
 
 
 TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}  # name -> function of the settings, to a Task

@@ -88,16 +88,14 @@ def warm_start(part, seed):
     """(model, tokenizer, task, cfg). A rambling one was shown texts of which half begin anew where they
     should end, again and again, until they are cut off: it has to learn from rewards to stop."""
     cfg = grpo_sg.parse([*SETTINGS, "--seed", str(seed)])
-    task = tasks.TASKS[cfg.task](cfg)._replace(warmup=0.25)
+    task = tasks.TASKS[cfg.task](cfg)._replace(warmup=100)
     if part == "rambling":
         def demo(problem, rng, once=task.demo):
             return " ".join([once(problem, rng)] * rng.choice([1, 4]))
         task = task._replace(demo=demo)
     torch.manual_seed(seed)
     model, tokenizer = tasks.tiny_model(task)
-    tasks.warm_up(model, tokenizer, task, cfg, lambda policy: statistics.fmean(
-        c.solved for c in grpo_sg.rollout(policy, tokenizer, task, task.valid, cfg, n=4, temperature=1.0,
-                                          seed=seed)))
+    tasks.warm_up(model, tokenizer, task, cfg)
     if part.startswith("noisy"):
         task, cfg = task._replace(train=task.train[:256]), dataclasses.replace(cfg, steps=60)
     return model, tokenizer, task, cfg

@@ -224,7 +224,8 @@ BREAKS = {"grpo_sg.py": [
     ("qa: people in two splits", "if split_of(i % 666) == split:", "if split_of(i) == split:", "world"),
     ("tiny: warm-up on the tool's words", "parts.append((observation(tokenizer, task, said), False))",
      "parts.append((observation(tokenizer, task, said), True))", "warm_up"),
-    ("tiny: the last weights, not their mean", "model.load_state_dict(average.module.state_dict())", "pass",
+    ("tiny: warm-up of another length", "range(1, task.warmup + 1)", "range(1, task.warmup)", "warm_up"),
+    ("tiny: warm-up on what it need not say", "ids.masked_fill(~own, -100)", "ids.masked_fill(own, -100)",
      "warm_up"),
     ("tiny: tokens joined with spaces", "tokenizer.decoder = decoders.Fuse()", "pass", "spell"),
 ], "support/threads.py": [

@@ -1,10 +1,10 @@
 """How many threads, and how should they wait? The same work with each choice, alone and beside others.
 
-    python experiments/threads.py        ten minutes; nothing else may run
+    python experiments/threads.py        a quarter of an hour; nothing else may run
 
-The work is 50 steps of the default run, those that its warm-up begins with. The choices take turns, five
-times alone and three times beside as many busy processes as there are cores. Prints the seconds without the
-start of Python, and a hash of the weights at the end, and writes them to results/threads.json.
+The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone and five times
+beside as many busy processes as there are cores. Prints the seconds without the start of Python, and a hash
+of the weights at the end, and writes them to results/threads.json.
 """
 import argparse
 import hashlib
@@ -32,7 +32,7 @@ def work():
     cfg = grpo_sg.parse(["--train_problems", "500"])
     task, model, tokenizer, _ = grpo_sg.load(cfg)
     began = time.time()
-    tasks.warm_up(model, tokenizer, task._replace(warmup=0), cfg, lambda _: 1)  # the first reading, at 50
+    tasks.warm_up(model, tokenizer, task._replace(warmup=50), cfg)
     weights = b"".join(weights.detach().numpy().tobytes() for weights in model.parameters())
     print(json.dumps([round(time.time() - began, 2), hashlib.sha256(weights).hexdigest()[:16]]))
 
@@ -45,10 +45,10 @@ def measured(choice):
 
 def main():
     rows = []
-    for others, turns in (0, 5), (os.cpu_count(), 3):
+    for others in 0, os.cpu_count():
         busy = [subprocess.Popen([sys.executable, "-c", "while True: 3 * 5"]) for _ in range(others)]
         try:
-            found = [(choice, *measured(choice)) for _ in range(turns) for choice in CHOICES]
+            found = [(choice, *measured(choice)) for _ in range(5) for choice in CHOICES]
         finally:
             for process in busy:
                 process.kill()
