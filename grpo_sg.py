@@ -239,15 +239,17 @@ def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, gene
 
 # ---- 4. Rollouts and rewards ----
 
-# An example, of the tiny model before training: a question, three completions of its group of 8, 6 of which
-# are right, and three tokens as an update sees them. K is a knight, N a knave; after each speaker stand the
-# possibilities that are left. The answer is KNN. In 2 even the sound step to Amir pays for the wrong end.
+# An example, of the tiny model before training: a question, three completions of its group of 8, 7 of which
+# are right, and four tokens as an update sees them. K is a knight, N a knave; after each speaker stand the
+# possibilities that are left. The answer is KNN. In 2 the slip is unlikely, so that its weight is small; the
+# sound step to Amir before it pays for the wrong end with the full weight.
 #
-# Ada: Alice knave and Amir knave. Alice: Ada knight and Alice knight. Amir: Ada knight iff Amir knight.
-# 1 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. </think> ... answers KNN, by luck   right  R  3.0  A  0.54
-# 2 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: NNK. </think> ... NNK         wrong  R -0.5  A -1.62
-# 3 <think> Ada: NKK NNK NKN KNN. Alice: NNK KNN. Amir: KNN. </think> ... KNN         right  R  3.0  A  0.54
-# Amir: in 2 pi .29, w 1.365, wA -2.21; in 3 pi .29, w 1.365, wA .74. </think> in 1: pi .71, w 1.4, wA .76
+# Ada: if Alice knight then Amir knight. Alice: Alice knight and Ada knave. Amir: Ada knave and Alice knight.
+# 1 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. </think> ... KNN, by luck        right  R  3.0  A  0.35
+# 2 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. Amir: KNK. </think> ... KNK      wrong  R -0.5  A -2.47
+# 3 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. Amir: KNN. </think> ... KNN      right  R  3.0  A  0.35
+# In 2, Amir: pi .39, w 1.4, wA -3.46; KNK: pi .08, w 1.0, wA -2.47. In 3, Amir: pi .39, w 1.4, wA .49; KNN:
+# pi .78, w 1.4, wA .49.
 
 @dataclasses.dataclass
 class Completion:

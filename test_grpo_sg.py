@@ -1029,6 +1029,17 @@ def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("change, message", [
+    ({"verify": None}, "must return a tasks.Task"), ({"warmup": 0.5}, "steps as warmup"),
+    ({"demo": None}, "has no demo"), ({"verify": lambda text, gold: True}, "must return tasks.Verdict"),
+    ({"verify": lambda text, gold: text[99]}, "verify of --task kk raised"),
+    ({"reward": lambda c: "much"}, "the reward of --task kk raised"), ({"reward": lambda c: 1e999}, "not finite")])
+def test_a_fault_in_a_task_of_ones_own_is_one_line(change, message, tmp_path, monkeypatch, capsys):
+    kk = tasks.TASKS["kk"]
+    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(**{"warmup": 1, **change}))
+    assert message in main(f"--train_problems 20 --eval_problems 5 --out {tmp_path}/run", capsys)
+
+
 def test_settings_without_effect_are_announced(capsys):
     """tau = 9, for example: sigmoid(pi / 9) hardly changes, and all weights are clipped to 1: GRPO."""
     for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):
