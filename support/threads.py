@@ -6,7 +6,8 @@ import torch
 
 def paced(steps):
     """Yield the steps, each to be computed with one thread or with all. A step of each kind is timed in
-    every twenty, and the others are done as the faster one was.
+    every twenty; the others are done as the kind with the lower average, in which the last time has half
+    the weight.
 
     All threads wait for each other at each of thousands of small operations, and they wait actively: this is
     quickest while they have the machine to themselves, and takes several times as long while another process
@@ -23,6 +24,7 @@ def paced(steps):
             began = time.perf_counter()
             yield step
             if trial:
-                seconds[trial] = time.perf_counter() - began
+                now = time.perf_counter() - began
+                seconds[trial] = (seconds.get(trial, now) + now) / 2  # one time alone can be luck
     finally:
         torch.set_num_threads(most)
