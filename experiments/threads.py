@@ -1,6 +1,6 @@
 """How many threads, and how should they wait? The same work with each choice, alone and beside others.
 
-    python experiments/threads.py        a quarter of an hour; nothing else may run
+    python experiments/threads.py        ten minutes; nothing else may run
 
 The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone and five times
 beside as many busy processes as there are cores. Prints the seconds without the start of Python, and a hash
