@@ -1032,7 +1032,7 @@ def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("change, message", [
     ({"verify": None}, "must return a tasks.Task"), ({"warmup": 0.5}, "steps as warmup"),
     ({"demo": None}, "has no demo"), ({"verify": lambda text, gold: True}, "must return tasks.Verdict"),
-    ({"verify": lambda text, gold: text[99]}, "verify of --task kk raised"),
+    ({"verify": lambda text, gold: 1 / 0}, "verify of --task kk raised"),
     ({"reward": lambda c: "much"}, "the reward of --task kk raised"),
     ({"reward": lambda c: 1e999}, "not finite")])
 def test_a_fault_in_a_task_of_ones_own_is_one_line(change, message, tmp_path, monkeypatch, capsys):
