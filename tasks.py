@@ -425,9 +425,10 @@ def verify_math(response, gold):
 
 def arithmetic(rng):
     """A sum of two numbers of three digits, or a product of one with a digit. The worked solution adds to
-    each column, from the right, what the one before carries over: for 347*6 "7*6=42+0=42,4*6=24+4=28,3*6=
-    18+2=20.". It writes zeros too, so that a digit always stands at the same distance from those that it is
-    made of, which is learned sooner. The meaning is the unordered pair of operands."""
+    each column, from the right, what the one before carries over; for 347*6 it is
+    "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It writes zeros too, so that a digit always stands at the same
+    distance from those that it is made of, which is learned sooner. The meaning is the unordered pair of
+    operands."""
     a = rng.randrange(100, 1000)
     sign = rng.choice("+*")
     b = rng.randrange(100, 1000) if sign == "+" else rng.randrange(2, 10)
@@ -644,7 +645,8 @@ def script(tokenizer, task, problem, text):
 
 def warm_up(model, tokenizer, task, cfg):
     """task.warmup steps of maximum likelihood on task.demo's texts: in place of pretraining, so that
-    reinforcement learning can start."""
+    reinforcement learning can start. Ends the program with one line where cfg.max_new_tokens is below the
+    length of most texts."""
     lengths = [len(tokenizer(task.demo(p, random.Random(0)))["input_ids"]) for p in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         fail(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} tokens: "
