@@ -34,13 +34,17 @@ def test_the_cache_is_bfloat16_and_logits_are_float32_where_the_model_computes_i
 
 
 @pytest.mark.parametrize("given, expected", [
-    ({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "None")])
-def test_the_allocator_is_set_before_torch_is_loaded_and_where_the_user_has_not(given, expected):
+    ("", "expandable_segments:True None 1000"),
+    ("PYTORCH_ALLOC_CONF=A", "A None 1000"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A 1000"),
+    ("GOMP_SPINCOUNT=5", "expandable_segments:True None 5"),
+    ("OMP_WAIT_POLICY=PASSIVE", "expandable_segments:True None None")])
+def test_variables_are_set_before_torch_is_loaded_and_where_the_user_has_not(given, expected):
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT"
     code = ("import os, sys; sys.modules['torch'] = None\ntry: import grpo_sg\n"
-            "except ImportError: print(os.environ.get('PYTORCH_ALLOC_CONF'))")
-    environment = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**environment, **given})
+            f"except ImportError: print(*map(os.environ.get, {names}))")
+    environment = {key: value for key, value in os.environ.items() if key not in (*names, "OMP_WAIT_POLICY")}
+    environment.update([given.split("=")] if given else [])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert found.stdout.strip() == expected
 
 

@@ -1,9 +1,9 @@
 """How many threads, and how should they wait? The same work with each choice, alone and beside others.
 
-    python experiments/threads.py        ten minutes; nothing else may run
+    python experiments/threads.py        twenty minutes; nothing else may run
 
-The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone and five times
-beside as many busy processes as there are cores. Prints the seconds without the start of Python, and a hash
+The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone, five times beside
+one busy process, and five times beside as many as there are cores. Prints the seconds without the start of Python, and a hash
 of the weights at the end, and writes them to results/threads.json.
 """
 import argparse
@@ -17,9 +17,10 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CHOICES = {"one thread": {"OMP_NUM_THREADS": "1"},
-           "all threads": {"FIXED": "1"},
+           "all threads, OpenMP's own wait": {"FIXED": "1", "GOMP_SPINCOUNT": "300000"},
            "all threads, OMP_WAIT_POLICY=PASSIVE": {"FIXED": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-           "paced (the default)": {}}
+           "all threads, the short wait of support/before_torch.py": {"FIXED": "1"},
+           "as timed in the run, with the short wait (the default)": {}}
 
 
 def work():
@@ -45,7 +46,7 @@ def measured(choice):
 
 def main():
     rows = []
-    for others in 0, os.cpu_count():
+    for others in 0, 1, os.cpu_count():
         busy = [subprocess.Popen([sys.executable, "-c", "while True: 3 * 5"]) for _ in range(others)]
         try:
             found = [(choice, *measured(choice)) for _ in range(5) for choice in CHOICES]

@@ -5,26 +5,29 @@ import torch
 
 
 def paced(steps):
-    """Yield the steps, each to be computed with one thread or with all. A step of each kind is timed in
-    every twenty; the others are done as the kind with the lower average, in which the last time has half
-    the weight.
+    """Yield the steps, each to be computed with one thread or with all, whichever has taken less time of late.
 
-    All threads wait for each other at each of thousands of small operations, and they wait actively: this is
-    quickest while they have the machine to themselves, and takes several times as long while another process
-    has one of the cores. To wait passively is slow where nothing else runs. Results are the same to the last
-    bit (experiments/threads.py measures both).
+    All threads wait for each other at each of thousands of small operations: this is quickest while they have
+    the machine to themselves, and can take many times as long while another process has one of the cores (less
+    so with the short waits that support/before_torch.py sets). Results are the same to the last bit
+    (experiments/threads.py measures both).
     """
-    most, seconds = torch.get_num_threads(), {}
+    most = torch.get_num_threads()
+    seconds = {1: 0.0, most: 0.0}  # a step takes; 0 where this is not known yet
     try:
         for count, step in enumerate(steps):
-            trial = {1: 1, 2: most}.get(count % 20)  # not the first step, which is slow anyway
-            threads = trial or min(seconds, key=seconds.get, default=most)
+            threads = min(seconds, key=seconds.get)
             if threads != torch.get_num_threads():
                 torch.set_num_threads(threads)
             began = time.perf_counter()
             yield step
-            if trial:
-                now = time.perf_counter() - began
-                seconds[trial] = (seconds.get(trial, now) + now) / 2  # one time alone can be luck
+            if not count:
+                continue  # the first step is slow with any number of threads
+            now = time.perf_counter() - began
+            before = seconds[threads] or now
+            # What was measured long ago is trusted less and less, so that each is tried again some time.
+            seconds = {kind: 0.99 * known for kind, known in seconds.items()}
+            # One time alone can be luck, and can hold an evaluation.
+            seconds[threads] = (before + min(now, 2 * before)) / 2
     finally:
         torch.set_num_threads(most)
