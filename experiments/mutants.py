@@ -229,13 +229,12 @@ BREAKS = {"grpo_sg.py": [
      "warm_up"),
     ("tiny: tokens joined with spaces", "tokenizer.decoder = decoders.Fuse()", "pass", "spell"),
 ], "support/threads.py": [
-    ("threads: the slower one", "min(seconds, key=seconds.get", "max(seconds, key=seconds.get", "steps_take"),
-    ("threads: an evaluation counts whole", "min(now, 2 * before)", "now", "steps_take"),
-    ("threads: the other is never tried again", "0.99 * known", "known", "steps_take"),
-    ("threads: not put back", "finally:\n        torch.set_num_threads(most)", "finally:\n        pass",
-     "steps_take"),
+    ("threads: never fewer", "round((own + idle) / seconds)", "most", "threads"),
+    ("threads: own time counts as another's", "(own + idle)", "idle", "threads"),
+    ("threads: of all cores", "row and row[0] in usable", "row and row[0][:3] == 'cpu'", "threads"),
+    ("threads: not put back", "            torch.set_num_threads(most)", "            pass", "threads"),
 ], "support/before_torch.py": [
-    ("threads: long waits", 'os.environ.setdefault("GOMP_SPINCOUNT", "1000")', "pass", "before_torch"),
+    ("threads: long waits", 'os.environ.setdefault("GOMP_SPINCOUNT", "10000")', "pass", "before_torch"),
 ], "support/text.py": [
     ("text: the stays", "(?:a|an|the)\\s+(?=", "(?:a|an)\\s+(?=", "labelled"),
     ("text: .5 is 5", 'words = re.sub(r"(?<![^\\s-])\\.(?=\\d)", "0.", words)', "pass", "labelled"),

@@ -34,8 +34,8 @@ def test_the_cache_is_bfloat16_and_logits_are_float32_where_the_model_computes_i
 
 
 @pytest.mark.parametrize("given, expected", [
-    ("", "expandable_segments:True None 1000"),
-    ("PYTORCH_ALLOC_CONF=A", "A None 1000"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A 1000"),
+    ("", "expandable_segments:True None 10000"),
+    ("PYTORCH_ALLOC_CONF=A", "A None 10000"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A 10000"),
     ("GOMP_SPINCOUNT=5", "expandable_segments:True None 5"),
     ("OMP_WAIT_POLICY=PASSIVE", "expandable_segments:True None None")])
 def test_variables_are_set_before_torch_is_loaded_and_where_the_user_has_not(given, expected):

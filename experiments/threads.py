@@ -19,8 +19,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CHOICES = {"one thread": {"OMP_NUM_THREADS": "1"},
            "all threads, OpenMP's own wait": {"FIXED": "1", "GOMP_SPINCOUNT": "300000"},
            "all threads, OMP_WAIT_POLICY=PASSIVE": {"FIXED": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-           "all threads, the short wait of support/before_torch.py": {"FIXED": "1"},
-           "as timed in the run, with the short wait (the default)": {}}
+           "all threads, the wait of support/before_torch.py": {"FIXED": "1"},
+           "as many as free cores, with that wait (the default)": {}}
 
 
 def work():

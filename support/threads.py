@@ -1,33 +1,44 @@
-"""How many threads a loop's steps take on a CPU: as many as are fast at the moment."""
+"""How many threads a loop's steps take on a CPU: as many as other processes leave cores for."""
+import os
 import time
 
 import torch
 
 
-def paced(steps):
-    """Yield the steps, each to be computed with one thread or with all, whichever has taken less time of late.
+def reading():
+    """(a clock, this process's CPU time, idle time of the CPUs that it may use), in seconds; None where the
+    system does not say (Linux does: proc(5))."""
+    try:
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        with open("/proc/stat") as file:
+            rows = [row for row in map(str.split, file) if row and row[0] in usable]
+        idle = sum(int(row[4]) + int(row[5]) for row in rows) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError):
+        return None
+    return time.perf_counter(), time.process_time(), idle
 
-    All threads wait for each other at each of thousands of small operations: this is quickest while they have
-    the machine to themselves, and can take many times as long while another process has one of the cores (less
-    so with the short waits that support/before_torch.py sets). Results are the same to the last bit
+
+LOADED = reading()  # the first steps go by how busy the machine was while the program was loaded
+
+
+def paced(steps):
+    """Yield the steps, each to be computed with as many threads as there were free cores in the last second.
+
+    All threads wait for each other at each of thousands of small operations. Where another process has one of
+    their cores, a step takes several times as long as with one thread. Results are the same to the last bit
     (experiments/threads.py measures both).
     """
-    most = torch.get_num_threads()
-    seconds = {1: 0.0, most: 0.0}  # a step takes; 0 where this is not known yet
+    most, last = torch.get_num_threads(), LOADED
     try:
-        for count, step in enumerate(steps):
-            threads = min(seconds, key=seconds.get)
-            if threads != torch.get_num_threads():
-                torch.set_num_threads(threads)
-            began = time.perf_counter()
+        for step in steps:
+            if last and time.perf_counter() - last[0] >= 1:
+                now = reading()
+                seconds, own, idle = (late - early for early, late in zip(last, now))
+                threads = max(1, min(most, round((own + idle) / seconds)))
+                last = now
+                if threads != torch.get_num_threads():
+                    torch.set_num_threads(threads)
             yield step
-            if not count:
-                continue  # the first step is slow with any number of threads
-            now = time.perf_counter() - began
-            before = seconds[threads] or now
-            # What was measured long ago is trusted less and less, so that each is tried again some time.
-            seconds = {kind: 0.99 * known for kind, known in seconds.items()}
-            # One time alone can be luck, and can hold an evaluation.
-            seconds[threads] = (before + min(now, 2 * before)) / 2
     finally:
-        torch.set_num_threads(most)
+        if torch.get_num_threads() != most:
+            torch.set_num_threads(most)
