@@ -2,9 +2,9 @@
 
     python experiments/threads.py        twenty minutes; nothing else may run
 
-The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone, five times beside
-one busy process, and five times beside as many as there are cores. Prints the seconds without the start of Python, and a hash
-of the weights at the end, and writes them to results/threads.json.
+The work is a warm-up of the default run in 50 steps. The choices take turns, five times alone, five times
+beside one busy process, and five times beside as many as there are cores. Prints the seconds without the
+start of Python, and a hash of the weights at the end, and writes them to results/threads.json.
 """
 import argparse
 import hashlib

@@ -31,7 +31,7 @@ def test_steps_take_as_many_threads_as_other_processes_leave_cores_for(monkeypat
 
 
 def test_idle_time_is_that_of_the_cores_that_this_process_may_use(monkeypatch):
-    text = "cpu  9 9 9 9000 900 0 0\ncpu0 1 1 1 100 20 0 0 0\ncpu1 1 1 1 300 1 0 0\ncpu2 7 7 7 3 4 7\n\nintr 5\n"
+    text = "cpu  9 9 9 9000 900 0 0\ncpu0 1 1 1 100 20 0 0 0\ncpu1 1 1 1 300 1 0 0\ncpu2 7 7 7 3 4\n\nintr\n"
     monkeypatch.setattr(threads, "open", lambda path: io.StringIO(text), raising=False)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
     monkeypatch.setattr(threads.os, "sysconf", lambda _: 100, raising=False)

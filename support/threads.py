@@ -22,7 +22,7 @@ LOADED = reading()  # the first steps go by how busy the machine was while the p
 
 
 def paced(steps):
-    """Yield the steps, each to be computed with as many threads as there were free cores in the last second.
+    """Yield the steps, each to be computed with as many threads as cores were free in the last second.
 
     All threads wait for each other at each of thousands of small operations. Where another process has one of
     their cores, a step takes several times as long as with one thread. Results are the same to the last bit
