@@ -23,11 +23,11 @@ def test_steps_take_as_many_threads_as_other_processes_leave_cores_for(monkeypat
     monkeypatch.setattr(threads, "LOADED", tuple(now))
     for step in threads.paced(range(60)):
         used.append(torch.get_num_threads())
-        others = [0, 0.3, 1, 3.4, 5, 0][step // 10]  # cores that other processes take
+        others = [0, 0.3, 1, 3.4, 0, 5][step // 10]  # cores that other processes take
         own = min(used[-1], max(0.5, 4 - others))
         for i, seconds in enumerate((0.25, own / 4, max(0, 4 - others - own) / 4)):
             now[i] += seconds
-    assert [set(used[i + 6:i + 10]) for i in range(0, 60, 10)] == [{4}, {4}, {3}, {1}, {1}, {4}]
+    assert [set(used[i + 6:i + 10]) for i in range(0, 60, 10)] == [{4}, {4}, {3}, {1}, {4}, {1}]
 
 
 def test_idle_time_is_that_of_the_cores_that_this_process_may_use(monkeypatch):
