@@ -38,8 +38,13 @@ def test_idle_time_is_that_of_the_cores_that_this_process_may_use(monkeypatch):
     assert threads.reading()[2] == 1.27
 
 
-def test_where_the_system_does_not_say_how_busy_it_is_the_threads_stay(monkeypatch, four_threads):
-    monkeypatch.delattr(threads.os, "sched_getaffinity", raising=False)
+@pytest.mark.parametrize("text", [None, "", "cpu0 1 1 1 100 20 0\n", "cpu0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0\n"])
+def test_where_the_system_does_not_say_how_busy_it_is_the_threads_stay(text, monkeypatch, four_threads):
+    if text is None:
+        monkeypatch.delattr(threads.os, "sched_getaffinity", raising=False)
+    else:
+        monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
+        monkeypatch.setattr(threads, "open", lambda path: io.StringIO(text), raising=False)
     monkeypatch.setattr(threads, "LOADED", threads.reading())
     assert threads.LOADED is None
     assert [torch.get_num_threads() for _ in threads.paced(range(3))] == [4, 4, 4]

@@ -15,6 +15,8 @@ def reading():
         idle = sum(int(row[4]) + int(row[5]) for row in rows) / os.sysconf("SC_CLK_TCK")
     except (AttributeError, OSError):
         return None
+    if len(rows) < len(usable) or not idle:  # as in some containers, which number or count otherwise
+        return None
     return time.perf_counter(), time.process_time(), idle
 
 
