@@ -73,13 +73,13 @@ def test_commands(tmp_path, monkeypatch, capsys):
     found = re.findall(r"^python ([^\n#]+)|(?<!`)`python ([^`]+)`", "\n".join(TEXTS).replace("\\\n", " "), re.M)
     commands = {" ".join("".join(pair).split()) for pair in found}
     assert commands >= {*RUN, *OTHERS} and README.count("\n") <= 170
+    monkeypatch.chdir(tmp_path)  # whatever runs/ the project's folder has
     for command in commands - {*RUN, *OTHERS}:  # they take minutes, or a GPU: only read
         if command.startswith("grpo_sg.py"):
             grpo_sg.parse(command.split()[1:])
         else:
             with pytest.raises(SystemExit, match="0"):
                 execute(f"{command} --help", monkeypatch)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", "cache")
     save_model("Qwen/Qwen2.5-0.5B", *tasks.tiny_model(tasks.kk_task(grpo_sg.Config(train_problems=20))))
     pathlib.Path("HuggingFaceH4/aime_2024").mkdir(parents=True)
