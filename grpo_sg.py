@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "tqdm==4.70.1"]
+# ///
 """GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read from top to bottom.
 
 For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
@@ -12,7 +16,7 @@ The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a con
 it is to scale the advantage and not to be maximised; and as it is never negative, w * min(r A, clip(r) A) =
 min(r (wA), clip(r) (wA)). So GRPO-SG is GRPO in which every token has its own advantage wA. By default w is
 1 up to pi = 0.12 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they grow
-with 1 - pi), count for less in comparison. The loop is `train`, in section 6.
+with 1 - pi), count for less in comparison. The loop is `train`, in section 5.
 
 This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
 
@@ -23,30 +27,28 @@ This file leaves out, on purpose, value networks, reward models, LoRA, several G
 import dataclasses
 import math
 import os
+import platform
 import random
-import sys
 import time
 import warnings
-from statistics import fmean as mean, pstdev
 from typing import Literal
 
-import support.before_torch  # noqa: F401, sets variables that PyTorch reads when it is imported
+# Tensors that grow with every token would leave gaps in a GPU's memory. (WSL has no expandable segments.)
+if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
 import torch
 import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import DynamicCache
+from transformers import DynamicCache, StopStringCriteria
 
 import tasks
-from support import fit, page, threads, tool
-from support.logs import describe, log, log_step, log_tokens
-from support.models import eval_mode, in_bfloat16, load_model, prepare, read_model, save_model, stop_tokens
-from support.offload import HostAdamW
-from support.program import (check_numbers, check_useful, closest, cut_files, fail, file_sizes, first_line,
-                             given_and_saved, in_words, newest_readable, one_line_errors, open_run,
-                             read_json, token_bar, waiting_signals, whole_folder, write_json)
+from support import graph, logs, models, offload, page, program, tiny
 
-# ---- 1. The algorithm: pure functions of tensors, for B = P x G completions in rows of T tokens ----
+# ---- 1. The algorithm: pure functions of tensors ----
+
+# One letter, one meaning: P prompts, G completions of each, B rows of a batch (in the whole rollout B = P G),
+# T tokens of a row, right-padded, V words of the vocabulary, N tokens of a batch that the policy wrote.
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
     """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), with pi = exp(logps).
@@ -76,15 +78,18 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     """(loss to minimise, dict of statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
     logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
-    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens;
-    other positions are ignored. weights: (B, T). loss_agg_mode: "token-mean", or
+    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on the tokens that the
+    policy wrote; other positions are ignored. weights: (B, T). loss_agg_mode: "token-mean", or
     "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
     long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
-    the whole batch, where this is a part of one; losses and statistics of the parts then add up to the
-    whole's. In the first update r = 1, and the loss is only a mean of -wA, near 0: its gradient is not.
+    the whole batch, if this is a part of one; losses and statistics of the parts then add up to the whole's.
+
+    In the first update r = 1, and the loss is only the mean of -wA, near 0. Its gradient is not 0: that of r
+    is then that of log pi, so the update is REINFORCE with the advantage wA.
     """
     same = [x for x in (old_logps, mask, weights, ref_logps) if x is not None]
     assert {x.shape for x in same} == {logps.shape} and advantages.shape in (logps.shape, logps.shape[:1])
+    assert loss_agg_mode in ("token-mean", "seq-mean-token-mean"), f"no loss_agg_mode {loss_agg_mode!r}"
     assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
@@ -95,24 +100,28 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # w is outside the clip. If it were inside, as clip(w r), a likely token (w = 1.4) with A > 0 would be
     # above 1 + clip_high from the start, have no gradient, and never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    log_ratio = ((old_logps if ref_logps is None else ref_logps).detach() - logps).masked_fill(~mask, 0.0)
-    kl = log_ratio.exp() - 1 - log_ratio  # the k3 estimator: >= 0, and 0 where both agree; unbiased if r = 1
+    other = old_logps if ref_logps is None else ref_logps
+    log_ratio = (other.detach() - logps).masked_fill(~mask, 0.0)
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree; unbiased if r = 1.
+    kl = torch.expm1(log_ratio) - log_ratio  # exp(x) - 1 - x, which would cancel near 0
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
 
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+    by_completion = loss_agg_mode == "seq-mean-token-mean"
+    if denominator is None:
+        counted = mask.any(1) if by_completion else mask
+        denominator = counted.sum().clamp(min=1)
+
     def aggregate(x):
         x = x.masked_fill(~mask, 0.0)
-        tokens = mask.sum(1)  # (B,)
-        if loss_agg_mode == "token-mean":
-            return x.sum() / (denominator or tokens.sum().clamp(min=1))
-        assert loss_agg_mode == "seq-mean-token-mean", f"no loss_agg_mode {loss_agg_mode!r}"
-        return (x.sum(1) / tokens.clamp(min=1)).sum() / (denominator or (tokens > 0).sum().clamp(min=1))
+        return (x / lengths if by_completion else x).sum() / denominator
     with torch.no_grad():
         stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
                  "kl": aggregate(kl),  # to the reference policy; without one, to the policy that sampled
                  "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, estimated
                  "weight_mean": aggregate(w),
-                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # pi < 1/3, where w is below U
+                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # pi < 1/3: by default, w < U
     return -aggregate(objective), stats
 
 
@@ -122,8 +131,6 @@ def shaping_weights(logps, cfg):
         return None
     if cfg.shaping == "ar":  # AR-Lopti's advantage reweighting, the closest relative (arXiv 2505.12929)
         return 0.2 * logps.detach().float().exp() + 0.8
-    if cfg.shaping == "reverse":  # the same curve over 1 - pi: an ablation
-        logps = torch.log1p(-logps.detach().float().exp())
     return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low, high=cfg.high)
 
 
@@ -136,29 +143,25 @@ def pass_at_k(n, c, k):
 
 # ---- 2. Log-probabilities of the policy ----
 
-def logits_of(model, h):
-    """(N, V) float32: the logits of hidden states (N, H). On a GPU too: from logits in bfloat16, the ratio r
-    is off by more than the clip allows. `prepare` refuses models that change their logits after this."""
-    head = model.get_output_embeddings()
-    with torch.autocast(h.device.type, enabled=False):
-        return head(h.to(head.weight.dtype)).float()
-
-
 def token_logps(model, ids, mask, *, temperature=1.0):
     """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 outside of mask.
 
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
     tokens, and never on a row's first token, which is predicted from nothing. No attention mask is needed:
-    pads come last, and nothing attends to what follows it.
+    pads come last, and nothing attends to what follows it. model: any causal language model of transformers.
     """
     mask = mask.bool()
     assert not mask[:, 0].any(), "mask[:, 0] must be False: the first token of a row has no context"
-    if any(type(layer) is torch.nn.Dropout and layer.p and layer.training for layer in model.modules()):
-        warnings.warn("dropout is on, so that r is not 1 where nothing has changed: call model.eval()")
-    h = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
-    # Position t predicts token t + 1. Only the N positions before completion tokens go through the matrix of
+    assert temperature > 0, f"log-probabilities need a temperature above 0, not {temperature}"
+    if model.training and not getattr(model, "is_gradient_checkpointing", False):
+        warnings.warn("the model is in training mode: with dropout r is not 1 where nothing has changed; "
+                      "call model.eval()")
+    # Position t predicts token t + 1. Only the N positions before sampled tokens go through the matrix of
     # the vocabulary: with Qwen's 151,936 words the other logits would take most of an update's memory.
-    logits = logits_of(model, h[mask[:, 1:]]).div_(temperature)  # (N, V)
+    output = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:])
+    logits = output.logits.float() / temperature  # (N, V)
+    del output  # or its logits would be kept beside these
+    # The N logits, ids[mask] and the cells of masked_scatter are in one order: row by row, from left to right.
     logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
     return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)
 
@@ -170,20 +173,23 @@ class Cache(DynamicCache):
         return super().update(keys.to(values.dtype), values, *more, **named)
 
 
-def prefill(model, prompts, n):
-    """Read each of P prompts once, for n completions. Returns (h, mask, position, cache): the last hidden
-    state (P * n, H), the attention mask (P * n, S), the last position (P * n, 1), the keys and values."""
+def prefill(model, prompts):
+    """Read B prompts, equal ones once. Returns (logits, mask, position, cache): the logits of the first token
+    (B, V), the attention mask (B, S), the last position (B, 1), and the keys and values of B rows."""
     assert prompts and all(prompts) and not model.training, "prompts with tokens, and a model in eval mode"
-    longest = max(map(len, prompts))
+    rows = {}  # each different prompt: its row
+    index = torch.tensor([rows.setdefault(tuple(p), len(rows)) for p in prompts], device=model.device)
+    longest = max(map(len, rows))
     # Padded on the left, so that every row continues at the last column; positions count real tokens only.
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)  # (P, S)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    position = (mask.cumsum(1) - 1).clamp(min=0)  # (P, S)
+    pads = [longest - len(p) for p in rows]
+    ids = torch.tensor([[0] * k + list(p) for k, p in zip(pads, rows)], device=model.device)
+    mask = torch.tensor([[0] * k + [1] * len(p) for k, p in zip(pads, rows)], device=model.device)
+    position = (mask.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
-    h = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                         use_cache=True).last_hidden_state[:, -1]  # (P, H)
-    cache.batch_repeat_interleave(n)
-    return *(x.repeat_interleave(n, 0) for x in (h, mask, position[:, -1:])), cache
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+                   use_cache=True, logits_to_keep=1).logits[:, -1]
+    cache.reorder_cache(index)
+    return logits[index], mask[index], position[index, -1:], cache
 
 
 def draw(logits, u, temperature):
@@ -191,507 +197,753 @@ def draw(logits, u, temperature):
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     # Invert the cumulative distribution; right=True, so that no token of probability 0 is ever drawn.
-    cdf = torch.softmax(logits / temperature, -1).cumsum(-1)  # (B, V)
+    cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
 
 
 @torch.no_grad()
-def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
-           progress=None):
+def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
+           stopping_criteria=None, bar=""):
     """n completions of each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
 
-    A completion ends with a stop token; or it is cut off, at max_new_tokens or where pauses(drawn) is True:
-    drawn (B, t) holds the ids so far of the B unfinished ones, and the result is (B,). Tokens are drawn from
-    the whole of softmax(logits / temperature): with a top-k or top-p that token_logps does not know of, r
-    would compare two different distributions. temperature=0 takes the likeliest token. The model must be in
-    eval mode, and each prompt have a token. progress(B, ended), if given, is called after each token.
+    A completion ends with a stop token; or it is cut off, at max_new_tokens or when stopping_criteria, which
+    is one of transformers', says so. Tokens are drawn from the whole of softmax(logits / temperature): with a
+    top-k or top-p that token_logps does not know of, r would compare two different distributions.
+    temperature=0 takes the likeliest token. The model must be in eval mode, and each prompt have a token.
+    bar: the text of a progress bar; "" shows none.
     """
-    h, mask, position, cache = prefill(model, prompts, n)
-    stops = torch.tensor(list(stop_ids), device=h.device).long()
+    prompts = [p for p in prompts for _ in range(n)]
+    logits, mask, position, cache = prefill(model, prompts)
+    stops = torch.tensor(list(stop_ids), device=model.device).long()
     # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
-    where = getattr(generator, "device", h.device)
-    u = torch.rand(len(h), max_new_tokens, generator=generator, device=where).to(h.device)  # (P * n, T)
-    row = torch.arange(len(h), device=h.device)  # (B,): numbers of the unfinished completions, at first all
-    drawn = row.new_zeros(len(h), 0)
+    device = getattr(generator, "device", model.device)
+    u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device).to(model.device)
+    row = torch.arange(len(prompts), device=model.device)  # (B,): the unfinished completions, at first all
+    drawn = row.new_zeros(len(row), 0)  # (B, t): their tokens so far
     completions = [[] for _ in row]
-    for t in range(max_new_tokens):
-        token = draw(logits_of(model, h), u[row, t, None], temperature)  # (B, 1)
-        drawn = torch.cat([drawn, token], 1)  # (B, t + 1)
+    steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, unit="token", disable=not bar)
+    for t in steps:
+        token = draw(logits, u[row, t, None], temperature)  # (B, 1)
+        drawn = torch.cat([drawn, token], 1)
         ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
-        if pauses:
-            ends |= pauses(drawn)
+        if stopping_criteria:
+            ends |= stopping_criteria(drawn, None)
         going = (~ends).nonzero()[:, 0]
-        if progress:
-            progress(len(row), len(row) - len(going))
         if len(going) < len(row):  # finished rows leave the batch and the cache: no more work
             for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
             row, drawn, token, mask, position = (x[going] for x in (row, drawn, token, mask, position))
-            cache.batch_select_indices(going)
-        if len(going) == 0:
-            break
+            if len(going) == 0:
+                break
+            cache.reorder_cache(going)
+            steps.set_postfix(unfinished=len(row), refresh=False)
         mask = F.pad(mask, (0, 1), value=1)
         position = position + 1
-        h = model.base_model(input_ids=token, attention_mask=mask, position_ids=position,
-                             past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # (B, H)
+        logits = model(input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache,
+                       use_cache=True, logits_to_keep=1).logits[:, -1]  # (B, V)
+    steps.close()
     return completions
 
 
-# ---- 4. Rollouts and rewards ----
-
-# An example, of the tiny model before training: a question, three completions of its group of 8, 7 of which
-# are right, and four tokens as an update sees them. K is a knight, N a knave; after each speaker stand the
-# possibilities that are left. The answer is KNN. In 2 the slip is unlikely, so that its weight is small; the
-# sound step to Amir before it pays for the wrong end with the full weight.
-#
-# Ada: if Alice knight then Amir knight. Alice: Alice knight and Ada knave. Amir: Ada knave and Alice knight.
-# 1 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. </think> ... KNN, by luck        right  R  3.0  A  0.35
-# 2 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. Amir: KNK. </think> ... KNK      wrong  R -0.5  A -2.47
-# 3 <think> Ada: KKK KNK NKN KNN. Alice: KNK NKN KNN. Amir: KNN. </think> ... KNN      right  R  3.0  A  0.35
-# In 2, Amir: pi .39, w 1.4, wA -3.46; KNK: pi .08, w 1.0, wA -2.47. In 3, Amir: pi .39, w 1.4, wA .49; KNN:
-# pi .78, w 1.4, wA .49.
+# ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
 
 @dataclasses.dataclass
 class Completion:
     problem: tasks.Problem
     prompt: list[int]        # token ids
-    tokens: list[int]        # as they were sampled, stop token included: never decoded and tokenised again
-    mask: list[bool]         # for each token, whether the policy wrote it; False in a tool's answer
+    tokens: list[int] = dataclasses.field(default_factory=list)  # as sampled: never decoded and read again
+    mask: list[bool] = dataclasses.field(default_factory=list)   # for each, whether the policy wrote it
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
     response: str = ""       # the part of it that the policy wrote, which is all that the verifier reads
     truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
-    formatted: bool = False  # False where truncated
+    formatted: bool = False  # False if truncated
     reward: float = 0.0
-    advantage: float | None = None
+    advantage: float = 0.0
 
     @property
     def solved(self):  # what accuracy counts
         return self.correct and self.formatted
 
+    def add(self, tokens, own):
+        self.tokens += tokens
+        self.mask += [own] * len(tokens)
+
+    def length(self):
+        return len(self.prompt) + len(self.tokens)
+
     def own_tokens(self):
         return [token for token, own in zip(self.tokens, self.mask) if own]
 
 
-def reward(completion):
-    """AR-Lopti's: +3 right, -0.5 well formed but not right, -3 badly formed. Task.reward can replace it."""
-    if not completion.formatted:
-        return -3.0
-    return 3.0 if completion.correct else -0.5
-
-
-def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, phase="sampling"):
+def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, sampler=sample, bar="sampling"):
     """n verified completions of each problem, problem-major. The same weights and seed give the same ones,
     for any cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
-    stops = stop_tokens(model, tokenizer)
-    prompts = [tasks.encode_prompt(tokenizer, task.system, p.question, task.opening) for p in problems]
+    model.eval()
+    stop_ids = models.find_stop_ids(model, tokenizer)
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
+    completions = []
+    for problem in problems:
+        prompt = encode_problem(tokenizer, task, problem, cfg)
+        completions += [Completion(problem, prompt) for _ in range(n)]
+    # Without a tool there is one turn. With one there are max_turns in which a call of it ends the turn, is
+    # answered, and the completion goes on; and a last turn, in which the tool is closed.
+    calls = StopStringCriteria(tokenizer, task.stop_text) if task.observe else None
+    turns = cfg.max_turns if task.observe else 0
+    unfinished = completions
+    for turn in range(turns + 1):
+        closed = turn == turns
+        drawn = sample_in_parts(
+            sampler, model, [c.prompt + c.tokens for c in unfinished], cfg.sample_batch, generator,
+            max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, temperature=temperature,
+            stopping_criteria=None if closed else calls, bar=bar)
+        for c, tokens in zip(unfinished, drawn):
+            c.add(tokens, own=True)
+        if closed:
+            break
+        unfinished = [c for c, tokens in zip(unfinished, drawn) if calls(torch.tensor([tokens]), None)]
+        for c, answer in zip(unfinished, ask_tool(tokenizer, task, unfinished)):
+            c.add(answer, own=False)  # the policy did not write it, and does not learn it
+            c.tool_calls += 1
+    for c in completions:
+        grade(c, tokenizer, task, stop_ids)
+    return completions
 
-    sampler = getattr(model, "sampler", sample)  # on a GPU perhaps graph.py's, which draws the same tokens
 
-    def completed(contexts, n, pauses=None):
-        rows = [context for context in contexts for _ in range(n)]
-        with in_bfloat16(model.device), token_bar(phase, len(rows), cfg) as moved, fit.phase(
-                "sampling", "lower --max_new_tokens"):
-            return fit.in_parts(lambda part, copies: sampler(
-                model, part, n=copies, max_new_tokens=cfg.max_new_tokens, stop_ids=stops, pauses=pauses,
-                temperature=temperature, generator=generator, progress=moved), rows, n, cfg, generator)
-    eval_mode(model)
-    calls_tool = tool.call_finder(tokenizer, task)  # None, or where a completion pauses for a tool's answer
-    drawn = completed(prompts, n, calls_tool if cfg.max_turns else None)
-    pairs = [pair for pair in zip(problems, prompts) for _ in range(n)]
-    completions = [Completion(problem, prompt, tokens, [True] * len(tokens))
-                   for (problem, prompt), tokens in zip(pairs, drawn)]
-    if calls_tool:
-        tool.use_tool(completions, tokenizer, task, cfg.max_turns, completed, calls_tool)
-    return [graded(c, tokenizer, task, stops) for c in completions]
+def encode_problem(tokenizer, task, problem, cfg):
+    """The token ids of a problem's prompt."""
+    return models.encode_prompt(tokenizer, task.system, problem.question, task.opening,
+                                cfg.chat_template_kwargs)
 
 
-def graded(c, tokenizer, task, stops):
-    """The completion with its texts, the task's verdict on what the policy wrote, and the reward."""
-    c.truncated = c.tokens[-1] not in stops
+def sample_in_parts(sampler, model, contexts, most, generator, **settings):
+    """A completion of each context, by the sampler on `most` rows at once; on half as many if a GPU's memory
+    is full, with the same random numbers."""
+    completions = []
+    while len(completions) < len(contexts):
+        part = contexts[len(completions):][:most]
+        state = generator.get_state()
+        try:
+            completions += sampler(model, part, generator=generator, **settings)
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+            most = len(part) // 2
+            generator.set_state(state)
+            program.say(f"out of GPU memory: sampling {most} at once; with --sample_batch {most} no attempt "
+                        "would fail")
+    return completions
+
+
+def ask_tool(tokenizer, task, completions):
+    """The token ids of the tool's answers to completions that have just called it."""
+    texts = [tokenizer.decode(c.own_tokens()) for c in completions]
+    if not texts:
+        return []
+    try:
+        answers = task.observe(texts)
+        return [models.encode_tool_answer(tokenizer, answer) for answer in answers]
+    except program.UserError:
+        raise
+    except Exception as error:
+        raise program.UserError(f"the tool of --task {task.name} raised {program.first_line(error)} for "
+                                f"{texts[0]!r}: observe gets a list of texts and returns one of texts")
+
+
+def grade(c, tokenizer, task, stop_ids):
+    """Set the completion's texts, the task's verdict on what the policy wrote, and the reward."""
+    c.truncated = c.tokens[-1] not in stop_ids
     end = None if c.truncated else -1
-    # Where the prompt ends with <think>, that tag belongs to the response.
-    opened = "<think>" if tokenizer.decode(c.prompt).rstrip().endswith("<think>") else ""
-    c.response = opened + tokenizer.decode(c.own_tokens()[:end])
-    c.transcript = opened + tokenizer.decode(c.tokens[:end])
-    verdict = tasks.verdict_of(task, c)
-    c.correct = verdict.correct
-    c.formatted = verdict.formatted and not c.truncated
-    c.reward = tasks.reward_of(task, c, default=reward)
-    return c
+    opening = models.find_opening(tokenizer, c.prompt, task.opening)  # in the prompt, but of the response
+    c.response = opening + tokenizer.decode(c.own_tokens()[:end])
+    c.transcript = opening + tokenizer.decode(c.tokens[:end])
+    try:
+        correct, formatted = task.verify(c.response, c.problem.answer)
+        if not {correct, formatted} <= {0, 1}:
+            raise TypeError(f"a verdict is two of True and False, not {correct!r} and {formatted!r}; partial "
+                            "credit is for Task.reward")
+        c.correct = bool(correct)
+        c.formatted = bool(formatted) and not c.truncated
+        c.reward = float(task.reward(c))
+        if not math.isfinite(c.reward):
+            raise ValueError(f"the reward {c.reward} is not finite")
+    except Exception as error:
+        raise program.UserError(f"verify or reward of --task {task.name}: {program.first_line(error)}, for "
+                                f"{c.response!r}")
 
 
 def set_advantages(completions, group_size):
-    """Compare each completion with its group. Sets c.advantage, and returns the advantages (P, G)."""
+    """Compare each completion with its group."""
     rewards = torch.tensor([c.reward for c in completions]).view(-1, group_size)  # (P, G)
-    advantages = group_advantages(rewards)
-    for c, A in zip(completions, advantages.flatten().tolist()):
+    for c, A in zip(completions, group_advantages(rewards).flatten().tolist()):
         c.advantage = A
-    return advantages
 
 
-# ---- 5. Evaluation ----
+# ---- 5. Training ----
 
-def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, phase="validation", **labels):
-    """(row for metrics.jsonl, greedy completions). The row has greedy accuracy, and for samples = k > 0 also
-    truncated@k, avg@k, the mean over problems of the mean of k samples, and pass@1, 2, 4.. up to k. `_se` is
-    the standard error of a mean over the problems: how far it would vary with other problems."""
-    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed, phase=phase)
-    row = {**labels, **{f"eval/{key}": value for key, value in describe(greedy).items()}}
-    values = {"accuracy": [c.solved for c in greedy]}
-    if samples:
-        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
-                        seed=cfg.seed, phase=f"{phase}, {samples} samples")
-        row[f"eval/truncated@{samples}"] = mean(c.truncated for c in drawn)
-        right = [sum(c.solved for c in drawn[i:i + samples]) for i in range(0, len(drawn), samples)]
-        values[f"avg@{samples}"] = [count / samples for count in right]
-        for k in [2 ** i for i in range(samples.bit_length())]:
-            values[f"pass@{k}"] = [pass_at_k(samples, count, k) for count in right]
-    for key, each in values.items():
-        row[f"eval/{key}"] = mean(each)
-        row[f"eval/{key}_se"] = pstdev(each) / math.sqrt(len(each))
-    return row, greedy
-
-
-def assess(out, model, tokenizer, task, problems, cfg, *, step, **more):
-    row, greedy = evaluate(model, tokenizer, task, problems, cfg, step=step, **more)
-    log(out, row, greedy)
-    if out:
-        watch(out, model, tokenizer, task, cfg, step)
-    return row
-
-
-@torch.no_grad()
-def watch(out, model, tokenizer, task, cfg, step):
-    """Log a group of completions of each of three fixed validation problems to tokens.jsonl, with advantages
-    and every token's probability and weight; then write the run's page, which shows them."""
-    for problem in task.valid[:3]:
-        group = rollout(model, tokenizer, task, [problem], cfg, n=cfg.group_size, seed=cfg.seed,
-                        temperature=cfg.temperature, phase="watched problems")
-        advantages = set_advantages(group, len(group))[0]  # (G,)
-        batches = [micro_batches(group, advantages, [i], cfg, model.device)[0] for i in range(len(group))]
-        logps = [batch_logps(model, b, cfg)[:, len(c.prompt):] for b, c in zip(batches, group)]  # (1, T)
-        weights = [shaping_weights(each, cfg) for each in logps]
-        log_tokens(out, step, group, tokenizer, logps, weights)
-    page.write(out)
-
-
-# ---- 6. Training ----
-
-STATISTICS = ("loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
+STATISTICS = ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
 MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
 SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
 
 
-def micro_batches(completions, advantages, rows, cfg, device):
-    """The completions with numbers `rows` in right-padded batches of at most cfg.tokens_per_micro_batch
-    tokens, pads included (a longer one gets its own), sorted by length, so that few are pads: dicts of
-    ids (B, T), mask (B, T), advantages (B,)."""
-    lengths = [len(c.prompt) + len(c.tokens) for c in completions]
-    order = sorted(rows, key=lambda i: -lengths[i])
-    batches = []
-    while order:
-        count = max(1, cfg.tokens_per_micro_batch // lengths[order[0]])
-        chosen = order[:count]
-        order = order[count:]
-        ids = [torch.tensor(completions[i].prompt + completions[i].tokens) for i in chosen]
-        # By position, never by `ids != pad`: many models pad with their end token, which must be learned.
-        mask = [torch.tensor([False] * len(completions[i].prompt) + completions[i].mask) for i in chosen]
-        batches.append({"ids": pad_sequence(ids, batch_first=True).to(device),
-                        "mask": pad_sequence(mask, batch_first=True).to(device),
-                        "advantages": advantages[chosen].to(device)})
-    return batches
+def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, sampler=sample):
+    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also written to `out`, the
+    run's folder, and why it ended: "finished", "not finite" (too many updates were not), or the name of a
+    signal, such as "SIGINT", after which the step is finished and saved.
 
-
-def batch_logps(model, batch, cfg):
-    with in_bfloat16(batch["ids"].device):
-        return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
-
-
-def gradient(model, batches, denominator, cfg):
-    """Compute the gradient of an update. Returns the sums of its loss and statistics."""
-    model.zero_grad()  # an attempt that ran out of memory may have left a partial one
-    totals = dict.fromkeys(STATISTICS, 0.0)
-    for batch in batches:
-        logps = batch_logps(model, batch, cfg)  # (B, T)
-        # Update 1 needs no old_logps: the model is still the policy that sampled, and r = 1.
-        old_logps = batch.get("old_logps", logps.detach())
-        loss, stats = grpo_sg_loss(
-            logps, old_logps, batch["advantages"], batch["mask"], weights=shaping_weights(logps, cfg),
-            ref_logps=batch.get("ref_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-            loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
-        loss.backward()
-        for key, value in {"loss": loss.detach(), **stats}.items():
-            totals[key] += value * denominator  # sums again: `update` divides by what was trained on
-    return totals
-
-
-def update(model, optimizer, completions, advantages, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on a rollout, each on its own random share: no completion is used twice.
-
-    advantages: one per completion. Returns a dict: grad_norm, the largest norm before clipping (0: none was
-    finite); skipped, the updates left out as loss or gradient was not finite; the means of the loss and of
-    grpo_sg_loss's statistics over what was trained on (None: nothing, or not finite). A completion with
-    A = 0, such as all of a group with equal rewards, has no gradient: where beta is 0 it is left out of the
-    passes and of these means, but not out of the denominator.
-    """
-    order = random.Random(seed).sample(range(len(completions)), len(completions))
-    shares = [order[u::cfg.updates] for u in range(cfg.updates)]
-    kept = [[i for i in share if cfg.beta or advantages[i] != 0] for share in shares]
-    plan = [micro_batches(completions, advantages, rows, cfg, model.device) for rows in kept]
-
-    def size(rows):  # what a loss is divided by, in all micro-batches of an update
-        return sum(sum(completions[i].mask) if cfg.loss_agg_mode == "token-mean" else 1 for i in rows)
-    eval_mode(model, checkpointing=True)  # no dropout in any pass, so that r = 1 until the weights change
-    with torch.no_grad():  # before the first update changes the model
-        for batch in sum(plan[1:], []):
-            batch["old_logps"] = fit.by_rows(lambda part: batch_logps(model, part, cfg), batch)
-        for batch in sum(plan, []) if cfg.beta else []:
-            batch["ref_logps"] = fit.by_rows(lambda part: batch_logps(reference, part, cfg), batch)
-    totals, norms = [], []
-    for share, batches in zip(shares, plan):
-        if batches:
-            totals.append(fit.until_it_fits(lambda b: gradient(model, b, size(share), cfg), batches, cfg))
-            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-            if math.isfinite(norm) and math.isfinite(totals[-1]["loss"]):  # nan never reaches the weights
-                norms.append(norm)
-                with fit.phase("AdamW's step", "its first one adds two averages of each weight"):
-                    optimizer.step()
-            optimizer.zero_grad()
-    trained_on = size(sum(kept, [])) if totals else math.nan
-    means = {key: float(sum(each[key] for each in totals)) / trained_on for key in STATISTICS}
-    return {"grad_norm": max(norms, default=0.0), "skipped": len(totals) - len(norms),
-            **{key: value if math.isfinite(value) else None for key, value in means.items()}}
-
-
-def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, received=()):
-    """Train by GRPO-SG. Returns the rows of the steps, which are also written to `out`, the run's folder.
-    reference: the policy of the KL, needed where cfg.beta is above 0. state: of the checkpoint to resume.
-    received: a list of signals; after one, the step is finished and saved, and training ends."""
-    AdamW = HostAdamW if cfg.offload else torch.optim.AdamW
+    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the checkpoint to resume."""
+    AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
     optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state.pop("optimizer"))
     done = state["step"] if state else 0
-    if state and done % cfg.eval_every == 0:  # a checkpoint is written before its step is evaluated
-        assess(out, model, tokenizer, task, task.valid, cfg, step=done, split="valid")
     rows = []
+    bad_steps = 0  # in a row without one finite update
+    ending = "finished"
+    saved = time.time()
+    bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
+    with program.hold_signals("finishing this step, then saving; a second signal stops at once") as received:
+        for step in bar:
+            started = time.time()
+            # What is drawn is a function of the seed and the step, so there is no random state to save.
+            seed = cfg.seed * 1_000_003 + step
+            problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
+            try:
+                # Sample: G completions of each problem.
+                completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
+                                      temperature=cfg.temperature, sampler=sampler)
+            except (program.UserError, torch.OutOfMemoryError):
+                if out and rows:  # a task's verifier, say: the steps before are not lost
+                    save_checkpoint(out, step - 1, model, tokenizer, optimizer)
+                raise
+            # Compare: each completion with its group.
+            set_advantages(completions, cfg.group_size)
+            sampled = time.time()
+            # Learn: more of the better ones, less of the others.
+            stats = update(model, optimizer, completions, cfg, reference=reference, seed=seed)
+
+            row = logs.log_step(out, step, completions, cfg.group_size, stats, sampled - started,
+                                time.time() - sampled)
+            rows.append(row)
+            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
+            bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
+            if received:
+                ending = received[0]
+            elif bad_steps == MAX_BAD_STEPS:
+                ending = "not finite"
+            last = ending != "finished" or step == cfg.steps
+            if out and (last or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
+                save_checkpoint(out, step, model, tokenizer, optimizer)
+                saved = time.time()
+            if ending != "finished":
+                break
+            if step % cfg.eval_every == 0:
+                assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid", sampler=sampler)
+    return rows, ending
+
+
+# ---- 5. Training ----
+
+STATISTICS = ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
+MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
+SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
+
+
+def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, sampler=sample):
+    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also written to `out`, the
+    run's folder, and why it ended: "finished", "not finite" (too many updates were not), or the name of a
+    signal, such as "SIGINT", after which the step is finished and saved.
+
+    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the checkpoint to resume.
+    """
+    AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
+    optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
+    if state:
+        optimizer.load_state_dict(state.pop("optimizer"))
+    done = state["step"] if state else 0
+    rows = []
+    ending = "finished"
     bad_steps = 0  # in a row without one finite update
     saved = time.time()
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
-    for step in threads.paced(bar):
-        # Sample: the problems of the step and G completions of each. What is drawn is a function of the seed
-        # and the step, so there is no random state to save.
-        times = [time.time()]
-        seed = cfg.seed * 1_000_003 + step
-        problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
-        completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
-                              temperature=cfg.temperature)
-        # Compare each completion with its group.
-        times.append(time.time())
-        advantages = set_advantages(completions, cfg.group_size)  # (P, G)
-        # Learn: more of the better ones, less of the others.
-        with fit.phase("training", "add --gradient_checkpointing, or lower --max_new_tokens"):
-            stats = update(model, optimizer, completions, advantages.flatten(), cfg, reference=reference,
-                           seed=seed)
-        times.append(time.time())
-        rows.append(log_step(out, step, completions, advantages, stats, times))
-        bar.set_postfix({key: f"{rows[-1][key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-        # Save from time to time, and at the end, for whatever reason it comes.
-        bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
-        ending = received or bad_steps == MAX_BAD_STEPS or step == cfg.steps
-        if out and (ending or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
-            save_checkpoint(out, step, model, tokenizer, optimizer)
-            saved = time.time()
-        if received or bad_steps == MAX_BAD_STEPS:
-            break
-        if step % cfg.eval_every == 0:
-            assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid")
-    return rows
+    with program.hold_signals("finishing this step, then saving; a second signal stops at once") as received:
+        for step in bar:
+            # What is drawn is a function of the seed and the step, so there is no random state to save.
+            seed = cfg.seed * 1_000_003 + step
+            problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
+            try:
+                if step > 1 and (step - 1) % cfg.eval_every == 0:
+                    assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1, split="valid",
+                           sampler=sampler)
+                started = time.time()
+                # Sample: G completions of each problem.
+                completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
+                                      temperature=cfg.temperature, sampler=sampler)
+            except (program.UserError, torch.OutOfMemoryError):
+                if out and rows:  # a task's own verifier raised, say: the steps before are not lost
+                    save_checkpoint(out, step - 1, model, tokenizer, optimizer)
+                raise
+            # Compare: each completion with its group.
+            set_advantages(completions, cfg.group_size)
+            sampled = time.time()
+            # Learn: more of the better ones, less of the others.
+            stats = update(model, optimizer, completions, cfg, reference=reference, seed=seed)
+
+            row = logs.log_step(out, step, completions, cfg.group_size, stats, sampled - started,
+                                time.time() - sampled)
+            rows.append(row)
+            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
+            bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
+            if received:
+                ending = received[0]
+            elif bad_steps == MAX_BAD_STEPS:
+                ending = "not finite"
+            last = ending != "finished" or step == cfg.steps
+            if out and (last or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
+                save_checkpoint(out, step, model, tokenizer, optimizer)
+                saved = time.time()
+            if ending != "finished":
+                break
+    return rows, ending
+
+
+def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
+    """cfg.updates optimizer steps on a rollout, each on its own random share: no completion is used twice.
+    Groups are cut across the shares, so that the advantages of one share need not sum to 0.
+
+    A completion with A = 0, such as all of a group with equal rewards, has no gradient: if beta is 0 it is
+    left out of the passes, but not out of what the loss is divided by. Returns a dict: grad_norm, the largest
+    norm before clipping (0: none was finite); skipped, the updates left out as loss or gradient was not
+    finite; loss, the mean over the updates; grpo_sg_loss's statistics, means over what was trained on (None:
+    nothing, or not finite).
+    """
+    shuffled = random.Random(seed).sample(completions, len(completions))
+    shares = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
+    trained = []  # of each share
+    plan = []  # their micro-batches
+    for share in shares:
+        trained.append([c for c in share if cfg.beta or c.advantage != 0])
+        plan.append(micro_batches(trained[-1], cfg, model.device))
+    model.train(cfg.gradient_checkpointing)  # dropout is off in both modes, by read_model
+    with torch.no_grad():
+        # The first update needs no old_logps, as it changes the policy that sampled: r = 1. The later ones do.
+        for batch in sum(plan[1:], []):
+            batch["old_logps"] = compute_logps(model, batch, cfg)
+        for batch in sum(plan, []) if cfg.beta else []:
+            batch["ref_logps"] = compute_logps(reference, batch, cfg)
+    losses, norms = [], []
+    sums = dict.fromkeys(STATISTICS, 0.0)
+    for share, batches in zip(shares, plan):
+        if not batches:
+            continue
+        losses.append(0.0)
+        for batch in batches:
+            logps = compute_logps(model, batch, cfg)  # (B, T)
+            loss, stats = grpo_sg_loss(
+                logps, batch.get("old_logps", logps.detach()), batch["advantages"], batch["mask"],
+                weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"), beta=cfg.beta,
+                clip_low=cfg.clip_low, clip_high=cfg.clip_high, loss_agg_mode=cfg.loss_agg_mode,
+                denominator=1)  # sums: the loss is divided by the whole share's size, whatever its batches
+            loss = loss / loss_size(share, cfg)
+            loss.backward()
+            losses[-1] += loss.item()
+            for key in STATISTICS:
+                sums[key] += float(stats[key])
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
+        if math.isfinite(norm) and math.isfinite(losses[-1]):  # nan never reaches the weights
+            norms.append(norm)
+            optimizer.step()
+        optimizer.zero_grad()
+    size = loss_size(sum(trained, []), cfg)
+    row = {"loss": sum(losses) / len(losses) if losses else math.nan}
+    row.update({key: sums[key] / size if size else math.nan for key in STATISTICS})
+    return {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms),
+            **{key: value if math.isfinite(value) else None for key, value in row.items()}}
+
+
+def loss_size(completions, cfg):
+    """What a loss is divided by: the number of tokens that the policy wrote, or of completions."""
+    if cfg.loss_agg_mode == "token-mean":
+        return sum(sum(c.mask) for c in completions)
+    return len(completions)
+
+
+def micro_batches(completions, cfg, device):
+    """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads included (a longer one
+    gets its own), sorted by length, so that few are pads."""
+    left = sorted(completions, key=Completion.length, reverse=True)
+    batches = []
+    while left:
+        count = max(1, cfg.tokens_per_micro_batch // left[0].length())
+        batches.append(make_batch(left[:count], device))
+        left = left[count:]
+    return batches
+
+
+def make_batch(completions, device):
+    """ids (B, T) and mask (B, T), right-padded, and advantages (B,), of completions with their prompts."""
+    longest = max(c.length() for c in completions)
+    ids, mask = [], []
+    for c in completions:
+        pads = longest - c.length()
+        ids.append(c.prompt + c.tokens + [0] * pads)
+        # By position, never by `ids != pad`: many models pad with their end token, which must be learned.
+        mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
+    return {"ids": torch.tensor(ids, device=device), "mask": torch.tensor(mask, device=device),
+            "advantages": torch.tensor([c.advantage for c in completions], device=device)}
+
+
+def compute_logps(model, batch, cfg):
+    with models.in_bfloat16(batch["ids"].device):
+        return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
+
+
+# ---- 6. Evaluation ----
+
+def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample, bar="validation"):
+    """(row, greedy completions). The row has the means of greedy decoding, as "eval/accuracy"; with samples =
+    k > 0 also eval/truncated@k, eval/avg@k, the mean over problems of the mean of k samples, and eval/pass@2,
+    4.. up to k. `_se` is the standard error of a mean over the problems: how far it would vary with others."""
+    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed,
+                     sampler=sampler, bar=bar)
+    row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
+    add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
+    if samples:
+        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
+                        seed=cfg.seed, sampler=sampler, bar=f"{bar}, {samples} samples")
+        row[f"eval/truncated@{samples}"] = sum(c.truncated for c in drawn) / len(drawn)
+        right = []  # of each problem, how many
+        for i in range(0, len(drawn), samples):
+            right.append(sum(c.solved for c in drawn[i:i + samples]))
+        add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
+        k = 2
+        while k <= samples:
+            add_mean(row, f"eval/pass@{k}", [pass_at_k(samples, count, k) for count in right])
+            k *= 2
+    return row, greedy
+
+
+def add_mean(row, key, values):
+    """Add the mean of the values and its standard error to the row."""
+    values = torch.tensor(values, dtype=torch.float64)
+    row[key] = values.mean().item()
+    row[f"{key}_se"] = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0, sampler=sample,
+           bar="validation"):
+    """Evaluate, and write the results and the run's page."""
+    row, greedy = evaluate(model, tokenizer, task, problems, cfg, samples=samples, sampler=sampler, bar=bar)
+    row = {"step": step, "split": split, **row}
+    logs.log(out, row, greedy)
+    if out:
+        watch(out, model, tokenizer, task, cfg, step, sampler)
+        page.write(out)
+    return row
+
+
+@torch.no_grad()
+def watch(out, model, tokenizer, task, cfg, step, sampler):
+    """Log a group of completions of each of three fixed validation problems to tokens.jsonl, with advantages
+    and every token's probability and weight, for the run's page."""
+    completions = rollout(model, tokenizer, task, task.valid[:3], cfg, n=cfg.group_size, seed=cfg.seed,
+                          temperature=cfg.temperature, sampler=sampler, bar="watched problems")
+    set_advantages(completions, cfg.group_size)
+    for i in range(0, len(completions), cfg.group_size):
+        group = completions[i:i + cfg.group_size]
+        logps, weights = [], []
+        for c in group:
+            each = compute_logps(model, make_batch([c], model.device), cfg)[0, len(c.prompt):]  # (T,)
+            w = shaping_weights(each, cfg)
+            logps.append(each)
+            weights.append(torch.ones_like(each) if w is None else w)
+        logs.log_tokens(out, step, group, tokenizer, logps, weights)
 
 
 # ---- Plumbing below, nothing specific to GRPO-SG: settings, checkpoints, a run ----
 
-def setting(default, help):
-    return dataclasses.field(default=default, metadata={"help": help})
+def setting(group, default, help, *, least=None, most=math.inf, useless=(), resumable=False):
+    """A field of Config. Numbers are positive, or from `least` on, up to `most`. useless: tasks or shapings
+    with which it has no effect. resumable: may change on --resume, as it changes results by rounding only."""
+    value = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return dataclasses.field(**value, metadata={"group": group, "help": help, "least": least, "most": most,
+                                               "useless": useless, "resumable": resumable})
 
 
 @dataclasses.dataclass
 class Config:
     """The settings, each a flag of the same name; TINY has the tiny model's own defaults."""
-    model: str = setting("", "hub name or folder of a causal language model; none: a tiny one made here")
-    task: str = setting("kk", "what to learn: kk, math or qa")
-    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; a .jsonl")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
-    people: list[int] = dataclasses.field(default_factory=lambda: [3, 4, 5, 6, 7], metadata={
-        "help": "kk: sizes of puzzles, 2 to 8"})
-    brief: bool = setting(False, "kk: claims without a story, as the tiny model reads them")
-    shaping: Literal["sg", "none", "ar", "reverse"] = setting("sg", "token weights (none: plain GRPO)")
-    alpha: float = setting(2.0, "scale of the weight")
-    tau: float = setting(1/9, "temperature of the weight's sigmoid")
-    mu: float = setting(0.25, "offset of the weight")
-    low: float = setting(1.0, "L, the least weight")
-    high: float = setting(1.4, "U, the greatest weight")
-    clip_low: float = setting(0.2, "the ratio is clipped from below at 1 - clip_low")
-    clip_high: float = setting(0.24, "the ratio is clipped from above at 1 + clip_high")
-    beta: float = setting(0.0, "weight of the KL to the first policy; above 0 a second model is held")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting("token-mean", "as in grpo_sg_loss")
-    steps: int = setting(350, "training steps, each a rollout and its updates")
-    prompts: int = setting(64, "P, prompts in a rollout")
-    group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "optimizer updates per rollout, each on its own share of the completions")
-    lr: float = setting(1e-6, "learning rate of AdamW")
-    grad_clip: float = setting(1.0, "gradients with a larger norm are scaled down to it")
-    temperature: float = setting(0.7, "of sampling and of all log-probabilities")
-    max_new_tokens: int = setting(2048, "a turn is cut off here, and then counts as badly formed")
-    max_turns: int = setting(2, "qa: searches that are answered, before one last turn")
-    tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass; lower it to save memory")
-    sample_batch: int = setting(256, "most completions sampled at once")
-    sampler: Literal["auto", "plain"] = setting("auto", "auto: on a GPU graph.py's, if it proves right")
-    gradient_checkpointing: bool = setting(False, "save memory in the backward pass, for a third more time")
-    offload: bool = setting(False, "keep AdamW's averages in host memory, not on the GPU")
-    train_problems: int = setting(4500, "size of a generated training set, or most of hotpotqa")
-    eval_problems: int = setting(200, "size of a generated validation or test set, or most of hotpotqa")
-    eval_every: int = setting(10, "steps between evaluations on the validation set")
-    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone")
-    save_every: int = setting(50, "steps between checkpoints; the last step always leaves one")
-    eval_only: bool = setting(False, "no training, only the evaluation on the test set")
-    resume: bool = setting(False, "go on with the run in --out, from its newest checkpoint")
-    seed: int = setting(0, "of everything that is random")
-    out: str = setting("", "a folder for the run's files, which must not exist; none: a new one under runs/")
+    model: str = setting("model and data", "",
+                         "hub name or folder of a causal language model; none: a tiny one made here")
+    task: str = setting("model and data", "kk", "what to learn: kk, math or qa")
+    data: str = setting("model and data", "synthetic",
+                        "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
+    eval_data: str = setting("model and data", "",
+                             "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: the set of --data")
+    people: list[int] = setting("model and data", [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more is harder",
+                                useless=("math", "qa"))
+    brief: bool = setting("model and data", False, "claims without a story, as the tiny model reads them",
+                          useless=("math", "qa"))
+    train_problems: int = setting("model and data", 4500, "of a generated training set, or most of hotpotqa")
+    eval_problems: int = setting("model and data", 200,
+                                 "of a generated validation or test set, or most of hotpotqa")
+    max_turns: int = setting("model and data", 2, "searches that are answered, before one last turn", least=0,
+                             useless=("kk", "math"))
+    chat_template_kwargs: str = setting("model and data", "{}", "JSON that the chat template is given, such "
+                                        "as '{\"enable_thinking\": false}'")
+    shaping: Literal["sg", "none", "ar"] = setting("method", "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
+    alpha: float = setting("method", 2.0, "scale of the weight", least=0, useless=("none", "ar"))
+    tau: float = setting("method", 1/9, "temperature of the weight's sigmoid: higher is flatter",
+                         useless=("none", "ar"))
+    mu: float = setting("method", 0.25, "offset of the weight: higher is smaller", least=0,
+                        useless=("none", "ar"))
+    low: float = setting("method", 1.0, "L, the least weight", least=0, useless=("none", "ar"))
+    high: float = setting("method", 1.4, "U, the greatest weight", useless=("none", "ar"))
+    clip_low: float = setting("method", 0.2, "the ratio is clipped from below at 1 - clip_low", least=0)
+    clip_high: float = setting("method", 0.24, "the ratio is clipped from above at 1 + clip_high", least=0)
+    beta: float = setting("method", 0.0, "weight of the KL to the first policy, which stays closer to it; "
+                          "above 0 a second model is held", least=0)
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
+        "method", "token-mean", "mean over all tokens, or over completions of their token means")
+    lr: float = setting("method", 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
+    grad_clip: float = setting("method", 1.0, "gradients with a larger norm are scaled down to it")
+    temperature: float = setting("method", 0.7, "of sampling and of all log-probabilities: higher is more varied")
+    steps: int = setting("sizes", 350, "training steps, each a rollout and its updates", resumable=True)
+    prompts: int = setting("sizes", 64, "P, prompts in a rollout: more is slower and steadier")
+    group_size: int = setting("sizes", 8, "G, completions of each prompt: more make equal groups rarer", least=2)
+    updates: int = setting("sizes", 2, "optimizer updates per rollout, each on its own share of the completions")
+    max_new_tokens: int = setting("sizes", 2048,
+                                  "a turn is cut off here, and then counts as badly formed")
+    tokens_per_micro_batch: int = setting("memory", 3072, "most tokens in a backward pass: more is faster",
+                                          resumable=True)
+    sample_batch: int = setting("memory", 256, "most completions sampled at once: more is faster",
+                                resumable=True)
+    sampler: Literal["auto", "plain"] = setting("memory", "auto", "auto: on a GPU a recorded step, if it "
+                                                "proves right", resumable=True)
+    gradient_checkpointing: bool = setting("memory", False, "less memory in the backward pass, for a third "
+                                           "more time", resumable=True)
+    offload: bool = setting("memory", False, "AdamW's averages in host memory, not on the GPU", resumable=True)
+    eval_every: int = setting("run", 10, "steps between evaluations on the validation set", resumable=True)
+    eval_samples: int = setting("run", 4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone",
+                                least=0)
+    save_every: int = setting("run", 50, "steps between checkpoints; the last step always leaves one",
+                              resumable=True)
+    eval_only: bool = setting("run", False, "no training, only the evaluation on the test set")
+    resume: bool = setting("run", False, "go on with the run in --out, from its newest checkpoint",
+                           resumable=True)
+    seed: int = setting("run", 0, "of everything that is random", least=0, most=10 ** 9)
+    out: str = setting("run", "", "a folder for the run's files, new or empty; none: a new one under runs/",
+                       resumable=True)
 
 
 TINY = dict(people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
-MAY_BE_0 = "alpha mu low high clip_low clip_high beta eval_samples seed max_turns".split()
-NO_EFFECT = {"kk": "max_turns", "math": "people brief max_turns", "qa": "people brief",
-             "none": "alpha tau mu low high", "ar": "alpha tau mu low high"}
-# What may change on --resume: how a run is stored and split, which changes results by rounding at most.
-MAY_CHANGE = "resume out steps save_every eval_every sample_batch offload tokens_per_micro_batch".split()
+FULL_MEMORY = ("lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing or --offload; "
+               "--resume takes all of these. A smaller --model and --beta 0 need less")
 
 
 def parse(argv=None, **defaults):
     """The command line as a checked Config. Flags override the settings of the run that they name, by
     --resume or --model RUN/checkpoint, and these override TINY. `defaults`: of a script that calls main."""
-    tiny = ", ".join(f"{name} {value}" for name, value in TINY.items())
-    about = f"{__doc__.splitlines()[0]} Defaults of the tiny model, without --model: {tiny}."
-    given, saved = given_and_saved(Config, argv, about, defaults, MAY_CHANGE)
-    cfg = Config(**{**(saved if "model" in given or saved else TINY), **given})
+    tiny_words = ", ".join(f"{name} {program.shown(value)}" for name, value in TINY.items())
+    about = f"{__doc__.splitlines()[0]}\nDefaults of the tiny model, without --model:\n{tiny_words}."
+    given = {**defaults, **program.read_flags(Config, argv, about)}
+    program.check_values(Config, given)
+    for name in ("model", "data", "eval_data"):
+        if os.path.exists(given.get(name, "")):  # a file or a folder, from wherever the run is resumed
+            given[name] = os.path.abspath(given[name])
+    saved = program.find_saved(Config, given)
+    cfg = Config(**{**(saved if saved or "model" in given else TINY), **given})
     check(cfg, given)
     return cfg
 
 
 def check(cfg, given):
-    """Fail where a setting has a value that cannot be used, or one of those given has no effect."""
-    check_numbers(dataclasses.asdict(cfg), MAY_BE_0)
+    """Raise UserError if settings do not fit together, or one of those given has no effect."""
     if cfg.task not in tasks.TASKS:
-        fail(f"there is no --task {cfg.task}{closest(cfg.task, tasks.TASKS)}: give one of "
-             f"{', '.join(tasks.TASKS)}, or start the script that defines it")
-    check_useful(given, NO_EFFECT, task=cfg.task, shaping=cfg.shaping)
-    for wrong, message in (
-            (cfg.eval_only and not cfg.model, "--eval_only needs --model, for example runs/NAME/checkpoint"),
-            (cfg.group_size < 2, "--group_size 1 must be 2 or more: an advantage compares within a group"),
-            (cfg.low > cfg.high, f"--low {cfg.low} is above --high {cfg.high}: weights need a range"),
-            (os.path.lexists(cfg.out) and not cfg.resume, f"--out {cfg.out} exists: name another folder, or "
-             "add --resume to go on with the run in it")):
-        if wrong:
-            fail(message)
-    ends = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone: equal ends, constant w
-    if cfg.shaping != "none" and ends[0] == ends[1]:
-        tqdm.write(f"warning: these settings give every token the weight {ends[0]:.4g}, which is plain GRPO",
-                   file=sys.stderr)
+        raise program.UserError(
+            f"there is no --task {cfg.task}{program.suggest(cfg.task, tasks.TASKS)}: give one of "
+            f"{', '.join(tasks.TASKS)}, or start the script that defines it")
+    program.check_useful(Config, given, {"task": cfg.task, "shaping": cfg.shaping})
+    if given.get("model") == "":
+        raise program.UserError("--model is empty: give a name or a folder, or leave it out for the tiny model")
+    if cfg.eval_only and not cfg.model:
+        raise program.UserError("--eval_only needs --model, for example runs/NAME/checkpoint")
+    if cfg.low > cfg.high:
+        raise program.UserError(f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
+    if os.path.lexists(cfg.out) and not cfg.resume and not (os.path.isdir(cfg.out) and not os.listdir(cfg.out)):
+        raise program.UserError(f"--out {cfg.out} exists: name another folder, or add --resume to go on with "
+                                "the run in it")
+    if cfg.shaping == "sg":
+        least, greatest = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone
+        if least == greatest:
+            program.say(f"warning: these settings give every token the weight {least:.4g}, which is plain GRPO")
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
     """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of
     the logs. Random states are not needed, as what a step draws is a function of seed and step."""
     try:
-        with whole_folder(os.path.join(out, "checkpoint")) as new:
-            save_model(new, model, tokenizer)
+        with program.whole_folder(os.path.join(out, "checkpoint")) as new:
+            models.save_model(new, model, tokenizer)
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
-            write_json(os.path.join(new, "state.json"), {"step": step, "sizes": file_sizes(out, "*.jsonl")})
+            sizes = program.file_sizes(out, "*.jsonl")
+            program.write_json(os.path.join(new, "state.json"), {"step": step, "sizes": sizes})
     except Exception as error:  # no space, no permission, no folder: each library has its own exception
-        fail(f"cannot write the checkpoint of step {step} to {out} ({first_line(error)}): make room, and go "
-             f"on from the last one with --resume --out {out}")
+        raise program.UserError(
+            f"cannot write the checkpoint of step {step} to {out} ({program.first_line(error)}): make room, "
+            f"and go on from the last one: {program.resume_command(out)}")
 
 
-def load_checkpoint(out):
-    """(model, tokenizer, state) of the newest checkpoint that can be read. state: step, sizes, optimizer."""
-    def read(folder):
-        state = read_json(os.path.join(folder, "state.json"))
-        state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
-        return *read_model(folder, local=True), state
-    found = newest_readable(os.path.join(out, "checkpoint"), read)
-    if not found:
-        fail(f"no checkpoint in {out} can be read: start the run anew, with another --out")
-    folder, (model, tokenizer, state) = found
-    print(f"resuming after step {state['step']}, from {folder}")
-    return model, tokenizer, state
+def read_checkpoint(folder):
+    """(model, tokenizer, state). state: step, sizes, optimizer."""
+    state = program.read_json(os.path.join(folder, "state.json"))
+    state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
+    return *models.read_model(folder, local=True), state
 
 
 def load(cfg):
-    """(task, model, tokenizer, state): everything that a run needs. state: of the checkpoint to resume."""
+    """(task, model, tokenizer, sampler, state): everything that a run needs. state: of the checkpoint to
+    resume, None without one."""
     torch.manual_seed(cfg.seed)
+    task = tasks.make_task(cfg)
+    state = None
+    newest = program.read_newest(os.path.join(cfg.out, "checkpoint"), read_checkpoint) if cfg.resume else None
+    if newest:
+        folder, (model, tokenizer, state) = newest
+        print(f"resuming after step {state['step']}, from {folder}")
+    elif cfg.model:
+        model, tokenizer = models.load_model(cfg.model)
+    else:
+        model, tokenizer = tiny.tiny_model(task)
+    model = models.prepare(model, cfg.gradient_checkpointing)
+    task = keep_short(task, model, tokenizer, cfg)
+    check_start(model, tokenizer, task, cfg)
+    sampler = sample
+    if cfg.sampler == "auto" and model.device.type == "cuda":
+        sampler = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
+    return task, model, tokenizer, sampler, state
+
+
+def keep_short(task, model, tokenizer, cfg):
+    """The task without the problems whose prompts leave too little room in the model's context for a
+    completion and the tool's answers; prints how many these are. Raises UserError if none is left."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
+    turns = cfg.max_turns if task.observe else 0
+    most = context - (turns + 1) * cfg.max_new_tokens - turns * models.TOOL_TOKENS
+    kept = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        lengths = []
+        for problem in tqdm(problems, f"{split} prompts", leave=False, delay=2):
+            lengths.append(len(encode_problem(tokenizer, task, problem, cfg)))
+        kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
+        gone = len(problems) - len(kept[split])
+        if not kept[split]:
+            raise program.UserError(
+                f"all {split} problems have prompts of {min(lengths)} tokens or more, which leave no room for "
+                f"a completion in the model's context of {context}: lower --max_new_tokens")
+        if gone:
+            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to "
+                  f"{max(lengths)} tokens, leave too little room in the model's context of {context}")
+    return task._replace(**kept)
+
+
+@torch.no_grad()
+def check_start(model, tokenizer, task, cfg):
+    """Try every part of a run once, before anything long begins. Raises UserError if one does not work."""
+    stop_ids = models.find_stop_ids(model, tokenizer)
+    if not stop_ids or max(stop_ids) >= model.config.get_text_config().vocab_size:
+        raise program.UserError("the tokenizer saved with the model is not usable: it has no end token, or one "
+                                "that the model does not know")
+    unknown, known = 0, 0
+    for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
+        c = Completion(problem, encode_problem(tokenizer, task, problem, cfg))
+        unknown += c.prompt.count(tokenizer.unk_token_id)
+        known += len(c.prompt)
+        c.add(tokenizer(problem.solution or problem.question)["input_ids"], own=True)
+        if task.observe:
+            ask_tool(tokenizer, task, [c])
+        grade(c, tokenizer, task, stop_ids)
+    if unknown > known / 20:
+        raise program.UserError(f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} words of "
+                                f"--task {cfg.task}: it belongs to another task")
+    # Four greedy tokens, each the likeliest by a plain forward pass: else cache, padding or positions do not
+    # work as they do for most models.
+    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]
     try:
-        task = tasks.make_task(cfg)
-        model, tokenizer, state = load_checkpoint(cfg.out) if cfg.resume else (
-            *(load_model(cfg.model) if cfg.model else tasks.tiny_model(task)), None)
-        turns = cfg.max_turns + 1 if task.observe else 1
-        room = getattr(model.config, "max_position_embeddings", math.inf) - turns * cfg.max_new_tokens
-        task = tasks.keep_short(task, tokenizer, room)
-    except ValueError as error:  # a task's complaint about its settings or its data
-        fail(str(error).split("\n")[0])
-    prompt = tasks.encode_prompt(tokenizer, task.system, task.test[0].question, task.opening)
-    return task, prepare(model, tokenizer, prompt, cfg, sample), tokenizer, state
+        drawn = sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
+        for prompt, tokens in zip(prompts, drawn):
+            ids = torch.tensor([prompt + tokens], device=model.device)
+            logits = model(input_ids=ids).logits[0, -5:-1].float()
+            logps = token_logps(model, ids, torch.tensor([[False] * len(prompt) + [True] * 4]).to(ids.device))
+            behind = logits.max(-1).values - logits.gather(1, ids[0, -4:, None])[:, 0]
+            off = (logps[0, -4:] - logits.log_softmax(-1).gather(1, ids[0, -4:, None])[:, 0]).abs()
+            works = max(behind.max(), off.max()) <= 0.01 * logits.abs().max()
+            if not works:
+                raise ValueError("its cache or its padding gives other tokens than a plain forward pass")
+    except Exception as error:
+        raise program.UserError(f"--model {cfg.model} cannot be sampled or trained here: "
+                                f"{program.first_line(error)}")
 
 
-def run(cfg):
+def run(cfg, out):
     """Warm-up, test, training, test, report; with cfg.resume, continue from the newest checkpoint."""
-    task, model, tokenizer, state = load(cfg)
+    task, model, tokenizer, sampler, state = load(cfg)
     if state and state["step"] > cfg.steps:
-        fail(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
-    out = open_run(cfg)
-    if state:  # cut off what was logged after the checkpoint
-        cut_files(out, state["sizes"])
+        raise program.UserError(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
+    # Cut off what was logged after the checkpoint.
+    program.cut_files(out, state["sizes"] if state else dict.fromkeys(program.file_sizes(out, "*.jsonl"), 0))
+    program.write_json(os.path.join(out, "config.json"), vars(cfg))
+    print(f"files of this run: {out}/")
+    print(f"settings that differ from the defaults: {program.tell_changes(Config, vars(cfg))}")
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
           f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    if len(task.train) < cfg.prompts:
+        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step has all of them")
     first = os.path.join(out, "warm_start")  # the policy before training: a reference, or a start
-
-    def test(step, phase):
-        row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step,
-                     split="test", phase=phase)
-        print(f"{phase}: {in_words(row)}")
-        if step == 0 and row["eval/format_rate"] < 0.01:
-            print("hardly any completion is well formed, and where all are badly formed nothing is learned: "
-                  "take an Instruct model, or easier problems (kk: --people 2 3)")
     if not state:
         if not cfg.model:
-            tasks.warm_up(model, tokenizer, task, cfg)
-        if cfg.beta or not cfg.model:
-            save_model(first, model, tokenizer)
-        test(0, "test" if cfg.eval_only else "test before training")
+            tiny.warm_up(model, tokenizer, task, cfg)
+        if not cfg.eval_only and (cfg.beta or not cfg.model):
+            models.save_model(first, model, tokenizer)
+        test(out, model, tokenizer, task, cfg, 0, "test" if cfg.eval_only else "test before training", sampler)
         if cfg.eval_only:
             return
-    with fit.phase("moving the reference policy to the GPU", "without --beta there is none"):
-        reference = read_model(first, local=True)[0].to(model.device) if cfg.beta else None
-    with waiting_signals("finishing this step, then saving; a second signal stops at once") as received:
-        rows = train(model, tokenizer, task, cfg, out, reference=reference, state=state, received=received)
-    if received:
-        fail(f"stopped; to go on: python {sys.argv[0]} --resume --out {out}", 128 + received[0])
-    if rows and rows[-1]["step"] < cfg.steps:
-        fail(f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
-             f"{out}; a lower --lr may help. The weights in {out}/checkpoint are from before those steps")
-    test(cfg.steps, "test after training")
+    reference = models.prepare(models.read_model(first, local=True)[0], False) if cfg.beta else None
+    rows, ending = train(model, tokenizer, task, cfg, out, reference=reference, state=state, sampler=sampler)
+    if ending == "not finite":
+        raise program.UserError(
+            f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
+            f"{out}; a lower --lr may help. The weights in {out}/checkpoint are from before those steps")
+    if ending != "finished":
+        raise program.UserError(f"stopped by {ending}; to go on: {program.resume_command(out)}",
+                                program.exit_status(ending))
+    test(out, model, tokenizer, task, cfg, cfg.steps, "test after training", sampler)
     if rows and not state and all(row["equal_groups"] == 1 for row in rows):
         print("no group ever had different rewards, so nothing was learned: README.md, \"Is it broken?\"")
     print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
 
 
+def test(out, model, tokenizer, task, cfg, step, name, sampler):
+    """Evaluate on the test set, and print the result."""
+    row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step, split="test",
+                 sampler=sampler, bar=name)
+    print(f"{name}: {logs.in_words(row)}")
+    if step == 0 and row["eval/format_rate"] < 0.01:
+        print("hardly any completion is well formed, and where all are badly formed nothing is learned: "
+              "take an Instruct model, or easier problems (kk: --people 2 3)")
+
+
 def main(argv=None, **defaults):
-    with one_line_errors():
-        run(parse(argv, **defaults))
+    models.hide_bars()
+    with program.one_line_errors(out_of_memory=FULL_MEMORY):
+        cfg = parse(argv, **defaults)
+        kind = "test" if cfg.eval_only else cfg.shaping
+        name = cfg.out or program.new_name(f"runs/{cfg.task}-{kind}-seed{cfg.seed}")
+        with program.hold_folder(name) as out:
+            run(cfg, out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl, a JSON object a
-line."""
+line. A completion here has the attributes of grpo_sg.Completion."""
 import json
 import os
 from statistics import fmean as mean
@@ -8,20 +8,30 @@ import torch
 
 
 def append_rows(out, name, rows):
+    """Add the rows to a file of the run's folder `out`. What JSON does not know, such as a set, is written as
+    its text."""
+    lines = [json.dumps(row, default=str) + "\n" for row in rows]  # ASCII: any text survives
     with open(os.path.join(out, name), "a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)  # ASCII: any text survives
+        file.writelines(lines)
 
 
 def log(out, row, completions):
-    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl; nothing where `out` is
+    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl; nothing if `out` is
     None."""
-    if out:
-        append_rows(out, "metrics.jsonl", [row])
-        append_rows(out, "samples.jsonl", [
-            {"step": row["step"], "split": row.get("split", "train"), "question": c.problem.question,
-             "answer": c.problem.answer, "completion": c.transcript, "reward": c.reward,
-             "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
-             "truncated": c.truncated, "solved": c.solved} for c in completions])
+    if out is None:
+        return
+    append_rows(out, "metrics.jsonl", [row])
+    samples = []
+    for c in completions:
+        samples.append({"step": row["step"], "split": row.get("split", "train"),
+                        "question": c.problem.question, "answer": c.problem.answer,
+                        "completion": c.transcript, **verdict_of(c)})
+    append_rows(out, "samples.jsonl", samples)
+
+
+def verdict_of(c):
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
+            "truncated": c.truncated, "solved": c.solved}
 
 
 def describe(completions):
@@ -33,31 +43,40 @@ def describe(completions):
             "tool_calls": mean(c.tool_calls for c in completions)}
 
 
-def log_step(out, step, completions, advantages, stats, times):
-    """The row of a training step; logs it, with a group whose rewards differ, where there is one."""
+def log_step(out, step, completions, group_size, stats, seconds_sampling, seconds_update):
+    """The row of a training step; logs it with one group, whose rewards differ if there is such a one, and
+    with all completions if an update was skipped."""
+    groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
+    unequal = [group for group in groups if any(c.advantage for c in group)]
     row = {"step": step, "reward": mean(c.reward for c in completions), **describe(completions), **stats,
-           "equal_groups": (advantages == 0).all(1).float().mean().item(),
-           "tokens_per_second": sum(sum(c.mask) for c in completions) / (times[1] - times[0]),
-           "seconds_sampling": times[1] - times[0], "seconds_update": times[2] - times[1],
-           "seconds": times[2] - times[0]}
+           "equal_groups": 1 - len(unequal) / len(groups),
+           "tokens_per_second": sum(sum(c.mask) for c in completions) / seconds_sampling,
+           "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
+           "seconds": seconds_sampling + seconds_update}
     if torch.cuda.is_available():
         row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    shown = next((c for c in completions if c.advantage), completions[0]).problem
-    log(out, row, [c for c in completions if stats["skipped"] or c.problem is shown])
+    log(out, row, completions if stats["skipped"] else [*unequal, *groups][0])
     return row
 
 
 def log_tokens(out, step, group, tokenizer, logps, weights):
     """Add a line to tokens.jsonl: the completions of one problem, each with its tokens as text, and their
-    probabilities and weights to four digits. logps, weights: (1, T) of each; weights may be None, for all
-    1."""
+    probabilities and weights to four digits. logps, weights: for each completion (T,), of its T tokens."""
     def short(x):
-        return [float(f"{value:.4g}") for value in x[0].tolist()]
-    completions = [
-        {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask, "pi": short(lp.exp()),
-         "w": short(torch.ones_like(lp) if w is None else w), "reward": c.reward, "advantage": c.advantage,
-         "correct": c.correct, "formatted": c.formatted,
-         "truncated": c.truncated} for c, lp, w in zip(group, logps, weights)]
+        return [float(f"{value:.4g}") for value in x.tolist()]
+    completions = []
+    for c, lp, w in zip(group, logps, weights):
+        completions.append({"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
+                            "pi": short(lp.exp()), "w": short(w), **verdict_of(c)})
     problem = group[0].problem
     append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question, "answer": problem.answer,
                                        "completions": completions}])
+
+
+def in_words(row):
+    """The means in a row of metrics.jsonl that have a standard error beside them, KEY_se, as text."""
+    parts = []
+    for key in row:
+        if f"{key}_se" in row:
+            parts.append(f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}")
+    return ", ".join(parts)

@@ -1,24 +1,54 @@
-"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a
-folder."""
+"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder;
+what a prompt looks like to it, and what ends its completions."""
+import datetime
+import json
 import os
+import re
 
+import jinja2
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from support import memory
-from support.fit import phase
-from support.program import fail, first_line
-from support.sampler import choose
+from support.program import UserError, first_line, say
 
-transformers.utils.logging.disable_progress_bar()  # of loading and saving, which cut through a run's
 
+TOOL_TOKENS = 500  # most tokens of a tool's answer
+
+
+# ---- From a folder or the hub, and back ----
 
 def read_model(folder, local):
-    """(model, tokenizer) as save_pretrained wrote them, in float32. AutoTokenizer would put Qwen2's own
-    rules in place of those in another model's tokenizer.json. No code that comes with a model is run."""
+    """(model, tokenizer) as save_pretrained wrote them, the weights in float32. No code that comes with a
+    model is run. Dropout is 0 in all layers, so that it is off in training mode too, in which layers that
+    are checkpointed must be: in the first update r = 1, exactly."""
+    # AutoTokenizer would put Qwen2's own rules in place of those in another model's tokenizer.json.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local), tokenizer
+    tokenizer.chat_template = fix_date(tokenizer.chat_template)
+    config = AutoConfig.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in part.to_dict().items():
+            if re.search("drop|jitter", name) and type(value) is float:
+                setattr(part, name, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype="float32", local_files_only=local, trust_remote_code=False)
+    return model, tokenizer
+
+
+def hide_bars():
+    """Of loading and saving, which would cut through a run's own."""
+    transformers.utils.logging.disable_progress_bar()
+
+
+def fix_date(template):
+    """Some chat templates (Llama 3.2's, SmolLM3's) write the date of the day on which they are used. It
+    becomes the present one for good, as the tokenizer is saved with the run: all prompts of a run are equal,
+    whenever it is resumed."""
+    if not isinstance(template, str):
+        return template
+    def write_today(call):
+        return repr(datetime.date.today().strftime(call[2]))
+    return re.sub(r"strftime_now\(\s*([\"'])(.*?)\1\s*\)", write_today, template)
 
 
 def save_model(folder, model, tokenizer):
@@ -27,14 +57,35 @@ def save_model(folder, model, tokenizer):
 
 
 def load_model(name):
-    """(model, tokenizer) from a folder or the hub; one line where that fails, for whatever reason."""
+    """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for whatever reason."""
     try:
         return read_model(name, os.path.isdir(name))
     except Exception as error:  # no such name, no access, no network, half a folder: each has its own type
         if os.path.isdir(os.path.join(name, "checkpoint")):
-            fail(f"--model {name} is the folder of a run: did you mean --model {name}/checkpoint?")
-        fail(f"cannot load a model and its tokenizer from --model {name}: give a folder written by "
-             f"save_pretrained, or a hub name and a network ({first_line(error)})")
+            raise UserError(f"--model {name} is the folder of a run: did you mean --model "
+                            f"{name}/checkpoint?") from None
+        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give a folder written by "
+                        f"save_pretrained, or a hub name and a network ({first_line(error)})") from None
+
+
+# ---- To the device ----
+
+def prepare(model, gradient_checkpointing):
+    """The model on the GPU if there is one, in eval mode, with its vocabulary matrix in float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        set_up_gpu()
+        keep_logits_in_float32(model)
+    elif model.num_parameters() < 1_000_000:
+        # Threads wait for each other at each of thousands of small operations: with one, a tiny model is not
+        # slower, also beside other work, and its sums are the same on any number of cores.
+        torch.set_num_threads(1)
+    else:
+        say(f"no GPU that PyTorch {torch.__version__} can use (built for CUDA {torch.version.cuda}): "
+            "computing on the CPU, which takes long for a model of this size")
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.to(device).eval()
 
 
 def set_up_gpu():
@@ -43,56 +94,94 @@ def set_up_gpu():
     # silently wrong for models with fewer than 8 key-value heads (pytorch/pytorch#193893).
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.matmul.allow_tf32 = True  # for what stays in float32: the vocabulary matrix
-    if not bfloat16_works(torch.device("cuda")):
-        print("this GPU has no bfloat16 of its own: computing in float32, which takes more time and memory")
+    if not bfloat16_works("cuda"):
+        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in float32, which takes "
+            "more time and memory")
 
 
-def prepare(model, tokenizer, prompt, cfg, sample):
-    """The model where it will work, in eval mode; on a GPU with model.sampler, a faster one that draws what
-    `sample` does. prompt: the token ids of one. Fails where the tokenizer has no words or no end token, and
-    where the model's logits are not simply those of its vocabulary matrix."""
-    if not prompt or not stop_tokens(model, tokenizer):
-        fail("the tokenizer saved with the model is not usable: it has no end token or no words")
-    if torch.cuda.is_available():
-        set_up_gpu()
-        with phase("moving the model to the GPU", "it is too large for this card"):
-            model = model.to("cuda")
-        memory.say(model, cfg)
-    model = model.eval()
-    ids = torch.tensor([prompt], device=model.device)
-    with torch.no_grad():
-        logits = model.get_output_embeddings()(model.base_model(input_ids=ids).last_hidden_state)
-        expected = model(input_ids=ids).logits
-        if not torch.allclose(logits, expected, atol=0.01 * float(expected.abs().max())):
-            fail("the model changes its logits after the vocabulary matrix, which is not supported")
-    if cfg.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    if cfg.sampler == "auto" and bfloat16_works(model.device):
-        model.sampler, said = choose(model, sample, prompt)
-        print(said or "completions are sampled by the recorded steps of support/graph.py")
-    return model
+def keep_logits_in_float32(model):
+    """Take the vocabulary matrix out of autocast: from logits in bfloat16 the ratio r would be off by more
+    than the clip allows."""
+    head = model.get_output_embeddings()
+    multiply = head.forward
+
+    def forward(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return multiply(hidden.float())
+    head.forward = forward
 
 
-def eval_mode(model, checkpointing=False):
-    """No dropout. To be checkpointed, if it is, a layer as such must be in training mode: transformers looks
-    there. The parts of the layer stay in eval mode."""
-    for module in model.eval().modules():
-        module.training = checkpointing and getattr(module, "gradient_checkpointing", False)
-
-
-def bfloat16_works(device):  # not on a T4 or V100, where it would be slow
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+def bfloat16_works(device_type):  # not on a T4 or V100, where it would be slow
+    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def in_bfloat16(device):
     """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32: at a learning rate of
     1e-6 bfloat16 weights would round most updates away."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device.type))
 
 
-def stop_tokens(model, tokenizer):
+# ---- Prompts, and what ends a completion ----
+
+def encode_prompt(tokenizer, system, question, opening="", template_kwargs="{}"):
+    """Token ids of a prompt, through the tokenizer's chat template if it has one. It ends with `opening`,
+    such as <think>: base models hardly ever begin with that, and a group of badly formed completions teaches
+    nothing. Some templates open the thoughts themselves, or close them at once where thinking is turned off:
+    then nothing is added. template_kwargs: what else the template is given, as JSON: {"enable_thinking": false}."""
+    text = f"{system}\n\n{question}\n\n"
+    if tokenizer.chat_template:
+        text = render_chat(tokenizer, system, question, read_kwargs(template_kwargs))
+    if system in text and not text.rstrip().endswith((opening, "<think>", "</think>")):
+        text += opening
+    return tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+
+
+def read_kwargs(text):
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"--chat_template_kwargs must be a JSON object, such as '{{\"enable_thinking\": false}}', "
+                        f"not {text}")
+    return found
+
+
+def render_chat(tokenizer, system, question, template_kwargs):
+    """The text of a chat. If the template refuses a system role (Gemma 2's), one turn has both texts."""
+    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    for chat in (both, one):
+        try:
+            return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False,
+                                                 **template_kwargs)
+        except jinja2.TemplateError as error:
+            reason = first_line(error)
+    raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
+
+
+def find_opening(tokenizer, prompt, opening):
+    """The tag that a prompt, token ids, ends with, "" if there is none: it belongs to the response."""
+    text = tokenizer.decode(prompt).rstrip()
+    for tag in (opening, "<think>"):
+        if tag and text.endswith(tag):
+            return tag
+    return ""
+
+
+def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
+    """Token ids of a tool's answer: at most `most` in all, of which the last are its last line, so that
+    </information> is never cut off."""
+    end = text.rfind("\n") if "\n" in text else len(text)
+    body = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
+    last = tokenizer(text[end:], add_special_tokens=False)["input_ids"][:most]
+    return body[:most - len(last)] + last
+
+
+def find_stop_ids(model, tokenizer):
     """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
-    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both."""
+    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both, and on all that the
+    model's generation_config names."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
     stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}

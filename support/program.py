@@ -1,6 +1,7 @@
-"""What any program that runs long needs: flags made from a dataclass, errors of one line, files and folders
-that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement
+"""What any program that runs long needs: flags made from a dataclass, one line for a user's mistake, files and
+folders that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement
 learning."""
+import argparse
 import contextlib
 import difflib
 import glob
@@ -8,131 +9,214 @@ import json
 import math
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
+import typing
 
+import filelock
 import torch
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 
-def fail(message, status=2):
-    """A user's mistake, or the machine's: one line and an exit status, no traceback."""
-    tqdm.write(f"error: {message}", file=sys.stderr)  # on a line of its own, whatever bar is shown
+class UserError(ValueError):
+    """A mistake of the user's, or a fault of the machine's. Its text is one line that says what was given,
+    what is allowed and what to do; `main` prints it in place of a traceback, and exits with `status`."""
+
+    def __init__(self, message, status=2):
+        super().__init__(message.split("\n")[0])
+        self.status = status
+
+
+@contextlib.contextmanager
+def one_line_errors(out_of_memory):
+    """End the program with one line if what happens is no mistake of the program's own. out_of_memory: what
+    the line says of a GPU whose memory is full."""
+    try:
+        yield
+    except UserError as error:
+        message, status = str(error), error.status
+    except OSError as error:
+        message, status = f"cannot read or write the run's files: {first_line(error)}", 2
+    except torch.OutOfMemoryError:
+        message, status = f"out of GPU memory: {out_of_memory}", 2
+    except KeyboardInterrupt:
+        message = "interrupted outside of training: if there is a checkpoint, --resume goes on from it"
+        status = 130
+    else:
+        return
+    say(f"error: {message}")
     raise SystemExit(status)
+
+
+def say(text):
+    """Print to standard error, on a line of its own even while a progress bar is shown."""
+    tqdm.write(text.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
 def first_line(error):
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def closest(word, words):
-    """" (did you mean X?)" for the most similar of the words, "" where none is similar."""
-    found = difflib.get_close_matches(word, list(words), 1)
+def suggest(word, words):
+    """" (did you mean X?)" for a word that begins like the given one, or is similar; "" if none is."""
+    found = [each for each in words if each.startswith(word)]
+    found = found or difflib.get_close_matches(word, list(words), 1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
-def given_flags(settings, argv, description):
+# ---- Settings: a dataclass, each field of which is a flag ----
+
+def read_flags(settings, argv, about):
     """What a command line gives, as a dict: `--group_size 4`, or `--group-size 4`, is {"group_size": 4}.
 
-    settings: a dataclass; the metadata of each field has its "help", and its type is that of the flag.
-    argv: a list of strings, None for those of the process. --help prints all flags with their defaults and
-    exits; a flag that does not exist or a value that it cannot have is a line that says so, and an exit.
+    settings: a dataclass. The metadata of each field has its "help" and the "group" under which --help prints
+    it. argv: a list of strings, None for those of the process. Raises UserError for a flag that does not
+    exist and for a value that the field's type cannot have.
     """
-    parser = HfArgumentParser(settings, description=description, allow_abbrev=False)
-    parser.error = fail
-    unknown = parser.parse_known_args(argv)[1]
+    if argv is None and hasattr(sys, "ps1"):
+        argv = []  # a notebook or a shell of Python: the process's arguments are not ours
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False, add_help=False, exit_on_error=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-h", "--help", action="help", help="print this and exit")
+    groups = {}
+    types = typing.get_type_hints(settings)
+    defaults = settings()
+    for name, field in settings.__dataclass_fields__.items():
+        title = field.metadata["group"]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"}, reverse=True)
+        words = f"{field.metadata['help']} ({shown(getattr(defaults, name))})".replace("%", "%%")
+        groups[title].add_argument(*flags, dest=name, default=None, help=words, **flag_of(types[name]))
+    try:
+        given, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.argument_name.split('/')[0]}: {error.message}") from None
     if unknown:
-        flags = [f"--{name}" for name in settings.__dataclass_fields__]
-        fail(f"there is no setting {unknown[0]}{closest(unknown[0], flags)}; --help lists them all")
-    parser.set_defaults(**dict.fromkeys(settings.__dataclass_fields__))
-    values = vars(parser.parse_known_args(argv)[0])
-    return {name: value for name, value in values.items() if value is not None}
+        name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
+        raise UserError(f"there is no setting {unknown[0]}{suggest(name, types)}; --help lists them all")
+    return {name: value for name, value in vars(given).items() if value is not None}
 
 
-def given_and_saved(settings, argv, description, defaults, may_change):
-    """(what the command line gives, the settings of the run that it names), two dicts; `defaults` count as
-    given where the command line is silent. A run is named by --resume --out RUN, which goes on with its
-    settings but for those that may change, or by --model RUN/checkpoint, where it had the same task."""
-    for name in defaults.keys() - settings.__dataclass_fields__.keys():
-        fail(f"there is no setting {name}{closest(name, settings.__dataclass_fields__)}")
-    given = {**defaults, **given_flags(settings, argv, description)}
-    out = given.get("out", "")
-    if given.get("resume"):
-        saved = saved_settings(settings, out)
-        if not saved:
-            runs = ", ".join(sorted(glob.glob("runs/*"), key=os.path.getmtime)[-5:]) or "none"
-            fail(f"--resume needs --out and the folder of a run, which {out or 'nothing'} is not"
-                 f"{closest(out, glob.glob('runs/*'))}; the newest under runs/: {runs}")
-        changed = [name for name in given if name not in may_change and given[name] != saved.get(name)]
-        if changed:
-            fail(f"--resume goes on with the run's own --{changed[0]} {saved.get(changed[0])}: leave it out, "
-                 "or start another run")
-        return given, saved
-    folder = os.path.dirname(os.path.normpath(given.get("model") or "-/-"))
-    saved = saved_settings(settings, folder)
-    if not saved or given.get("task", saved["task"]) != saved["task"]:
-        return given, {}
-    print(f"settings that are not given are those of {folder}/config.json")
-    return given, {**saved, "out": "", "resume": False, "eval_only": False}
+def shown(value):
+    """A setting as one would type it."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "none" if value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def saved_settings(settings, run):
-    """What a run's config.json says of the fields of the dataclass, as a dict; {} where there is none."""
+def flag_of(kind):
+    """What argparse has to know of a field's type."""
+    if kind is bool:
+        return {"type": read_bool, "nargs": "?", "const": True, "metavar": "true/false"}
+    if typing.get_origin(kind) is typing.Literal:
+        return {"choices": typing.get_args(kind)}
+    if kind == list[int]:
+        return {"type": int, "nargs": "+", "metavar": "N"}
+    return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "TEXT")}
+
+
+def read_bool(text):
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"true or false, not {text}")
+    return text.lower() == "true"
+
+
+def check_values(settings, values):
+    """Raise UserError unless all names in the dict `values` are fields of the dataclass `settings`, with
+    values of the field's type, and numbers that are finite and within the metadata's "least" (None: positive)
+    and "most"."""
+    types = typing.get_type_hints(settings)
+    for name, value in values.items():
+        if name not in types:
+            raise UserError(f"there is no setting {name}{suggest(name, types)}")
+        kind = types[name]
+        limits = settings.__dataclass_fields__[name].metadata
+        if typing.get_origin(kind) is typing.Literal:
+            right = value in typing.get_args(kind)
+            words = f"one of {', '.join(typing.get_args(kind))}"
+        elif kind == list[int]:
+            right = isinstance(value, list) and value and all(type(each) is int for each in value)
+            words = "a list of whole numbers"
+        else:
+            right = type(value) is kind or kind is float and type(value) is int
+            words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}[kind]
+        if not right:
+            raise UserError(f"--{name} must be {words}, not {value!r}")
+        if type(value) not in (int, float):
+            continue
+        least = limits["least"]
+        if not math.isfinite(value) or (value <= 0 if least is None else value < least):
+            words = "positive" if least is None else f"{least:g} or more"
+            raise UserError(f"--{name} must be {words}, and finite, not {value}")
+        if value > limits["most"]:
+            raise UserError(f"--{name} must be at most {limits['most']:g}, not {value}")
+
+
+def check_useful(settings, given, chosen):
+    """Raise UserError if something given has no effect: the metadata of its field has, as "useless", values
+    of other settings with which it has none; chosen: the values of such settings, a dict."""
+    for name in given:
+        for other, value in chosen.items():
+            if value in settings.__dataclass_fields__[name].metadata["useless"]:
+                raise UserError(f"--{name} has no effect with --{other} {value}: leave it out")
+
+
+def read_settings(settings, run):
+    """The settings in the config.json of a run's folder, as a dict; {} if there is none that a run wrote.
+    Raises UserError if it has values that are not allowed."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
-    return {name: saved[name] for name in settings.__dataclass_fields__ if "seed" in saved and name in saved}
+    except ValueError as error:
+        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete it, or name another "
+                        "run") from None
+    if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
+        return {}  # another program's
+    known = {name: value for name, value in saved.items() if name in settings.__dataclass_fields__}
+    check_values(settings, known)
+    return known
 
 
-def open_run(settings):
-    """The folder of a run, --out or one under runs/, made if it is new, with the settings in config.json;
-    prints them where they differ from the defaults."""
-    values = vars(settings)
-    usual = vars(type(settings)())
-    kind = "test" if settings.eval_only else settings.shaping
-    when = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = settings.out or os.path.join("runs", f"{settings.task}-{kind}-seed{settings.seed}-{when}")
-    os.makedirs(out, exist_ok=settings.resume)
-    write_json(os.path.join(out, "config.json"), values)
-    changed = [f"{name} {value}" for name, value in values.items() if value != usual[name]]
-    print(f"files of this run: {out}/")
-    print(f"settings that differ from the defaults: {', '.join(changed) or 'none'}")
-    return out
+def find_saved(settings, given):
+    """The settings of the run that those given name, a dict; {} if they name none. --resume --out RUN goes on
+    with the run's settings but for those that are "resumable", by their metadata. --model RUN/checkpoint
+    begins with them, if the run had the same task."""
+    out = given.get("out", "")
+    if given.get("resume"):
+        saved = read_settings(settings, out) if out else {}
+        if not saved:
+            runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
+            raise UserError(f"--resume needs --out and the folder of a run, which {out or 'nothing'} is not"
+                            f"{suggest(out, runs) if out else ''}; the newest under runs/: "
+                            f"{', '.join(runs[-5:]) or 'none'}")
+        for name, value in given.items():
+            resumable = settings.__dataclass_fields__[name].metadata["resumable"]
+            if not resumable and name in saved and saved[name] != value:
+                raise UserError(f"--resume goes on with the run's own --{name} {shown(saved[name])}: leave it "
+                                "out, or start another run")
+        return saved
+    folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
+    saved = read_settings(settings, folder)
+    if not saved or given.get("task", saved["task"]) != saved["task"]:
+        return {}
+    print(f"settings that are not given are those of {folder}/config.json")
+    return {**saved, "out": "", "resume": False, "eval_only": False}
 
 
-def check_numbers(values, may_be_0):
-    """Fail where a number is negative, not finite, or 0 and not among the names that may be."""
-    for name, value in values.items():
-        zero = name in may_be_0
-        if type(value) in (int, float) and not (math.isfinite(value) and (value > 0 or zero and value == 0)):
-            fail(f"--{name} must be {'0 or more' if zero else 'positive'}, and finite, not {value}")
+def tell_changes(settings, values):
+    """The settings in the dict `values` that differ from the defaults, in words."""
+    usual = vars(settings())
+    changed = [f"{name} {shown(value)}" for name, value in values.items() if value != usual[name]]
+    return ", ".join(changed) or "none"
 
 
-def check_useful(given, no_effect, **chosen):
-    """Fail where something given has no effect: no_effect[value] names what has none where that is
-    chosen."""
-    for name, value in chosen.items():
-        useless = [other for other in given if other in no_effect.get(value, "").split()]
-        if useless:
-            fail(f"--{useless[0]} has no effect with --{name} {value}: leave it out")
-
-
-@contextlib.contextmanager
-def one_line_errors():
-    """What is no mistake of the program's ends it with one line."""
-    try:
-        yield
-    except OSError as error:
-        fail(f"cannot read or write the run's files: {first_line(error)}")
-    except torch.OutOfMemoryError as error:
-        fail(f"out of GPU memory {'; '.join(getattr(error, '__notes__', []))}; a smaller --model needs less")
-    except KeyboardInterrupt:
-        fail("interrupted outside of training: if there is a checkpoint yet, --resume goes on from it", 130)
-
+# ---- Files and folders ----
 
 def write_json(path, content):
     with open(f"{path}.tmp", "w") as file:
@@ -145,10 +229,36 @@ def read_json(path):
         return json.load(file)
 
 
+def new_name(start):
+    """A name for a new folder that begins with `start`."""
+    return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@contextlib.contextmanager
+def hold_folder(folder):
+    """The folder, made if it is new, for this process alone until the block is left. If that happens by an
+    error before anything was logged, a new folder is removed. Raises UserError if another process has it."""
+    new = not os.path.isdir(folder)
+    os.makedirs(folder, exist_ok=True)
+    lock = filelock.FileLock(os.path.join(folder, ".lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise UserError(f"another process works on {folder}: wait for it, or name another --out") from None
+    try:
+        yield folder
+    except BaseException:
+        if new and not glob.glob(os.path.join(glob.escape(folder), "*.jsonl")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
+
+
 @contextlib.contextmanager
 def whole_folder(path):
     """A folder to write into, which becomes `path` when the block is left without an error. What was there
-    before becomes PATH.before: whatever stops the program, in the writing too, one of the two is whole."""
+    before becomes PATH.before: whatever stops the program, even while it writes, one of the two is whole."""
     shutil.rmtree(f"{path}.tmp", ignore_errors=True)
     os.makedirs(f"{path}.tmp")
     yield f"{path}.tmp"
@@ -158,66 +268,28 @@ def whole_folder(path):
     os.rename(f"{path}.tmp", path)
 
 
-def newest_readable(path, read):
-    """(folder, read(folder)) of the folder at `path`, or of PATH.before where the newest one cannot be read,
-    which is said, and set aside as PATH.unreadable; None where neither can."""
+def read_newest(path, read):
+    """(folder, read(folder)) of the folder at `path`; or of PATH.before if that cannot be read, which is
+    said; None if there is neither. Raises UserError if none can be read: then all stay as they are, as the
+    fault may be a passing one."""
+    reasons = []
     for folder in (path, f"{path}.before"):
-        if os.path.isdir(folder):
-            try:
-                return folder, read(folder)
-            except Exception as error:  # a torn file: each library has its own exception
-                print(f"{folder} cannot be read ({first_line(error)}): trying the one before")
-                shutil.rmtree(f"{folder}.unreadable", ignore_errors=True)
-                os.rename(folder, f"{folder}.unreadable")
-
-
-@contextlib.contextmanager
-def waiting_signals(message):
-    """A list that gets the number of a SIGINT (Ctrl-C) or SIGTERM, with the message printed; the second one
-    exits at once."""
-    received = []
-
-    def handler(number, frame):
-        if received:
-            raise SystemExit(128 + number)
-        received.append(number)
-        tqdm.write(message, file=sys.stderr)
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def in_words(row):
-    """The means in a row of metrics.jsonl that have a standard error beside them, KEY_se, as text."""
-    return ", ".join(f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}"
-                     for key in row if f"{key}_se" in row and key != "eval/pass@1")  # which is avg@k
-
-
-@contextlib.contextmanager
-def token_bar(phase, texts, settings):
-    """A progress bar for so many texts, sampled token by token in batches of settings.sample_batch, each of
-    at most settings.max_new_tokens. Yields moved(drawn, ended), to be called with the tokens of a step and
-    the texts that ended with it. It appears after two seconds."""
-    started = time.time()
-    steps = tokens = 0
-    most = settings.max_new_tokens
-    left = math.ceil(texts / settings.sample_batch) * most
-
-    def moved(drawn, ended):
-        nonlocal steps, tokens, left
-        steps += 1
-        tokens += drawn
-        # Where all of a batch have ended, none of its steps is left.
-        left -= 1 if drawn > ended else (left - 1) % most + 1
-        seconds = time.time() - started
-        speed = f"{tokens / seconds:,.0f} tokens/s, {left * seconds / steps:,.0f} s left at most"
-        bar.set_postfix_str(speed, refresh=False)
-        bar.update(ended)
-    with tqdm(total=texts, desc=phase, unit="completion", leave=False, delay=2) as bar:
-        yield moved
+        if not os.path.isdir(folder):
+            continue
+        try:
+            found = read(folder)
+        except Exception as error:  # a torn file, too little memory: each library has its own exception
+            reasons.append(f"{folder} cannot be read ({first_line(error)})")
+            continue
+        for reason in reasons:
+            # Only now, so that the next checkpoint does not take the place of the one that was read.
+            say(f"{reason}: it is kept as {path}.unreadable, and the one before it is used")
+            shutil.rmtree(f"{path}.unreadable", ignore_errors=True)
+            os.rename(path, f"{path}.unreadable")
+        return folder, found
+    if reasons:
+        raise UserError("; ".join(reasons))
+    return None
 
 
 def file_sizes(folder, pattern):
@@ -229,4 +301,42 @@ def cut_files(folder, sizes):
     """Cut off what was written to the files after they had these sizes."""
     for name, size in sizes.items():
         path = os.path.join(folder, name)
-        os.truncate(path, min(size, os.path.getsize(path)))
+        if os.path.getsize(path) > size:
+            os.truncate(path, size)
+
+
+# ---- Signals ----
+
+def exit_status(name):
+    return 128 + signal.Signals[name]
+
+
+def resume_command(out):
+    """What a user types to go on with the run in the folder."""
+    return shlex.join(["python", sys.argv[0], "--resume", "--out", str(out)])
+
+
+@contextlib.contextmanager
+def hold_signals(message):
+    """A list that gets the name of a SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed terminal), with the message
+    printed; the second one exits at once. Outside of the main thread, where Python knows no signals, it stays
+    empty; and a signal that the user has set to be ignored, as nohup does, stays ignored."""
+    received = []
+
+    def handler(number, frame):
+        if received:
+            raise SystemExit(128 + number)
+        received.append(signal.Signals(number).name)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(message)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
