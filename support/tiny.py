@@ -80,6 +80,22 @@ def write_script(tokenizer, task, problem, text):
     return torch.tensor(ids), torch.tensor(mask)
 
 
+def draw_batches(scripts, shortcuts, rng):
+    """Yield lists of BATCH scripts, for ever, those of similar length together: so that few tokens are pads."""
+    while True:
+        rows = []
+        for pair in rng.sample(scripts, min(4 * BATCH, len(scripts))):
+            rows.append(pair[rng.random() < shortcuts])
+        rows.sort(key=length_of)
+        batches = [rows[i:i + BATCH] for i in range(0, len(rows), BATCH)]
+        rng.shuffle(batches)
+        yield from batches
+
+
+def length_of(script):
+    return len(script[0])
+
+
 def warm_up(model, tokenizer, task, cfg):
     """task.warmup steps of maximum likelihood on the solutions of training problems, a share of them
     (task.shortcuts) with their shortcuts in place of solutions: so that reinforcement learning can start, and
@@ -95,13 +111,9 @@ def warm_up(model, tokenizer, task, cfg):
     if statistics.median(lengths) > cfg.max_new_tokens:
         raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} "
                         "tokens: give more, or easier problems")
-    rng = random.Random(cfg.seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
     bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
-    for step in bar:
-        rows = []
-        for pair in rng.sample(scripts, min(BATCH, len(scripts))):
-            rows.append(pair[rng.random() < task.shortcuts])
+    for step, rows in zip(bar, draw_batches(scripts, task.shortcuts, random.Random(cfg.seed))):
         ids = pad_sequence([ids for ids, _ in rows], batch_first=True).to(model.device)
         mask = pad_sequence([mask for _, mask in rows], batch_first=True).to(model.device)
         # The position before a token predicts it; no others go through the matrix of the vocabulary.
