@@ -40,7 +40,7 @@ if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import DynamicCache, StopStringCriteria
+from transformers import DynamicCache
 
 import tasks
 from support import graph, logs, models, offload, page, program, tiny
@@ -173,6 +173,15 @@ class Cache(DynamicCache):
         return super().update(keys.to(values.dtype), values, *more, **named)
 
 
+def next_logits(model, ids, mask, position, cache):
+    """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys and values. mask:
+    (B, all columns so far), 0 on pads. position: (B, S)."""
+    given = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
+    if "mamba" in type(model).__name__.lower():  # its state is no list of keys: a single token needs no mask
+        given = {"attention_mask": mask if ids.shape[1] > 1 else None, "cache_params": cache}
+    return model(input_ids=ids, use_cache=True, logits_to_keep=1, **given).logits[:, -1]
+
+
 def prefill(model, prompts):
     """Read B prompts, equal ones once. Returns (logits, mask, position, cache): the logits of the first token
     (B, V), the attention mask (B, S), the last position (B, 1), and the keys and values of B rows."""
@@ -186,8 +195,7 @@ def prefill(model, prompts):
     mask = torch.tensor([[0] * k + [1] * len(p) for k, p in zip(pads, rows)], device=model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
-    logits = model(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                   use_cache=True, logits_to_keep=1).logits[:, -1]
+    logits = next_logits(model, ids, mask, position, cache)
     cache.reorder_cache(index)
     return logits[index], mask[index], position[index, -1:], cache
 
@@ -239,8 +247,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
             steps.set_postfix(unfinished=len(row), refresh=False)
         mask = F.pad(mask, (0, 1), value=1)
         position = position + 1
-        logits = model(input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache,
-                       use_cache=True, logits_to_keep=1).logits[:, -1]  # (B, V)
+        logits = next_logits(model, token, mask, position, cache)  # (B, V)
     steps.close()
     return completions
 
@@ -289,7 +296,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, samp
         completions += [Completion(problem, prompt) for _ in range(n)]
     # Without a tool there is one turn. With one there are max_turns in which a call of it ends the turn, is
     # answered, and the completion goes on; and a last turn, in which the tool is closed.
-    calls = StopStringCriteria(tokenizer, task.stop_text) if task.observe else None
+    calls = models.StopText(tokenizer, task.stop_text) if task.observe else None
     turns = cfg.max_turns if task.observe else 0
     unfinished = completions
     for turn in range(turns + 1):
@@ -302,9 +309,11 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, samp
             c.add(tokens, own=True)
         if closed:
             break
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if calls(torch.tensor([tokens]), None)]
-        for c, answer in zip(unfinished, ask_tool(tokenizer, task, unfinished)):
-            c.add(answer, own=False)  # the policy did not write it, and does not learn it
+        unfinished = [c for c, tokens in zip(unfinished, drawn) if calls(torch.tensor([tokens]))]
+        texts = [tokenizer.decode(c.own_tokens()) for c in unfinished]
+        for c, answer in zip(unfinished, models.call_tool(task, texts)):
+            # The policy did not write the answer, and does not learn it.
+            c.add(models.encode_tool_answer(tokenizer, answer), own=False)
             c.tool_calls += 1
     for c in completions:
         grade(c, tokenizer, task, stop_ids)
@@ -334,21 +343,6 @@ def sample_in_parts(sampler, model, contexts, most, generator, **settings):
             program.say(f"out of GPU memory: sampling {most} at once; with --sample_batch {most} no attempt "
                         "would fail")
     return completions
-
-
-def ask_tool(tokenizer, task, completions):
-    """The token ids of the tool's answers to completions that have just called it."""
-    texts = [tokenizer.decode(c.own_tokens()) for c in completions]
-    if not texts:
-        return []
-    try:
-        answers = task.observe(texts)
-        return [models.encode_tool_answer(tokenizer, answer) for answer in answers]
-    except program.UserError:
-        raise
-    except Exception as error:
-        raise program.UserError(f"the tool of --task {task.name} raised {program.first_line(error)} for "
-                                f"{texts[0]!r}: observe gets a list of texts and returns one of texts")
 
 
 def grade(c, tokenizer, task, stop_ids):
@@ -737,7 +731,7 @@ class Config:
                        resumable=True)
 
 
-TINY = dict(people=[3], brief=True, train_problems=4000, steps=60, eval_every=20, prompts=32, updates=4,
+TINY = dict(people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
 FULL_MEMORY = ("lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing or --offload; "
                "--resume takes all of these. A smaller --model and --beta 0 need less")
@@ -864,7 +858,7 @@ def check_start(model, tokenizer, task, cfg):
         known += len(c.prompt)
         c.add(tokenizer(problem.solution or problem.question)["input_ids"], own=True)
         if task.observe:
-            ask_tool(tokenizer, task, [c])
+            models.call_tool(task, [tokenizer.decode(c.tokens)])
         grade(c, tokenizer, task, stop_ids)
     if unknown > known / 20:
         raise program.UserError(f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} words of "

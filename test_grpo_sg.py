@@ -16,12 +16,14 @@ import time
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+import tokenizers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
 import grpo_sg
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, pass_at_k, sample, token_logps, token_weights
-from support import data
+from support import data, logs, models, program, qa, tiny
+from support.text import bm25
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
@@ -238,7 +240,7 @@ WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "nev
 
 def word_tokenizer():
     """Pad is the end token, as in Qwen2.5's base models: by `ids != pad` stopping would never be learned."""
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>",
                                                      pad_token="<|im_end|>", unk_token="[UNK]")
@@ -261,22 +263,23 @@ def toy(seed=0, dropout=0.0, **settings):
 
 
 def rolled(**settings):
-    """A model, 48 completions of its own, their advantages, and the settings."""
+    """A model, 48 completions of its own with their advantages, and the settings."""
     model, tokenizer, task, cfg = toy(**settings)
     completions = grpo_sg.rollout(model, tokenizer, task, task.train, cfg, n=16, temperature=1.0, seed=1)
-    rewards = torch.tensor([grpo_sg.reward(c) for c in completions]).view(3, 16)
-    rewards[1] = 3.0  # a group of equal rewards
-    return model, completions, group_advantages(rewards).flatten(), cfg
+    for c in completions[16:32]:
+        c.reward = 3.0  # a group of equal rewards
+    grpo_sg.set_advantages(completions, 16)
+    return model, completions, cfg
 
 
 def weights_of(model):
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-def stepped(model, completions, advantages, cfg, **more):
+def stepped(model, completions, cfg, **more):
     """(statistics, weights) after grpo_sg.update, by plain gradient descent."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return grpo_sg.update(model, optimizer, completions, advantages, cfg, **more), weights_of(model)
+    return grpo_sg.update(model, optimizer, completions, cfg, **more), weights_of(model)
 
 
 def test_greedy_completions_belong_to_their_prompts():
@@ -294,10 +297,12 @@ def test_greedy_completions_belong_to_their_prompts():
 
 
 def test_the_mask_keeps_the_end_token_and_nothing_after_it():
-    _, completions, _, cfg = rolled()
+    _, completions, cfg = rolled()
+    for i, c in enumerate(completions):
+        c.advantage = float(i)  # to know them again
     found = []
-    for micro in grpo_sg.micro_batches(completions, torch.arange(48.0), range(48), cfg, torch.device("cpu")):
-        for ids, mask, i in zip(micro["ids"], micro["mask"], micro["advantages"]):
+    for batch in grpo_sg.micro_batches(completions, cfg, torch.device("cpu")):
+        for ids, mask, i in zip(batch["ids"], batch["mask"], batch["advantages"]):
             c = completions[int(i)]
             assert ids[mask].tolist() == c.tokens and mask.nonzero()[0] == len(c.prompt)
             assert c.truncated or ids[mask][-1] == 0
@@ -307,11 +312,13 @@ def test_the_mask_keeps_the_end_token_and_nothing_after_it():
 
 def test_what_is_cut_off_is_badly_formed():
     """No end token within max_new_tokens; rewards: +3 right, -0.5 not right, -3 badly formed."""
-    _, completions, _, _ = rolled()
+    _, completions, _ = rolled()
+    for c in completions:
+        c.reward = tasks.reward(c)
     assert {c.truncated for c in completions} == {True, False}
     for c in completions:
         assert c.truncated == (c.tokens[-1] != 0) and not (c.truncated and c.formatted)
-        assert grpo_sg.reward(c) == (-3 if not c.formatted else 3 if c.correct else -0.5)
+        assert c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5)
 
 
 @MODES
@@ -320,7 +327,8 @@ def test_an_update_is_one_plain_step(mode, beta):
     """The slow loss of all completions, from the full softmax of each alone, at temperature 0.7: whatever
     the size of the micro-batches, with groups of equal rewards and a tool's tokens, without dropout."""
     settings = dict(updates=1, loss_agg_mode=mode, beta=beta, temperature=0.7, grad_clip=1e9, clip_high=0.3)
-    naive, completions, A, _ = rolled(**settings)
+    naive, completions, _ = rolled(**settings)
+    A = torch.tensor([c.advantage for c in completions])
     for c in completions[::3]:
         c.tokens[1:1] = [0]
         c.mask[1:1] = [False]
@@ -340,7 +348,7 @@ def test_an_update_is_one_plain_step(mode, beta):
     assert not torch.allclose(weights_of(naive), before, atol=1e-4)
     for most in (1, 40, 10 ** 6):
         model, _, _, cfg = toy(**settings, tokens_per_micro_batch=most, dropout=0.5)
-        _, after = stepped(model, completions, A, cfg, reference=reference)
+        _, after = stepped(model, completions, cfg, reference=reference)
         assert torch.allclose(after, weights_of(naive), atol=1e-6)
 
 
@@ -366,7 +374,8 @@ def test_an_update_clips_on_both_sides_where_its_settings_say():
 @pytest.mark.parametrize("shaping", ["sg", "none"])
 def test_training_raises_the_reward(shaping, tmp_path):
     model, tokenizer, task, cfg = toy(shaping=shaping)
-    rows = grpo_sg.train(model, tokenizer, task, cfg, tmp_path)
+    rows, ending = grpo_sg.train(model, tokenizer, task, cfg, tmp_path)
+    assert ending == "finished"
     assert sum(r["reward"] for r in rows[-5:]) / 5 > sum(r["reward"] for r in rows[:3]) / 3 + 2
     assert (rows[0]["weight_mean"] > 1) == (shaping == "sg")
     samples = rows_of(tmp_path / "samples.jsonl")
@@ -379,7 +388,7 @@ def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
     """As a base model's at first: all others are badly formed, and get the lowest reward."""
     model, tokenizer, task, cfg = toy(steps=30)
     task = task._replace(verify=lambda text, gold: tasks.Verdict(gold in text, text.startswith("yes ")))
-    rows = grpo_sg.train(model, tokenizer, task, cfg)
+    rows, _ = grpo_sg.train(model, tokenizer, task, cfg)
     assert rows[0]["format_rate"] == 1 / 48 and rows[-1]["format_rate"] > 0.9
     assert rows[-1]["reward"] > rows[0]["reward"] + 3
 
@@ -389,7 +398,7 @@ def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(tmp_pat
     monkeypatch.setattr(grpo_sg, "save_checkpoint", lambda out, step, *_: saved.append(step))
     for seconds in (600, -1):  # -1: all of them have passed
         monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", seconds)
-        rows = grpo_sg.train(*toy(steps=3, save_every=1000), tmp_path)
+        rows, _ = grpo_sg.train(*toy(steps=3, save_every=1000), tmp_path)
     assert saved == [3, 1, 2, 3]
     assert rows[0]["seconds"] == pytest.approx(rows[0]["seconds_sampling"] + rows[0]["seconds_update"])
     assert rows[0]["tokens_per_second"] == pytest.approx(
@@ -427,24 +436,32 @@ def test_pass_at_k_against_enumeration():
         assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-@pytest.mark.parametrize("make", [tiny_qwen, tiny_gpt2])
-def test_a_completion_does_not_depend_on_its_neighbours(make):
-    """Neither on their lengths, nor on when they end or pause for a tool; transformers' generate agrees."""
-    model, g = make(), torch.Generator()
-    greedy = sample(model, PROMPTS, n=2, max_new_tokens=12, stop_ids=set(range(20)), temperature=0)
-    for i, prompt in enumerate(PROMPTS):
-        alone = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False,
-                               eos_token_id=list(range(20)))
-        assert greedy[2 * i] == greedy[2 * i + 1] == alone[0, len(prompt):].tolist()
+def test_a_completion_does_not_depend_on_its_neighbours():
+    """Neither on their lengths, nor on when they end or pause for a tool."""
+    model, g = tiny_gpt2(), torch.Generator()
 
     def drawn(stops, **more):
         return sample(model, PROMPTS, n=8, max_new_tokens=12, stop_ids=stops, temperature=3.0,
                       generator=g.manual_seed(3), **more)
     free = drawn(set())
     assert {len(row) for row in free} == {12}
-    for stopped in (drawn({2, 3, 5}), drawn({2}, pauses=lambda ids: (ids[:, -1] == 3) | (ids[:, -1] == 5))):
+
+    def pause(ids, scores):
+        return (ids[:, -1] == 3) | (ids[:, -1] == 5)
+    for stopped in (drawn({2, 3, 5}), drawn({2}, stopping_criteria=pause)):
         ends = [next((t + 1 for t, token in enumerate(row) if token in (2, 3, 5)), 12) for row in free]
         assert stopped == [row[:end] for row, end in zip(free, ends)] and len(set(ends)) > 5
+
+
+def test_equal_prompts_are_read_once(monkeypatch):
+    """Whether as n completions of one, or as several prompts: the same completions, and one row to read."""
+    model, read = tiny_qwen(), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda **given: read.append(len(given["input_ids"])) or forward(**given))
+    more = dict(max_new_tokens=3, stop_ids=[], temperature=1.0)
+    once = sample(model, PROMPTS, n=4, generator=torch.Generator().manual_seed(0), **more)
+    each = sample(model, [p for p in PROMPTS for _ in range(4)], generator=torch.Generator().manual_seed(0), **more)
+    assert once == each and read == [3, 12, 12] * 2
 
 
 @pytest.mark.parametrize("tool", [False, True])
@@ -452,7 +469,7 @@ def test_a_rollout_depends_on_the_seed_alone(tool):
     """Not on how many are sampled at once, with a tool or without."""
     model, tokenizer, task, cfg = toy(max_turns=3)
     if tool:
-        task = task._replace(stop_text="maybe", observe=lambda text: f"who {'why ' * len(text.split())}")
+        task = task._replace(stop_text="maybe", observe=lambda texts: [f"who {'why ' * len(text.split())}" for text in texts])
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
@@ -465,16 +482,17 @@ def test_a_rollout_depends_on_the_seed_alone(tool):
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
     model, tokenizer, task, cfg = toy()
     problems = task.train * 40
-    row, greedy = grpo_sg.evaluate(model, tokenizer, task, problems, cfg, samples=2, step=7)
+    row, greedy = grpo_sg.evaluate(model, tokenizer, task, problems, cfg, samples=2)
     drawn = grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=2, temperature=1.0, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
     greedily = torch.tensor([float(c.solved) for c in greedy])
-    for key, each in (("accuracy", greedily), ("avg@2", solved.mean(1)), ("pass@1", solved.mean(1)),
-                      ("pass@2", solved.amax(1))):
+    for key, each in (("accuracy", greedily), ("avg@2", solved.mean(1)), ("pass@2", solved.amax(1))):
         assert row[f"eval/{key}"] == pytest.approx(each.mean().item())
-        assert row[f"eval/{key}_se"] == pytest.approx(each.std(correction=0).item() / 120 ** 0.5, abs=1e-6)
-    assert row["step"] == 7 and 0 < row["eval/avg@2"] < row["eval/pass@2"]
+        assert row[f"eval/{key}_se"] == pytest.approx(each.std(correction=1).item() / 120 ** 0.5, abs=1e-6)
+    assert 0 < row["eval/avg@2"] < row["eval/pass@2"]
     assert row["eval/truncated@2"] == pytest.approx(sum(c.truncated for c in drawn) / 240)
+    one, _ = grpo_sg.evaluate(model, tokenizer, task, problems[:1], cfg)
+    assert one["eval/accuracy_se"] is None  # of one problem nobody knows how others would vary
 
 
 def test_each_completion_is_learned_from_once(monkeypatch):
@@ -486,25 +504,42 @@ def test_each_completion_is_learned_from_once(monkeypatch):
         return logps(model, ids, mask, **more)
     monkeypatch.setattr(grpo_sg, "token_logps", watched)
     for beta in (0.0, 0.1):
-        model, completions, A, cfg = rolled(updates=3, beta=beta)
-        stepped(model, completions, A, cfg, reference=model)
-        assert sorted(seen) == sorted(c.tokens for c, a in zip(completions, A) if beta or a != 0)
+        model, completions, cfg = rolled(updates=3, beta=beta)
+        stepped(model, completions, cfg, reference=model)
+        assert sorted(seen) == sorted(c.tokens for c in completions if beta or c.advantage != 0)
         seen.clear()
 
 
 def test_long_gradients_are_scaled_and_equal_groups_have_none():
-    model, completions, A, cfg = rolled(updates=1, grad_clip=0.01)
+    model, completions, cfg = rolled(updates=1, grad_clip=0.01)
     before = weights_of(model)
-    stats, after = stepped(model, completions, A, cfg)
+    stats, after = stepped(model, completions, cfg)
     assert (after - before).norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)  # learning rate * grad_clip
-    stats, same = stepped(model, completions, torch.zeros(48), cfg)
+    for c in completions:
+        c.advantage = 0.0
+    stats, same = stepped(model, completions, cfg)
     assert torch.equal(same, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
+
+
+def test_the_logged_means_are_over_what_was_trained_on_and_the_loss_is_what_was_minimised():
+    """With a group of equal rewards: its tokens count in the loss's denominator, and not in the means."""
+    model, completions, cfg = rolled(updates=1, tokens_per_micro_batch=40)
+    trained = [c for c in completions if c.advantage]
+    logps = [grpo_sg.compute_logps(model, grpo_sg.make_batch([c], "cpu"), cfg)[0, len(c.prompt):].detach()
+             for c in completions]
+    entropy = -sum(lp.sum() for c, lp in zip(completions, logps) if c.advantage)
+    gain = sum((token_weights(lp) * c.advantage).sum() for c, lp in zip(completions, logps))
+    stats, _ = stepped(model, completions, cfg)
+    assert stats["entropy"] == pytest.approx(entropy.item() / sum(len(c.tokens) for c in trained), rel=1e-4)
+    assert stats["loss"] == pytest.approx(-gain.item() / sum(len(c.tokens) for c in completions), rel=1e-3)
+    assert len(trained) == 32
 
 
 # ==== Knights and Knaves, sums and products ====
 
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
+ROLE_NAMES = ("knight", "knave")
 VERIFIERS = {"kk": tasks.verify_kk, "math": tasks.verify_math, "qa": tasks.verify_qa}
 
 
@@ -565,7 +600,7 @@ def test_puzzles_have_one_solution_by_brute_force(n):
         problem = tasks.kk_puzzle(n, random.Random(seed))
         claims = claims_of(problem)
         assert not any(f"{name} is a knave" in claim for name, claim in claims.items())  # nobody can say it
-        fits = [roles for roles in (dict(zip(claims, r)) for r in itertools.product(tasks.ROLES, repeat=n))
+        fits = [roles for roles in (dict(zip(claims, r)) for r in itertools.product(ROLE_NAMES, repeat=n))
                 if all((roles[s] == "knight") == say(c, roles) for s, c in claims.items())]
         assert fits == [problem.answer]
         assert tasks.verify_kk(problem.solution, problem.answer) == (True, True)
@@ -575,7 +610,7 @@ def meaning(problem):
     """A puzzle up to renaming and equivalence: its truth tables, the least over all orders of the people."""
     claims = claims_of(problem)
     return min(tuple(say(claims[s], dict(zip(order, roles))) for s in order
-                     for roles in itertools.product(tasks.ROLES, repeat=3))
+                     for roles in itertools.product(ROLE_NAMES, repeat=3))
                for order in itertools.permutations(claims))
 
 
@@ -596,7 +631,7 @@ def test_published_puzzles(monkeypatch):
     """Of the 1,000 of a size the last 100 are the test, as in Logic-RL."""
     row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
     rows = [{"quiz": f"{i}", **row} for i in range(1000)]
-    monkeypatch.setattr(data, "hub_rows", lambda *name, split: rows)
+    monkeypatch.setattr(data, "load_hub", lambda name, configuration, split: rows)
     task = tasks.kk_task(grpo_sg.Config(data="published", people=[3], eval_problems=10))
     assert [len(task.train), len(task.test)] == [900, 100] and task.test[0].question == "900"
     assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
@@ -604,7 +639,7 @@ def test_published_puzzles(monkeypatch):
 
 def test_arithmetic_by_python_and_without_spaces():
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=2000, eval_problems=5))
-    _, tokenizer = tasks.tiny_model(task)
+    _, tokenizer = tiny.tiny_model(task)
     for problem in task.train[:200]:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
         assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
@@ -644,25 +679,25 @@ def slow_bm25(passages, query, k1=1.2, b=0.75):
 def test_search_against_the_textbook():
     rng, words = random.Random(0), [f"word{i}" for i in range(30)]
     passages = [" ".join(rng.choices(words, k=rng.randrange(1, 20))) for _ in range(60)]
-    search = tasks.bm25(passages)
+    search = bm25(passages)
     for _ in range(200):
         query = " ".join(rng.choices(words + ["unknown"], k=rng.randrange(1, 6)))
         scores, best = slow_bm25(passages, query), search(query, 5)
         expected = [score for score in sorted(scores, reverse=True)[:5] if score > 0]
         assert [scores[i] for i in best] == pytest.approx(expected) and len(set(best)) == len(best)
-    assert tasks.bm25(["alpha beta"] * 100)("alpha", 3) == [0, 1, 2]
-    search = tasks.bm25(["S\u00f8ren lives in \u0141\u00f3d\u017a", "Z\u00fcrich\u2013Oerlikon", "nothing"])
+    assert bm25(["alpha beta"] * 100)("alpha", 3) == [0, 1, 2]
+    search = bm25(["S\u00f8ren lives in \u0141\u00f3d\u017a", "Z\u00fcrich\u2013Oerlikon", "nothing"])
     assert search("LODZ", 3) == search("soren", 3) == [0] and search("zurich oerlikon", 3) == [1]
 
 
 def test_every_query_has_a_clear_answer():
-    search = tasks.search_tool(["Ada wrote it", "Bob read it"])
+    search = qa.make_tool(["Ada wrote it", "Bob read it"])
     for text, line in (("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"),
                        ("<search></search>", "Nothing was"), ("<search>\ud800 \x00</search>", "Nothing was"),
                        ("ada </search>", "To search, write <search>"),
                        ("<search>ada</search> or ada</search>", "To search, write <search>"),
                        ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")):
-        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", search(text), re.S), text[:60]
+        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", *search([text]), re.S), text[:60]
 
 
 def test_the_world_needs_two_searches_and_its_splits_share_nobody():
@@ -675,11 +710,11 @@ def test_the_world_needs_two_searches_and_its_splits_share_nobody():
             question = problem.question
             assert person in question and company not in question and problem.answer[0] not in question
     assert not any(a & b for one, other in itertools.combinations(names, 2) for a, b in zip(one, other))
-    alone = ["based in " + p.answer[0] in task.observe(f"<search>{p.question}</search>") for p in task.train]
+    seen = task.observe([f"<search>{p.question}</search>" for p in task.train])
+    alone = ["based in " + p.answer[0] in text for p, text in zip(task.train, seen)]
     assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
     for problem in task.train[:100]:
-        for turn in tasks.turns(task, problem.solution)[:-1]:
-            seen = task.observe(turn)
+        *_, seen = task.observe(tiny.calls_of(task, problem.solution))
         assert f"is based in {problem.answer[0]}" in seen.split("\n")[2]
         assert task.verify(problem.solution, problem.answer) == (True, True)
 
@@ -692,7 +727,7 @@ def letters_tokenizer():
     parts = {STOP[i:j] for i in range(9) for j in range(i + 1, 10)} | {">\n", "><", "h> ", STOP + "<a"}
     letters = {chr(i) for i in range(32, 127)} | {"\n"}
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", *sorted(letters | parts)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer = Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>",
@@ -700,7 +735,7 @@ def letters_tokenizer():
 
 
 @pytest.fixture
-def converse(monkeypatch):
+def converse():
     """(spell, converse): converse(scripts) gives the completions of a rollout whose k-th row writes, in
     place of a model, the token ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer, model = letters_tokenizer(), tiny_qwen(vocab=200)
@@ -709,19 +744,19 @@ def converse(monkeypatch):
         problems = [tasks.Problem(f"{k}|", ["x"]) for k in range(len(scripts))]
         rows = [iter(script) for script in scripts]
 
-        def scripted(model, prompts, *, n, max_new_tokens, stop_ids, pauses, **_):
+        def scripted(model, prompts, *, max_new_tokens, stop_ids, stopping_criteria, **_):
             written = []
             for prompt in prompts:
                 turn = next(rows[int(tokenizer.decode(prompt).split("|")[0])])[:max_new_tokens]
                 ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
-                        pauses and pauses(torch.tensor([turn[:t]])).item()]
+                        stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
                 written.append(turn[:ends[0]] if ends else turn)
             return written
-        monkeypatch.setattr(grpo_sg, "sample", scripted)
         task = tasks.Task("qa", "", problems, problems, problems, tasks.verify_qa, 0.0, stop_text=STOP,
-                          observe=lambda text: f"\n<information>\nabc {text.count(STOP)}\n</information>")
+                          observe=lambda texts: [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts])
         cfg = grpo_sg.Config(max_turns=max_turns, max_new_tokens=60)
-        return grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=1, temperature=1.0, seed=0)
+        return grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=1, temperature=1.0, seed=0,
+                               sampler=scripted)
     return lambda text: tokenizer(text)["input_ids"], converse
 
 
@@ -758,19 +793,19 @@ def test_no_one_and_several_calls_and_their_limits(converse):
     assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
     assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
     assert long.truncated and sum(long.mask) == len(call) + 60
-    assert grpo_sg.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
+    assert logs.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
     closed, = converse([[call + end]], max_turns=0)
     assert closed.tool_calls == 0 and closed.tokens == call + end
-    task = toy_task()._replace(observe=lambda text: f"\n<information>\n{text}\n</end>")
-    answer = tasks.observation(letters_tokenizer(), task, "b" * 99, 20)  # cut off, but for its last line
-    assert answer == spell("\n<information>\nbbbbb\n</end>")
+    short = spell("\n<information>\nbbbbb\n</end>")  # a long answer is cut off, but for its last line
+    answer = f"\n<information>\n{'b' * 99}\n</end>"
+    assert models.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
 
 
 def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
     task = tasks.qa_task(grpo_sg.Config(task="qa", train_problems=50, eval_problems=20))
-    _, tokenizer = tasks.tiny_model(task)
+    _, tokenizer = tiny.tiny_model(task)
     problem = task.train[0]
-    tokens, mask = tasks.script(tokenizer, task, problem, problem.solution)
+    tokens, mask = (x.tolist() for x in tiny.write_script(tokenizer, task, problem, problem.solution))
     text = tokenizer.decode(tokens)
     assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
     assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + "<|im_end|>"
@@ -780,19 +815,19 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
 @pytest.mark.parametrize("name", ["kk", "math", "qa"])
 def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
     task = tasks.TASKS[name](grpo_sg.parse(f"--task {name} --train_problems 60 --eval_problems 8".split()))
-    _, tokenizer = tasks.tiny_model(task)
-    for text in [text for p in task.train for text in (p.question, p.solution)]:
+    _, tokenizer = tiny.tiny_model(task)
+    for text in [text for p in task.train for text in (p.question, p.solution, p.shortcut)]:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_the_warm_up_teaches_the_texts_in_as_many_steps_as_the_task_says(monkeypatch):
     cfg = grpo_sg.parse(["--train_problems", "4", "--eval_problems", "8"])
-    task = tasks.kk_task(cfg)._replace(demo=lambda problem, rng: problem.solution, warmup=80)
+    task = tasks.kk_task(cfg)._replace(shortcuts=0.0, warmup=80)
     torch.manual_seed(0)
-    model, tokenizer = tasks.tiny_model(task)
+    model, tokenizer = tiny.tiny_model(task)
     steps, step = [], torch.optim.AdamW.step
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: steps.append(step(self)))
-    tasks.warm_up(model, tokenizer, task, cfg)
+    tiny.warm_up(model, tokenizer, task, cfg)
     said = grpo_sg.rollout(model, tokenizer, task, task.train, cfg, n=1, temperature=0, seed=0)
     assert len(steps) == 80 and [c.response for c in said] == [p.solution for p in task.train]
 
@@ -806,7 +841,7 @@ def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untrained")
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=300, eval_problems=4))
     torch.manual_seed(0)
-    grpo_sg.save_model(folder, *tasks.tiny_model(task))
+    models.save_model(folder, *tiny.tiny_model(task))
     flags = (f"--model {folder} --task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 "
              "--lr 1e-3 --temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
              "--save_every 1 --eval_samples 0 --beta 0.01").split()
@@ -867,11 +902,13 @@ def test_whatever_stops_a_run_it_goes_on_as_before(start, whole, tmp_path, monke
     assert sum(row["grad_norm"] for row in rows_of(whole / "metrics.jsonl") if "reward" in row) > 0
 
 
-def test_a_second_signal_stops_at_once(start, tmp_path, monkeypatch):
-    at_call(monkeypatch, grpo_sg, "update", 1, signal.SIGTERM)
-    at_call(monkeypatch, grpo_sg, "gradient", 1, signal.SIGTERM)
-    assert start(tmp_path / "run") == 143
-    assert start(tmp_path / "run", resume=True) == 2  # there is no checkpoint to go on from
+def test_a_second_signal_stops_at_once(start, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "update", 1, signal.SIGTERM)
+        at_call(patch, grpo_sg, "grpo_sg_loss", 1, signal.SIGTERM)
+        assert start(tmp_path / "run") == 143
+    assert start(tmp_path / "run", resume=True) == 0  # there is no checkpoint to go on from: from the start
+    assert outcome(tmp_path / "run") == outcome(whole)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "state.json", "bomb"])
@@ -888,8 +925,8 @@ def test_a_torn_checkpoint_falls_back_and_none_is_run_as_code(start, whole, tmp_
     with open(tmp_path / "torn" / "metrics.jsonl", "a") as log:
         log.write('{"step": 99, "rew')  # a row that was being written
     assert start(tmp_path / "torn", resume=True) == 0
-    printed = capsys.readouterr().out
-    assert "checkpoint cannot be read" in printed and "resuming after step 3" in printed
+    printed = capsys.readouterr()
+    assert "checkpoint cannot be read" in printed.err and "resuming after step 3" in printed.out
     assert outcome(tmp_path / "torn") == outcome(whole) and not (tmp_path / "exploded").exists()
 
 
@@ -906,13 +943,18 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
 
 
 def test_what_is_not_finite_never_reaches_the_weights():
-    model, completions, advantages, cfg = rolled(updates=2)
+    model, completions, cfg = rolled(updates=2)
     before = weights_of(model)
-    stats, after = stepped(model, completions, advantages * math.nan, cfg)
+    advantages = [c.advantage for c in completions]
+    for c in completions:
+        c.advantage *= math.nan
+    stats, after = stepped(model, completions, cfg)
     assert stats["skipped"] == 2 and stats["loss"] is None and stats["grad_norm"] == 0
     assert torch.equal(before, after)
-    advantages[0] = math.inf
-    stats, after = stepped(model, completions, advantages, cfg)
+    for c, A in zip(completions, advantages):
+        c.advantage = A
+    completions[0].advantage = math.inf
+    stats, after = stepped(model, completions, cfg)
     assert stats["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
 
 
@@ -930,9 +972,6 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
     assert [(row["skipped"], row["loss"]) for row in rows if "skipped" in row] == [(2, None)] * 2
     logged = [row["step"] for row in rows_of(tmp_path / "bad" / "samples.jsonl") if row["split"] == "train"]
     assert logged == [1] * 12 + [2] * 12  # all that went into them
-    monkeypatch.setattr(grpo_sg, "reward", lambda completion: math.inf)
-    assert start(tmp_path / "infinite") == 2
-    assert "--task math gave the reward inf" in capsys.readouterr().err
 
 
 # ==== The command line ====
@@ -955,7 +994,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
-        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid"), (2, "test")]
+        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
     keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
             "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
@@ -978,67 +1017,90 @@ def hub_model(folder, template, model=None):
     """A model with a tokenizer of bytes, saved like one of the hub; pad is the end token."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer = Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.add_special_tokens(specials)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>",
                                                      pad_token="<|endoftext|>", chat_template=template)
-    grpo_sg.save_model(folder, model or tiny_qwen(vocab=260), tokenizer)
+    models.save_model(folder, model or tiny_qwen(vocab=260), tokenizer)
     return tokenizer
 
 
 @pytest.mark.parametrize("template", [CHAT, CHAT + "<think>", None])
 def test_a_real_model_from_a_folder(tmp_path, template, capsys):
     tokenizer = hub_model(tmp_path / "model", template)
-    prompt = tokenizer.decode(tasks.encode_prompt(tokenizer, "Be good.", "Who?", "<think>"))
+    prompt = tokenizer.decode(models.encode_prompt(tokenizer, "Be good.", "Who?", "<think>"))
     assert prompt == ("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
                       "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
-    assert grpo_sg.stop_tokens(tiny_qwen(), tokenizer) >= {0, 2}  # <|endoftext|> and <|im_end|>
+    assert models.find_stop_ids(tiny_qwen(), tokenizer) >= {0, 2}  # <|endoftext|> and <|im_end|>
     main(f"--model {tmp_path}/model {SMALL} --people 3 --out {tmp_path}/run --beta 0.01 "
          "--gradient_checkpointing --loss_agg_mode seq-mean-token-mean", capsys)
     row = rows_of(tmp_path / "run" / "metrics.jsonl")[1]
-    assert row["step"] == 1 and row["truncated"] > 0.5 and row["reward"] == -3 and row["equal_groups"] == 1
+    assert row["step"] == 1 and row["truncated"] >= 0.5 and row["reward"] == -3 and row["equal_groups"] == 1
     for row in rows_of(tmp_path / "run" / "samples.jsonl"):
         assert row["completion"].startswith("<think>")  # a tag that the prompt opens is the response's
-    model, saved = grpo_sg.read_model(tmp_path / "run" / "checkpoint", local=True)
+    model, saved = models.read_model(tmp_path / "run" / "checkpoint", local=True)
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
 
 
 def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
-    hub_model(tmp_path / "scaled", CHAT, transformers.CohereForCausalLM(transformers.CohereConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        logit_scale=0.1, pad_token_id=0, bos_token_id=0, eos_token_id=0)))
-    assert "changes its logits" in main(f"--model {tmp_path}/scaled {SMALL} --out {tmp_path}/run", capsys)
-    os.remove(tmp_path / "scaled" / "config.json")
-    assert "/scaled" in main(f"--model {tmp_path}/scaled {SMALL} --out {tmp_path}/run", capsys)
+    """RWKV has a state of its own in place of the cache, so that it would go on from other prompts."""
+    hub_model(tmp_path / "rwkv", CHAT, transformers.RwkvForCausalLM(transformers.RwkvConfig(
+        vocab_size=260, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, context_length=2048,
+        bos_token_id=0, eos_token_id=0)))
+    assert "cannot be sampled" in main(f"--model {tmp_path}/rwkv {SMALL} --out {tmp_path}/run", capsys)
+    models.save_model(tmp_path / "words", tiny_qwen(len(WORDS)), word_tokenizer())
+    assert "belongs to another task" in main(f"--model {tmp_path}/words {SMALL} --out {tmp_path}/run", capsys)
+    os.remove(tmp_path / "rwkv" / "config.json")
+    assert "/rwkv" in main(f"--model {tmp_path}/rwkv {SMALL} --out {tmp_path}/run", capsys)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("argv, message", [
     ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
-    ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out .", "exists"),
+    ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out ..", "exists"),
     ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
-    ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 1023", "--max_new_tokens"),
+    ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 2047", "--max_new_tokens"),
     ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "warm_up", None)  # no run gets so far
+    monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far
     assert message in main(f"{argv} --train_problems 20 --eval_problems 5", capsys)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"verify": None}, "must return a tasks.Task"), ({"warmup": 0.5}, "steps as warmup"),
-    ({"demo": None}, "has no demo"), ({"verify": lambda text, gold: True}, "must return tasks.Verdict"),
-    ({"verify": lambda text, gold: 1 / 0}, "verify of --task kk raised"),
-    ({"reward": lambda c: "much"}, "the reward of --task kk raised"),
-    ({"reward": lambda c: 1e999}, "not finite")])
-def test_a_fault_in_a_task_of_ones_own_is_one_line(change, message, tmp_path, monkeypatch, capsys):
+    ({"verify": None}, "functions as verify"), ({"warmup": 0.5}, "0.5 as warmup"), ({"train": iter("x")}, "list"),
+    ({"valid": None}, "as valid"), ({"test": [tasks.Problem("", 1)]}, "a question"), ({"train": []}, "as train"),
+    ({"train": [tasks.Problem("1?", "1")] * 9}, "give its problems a solution"),
+    ({"verify": lambda text, gold: True}, "verify or reward"),
+    ({"verify": lambda text, gold: tasks.Verdict(0.5, True)}, "partial credit"),
+    ({"verify": lambda text, gold: tasks.Verdict(True, "yes")}, "partial credit"),
+    ({"verify": lambda text, gold: 1 / 0}, "ZeroDivisionError"), ({"reward": lambda c: "much"}, "ValueError"),
+    ({"reward": lambda c: 1e999}, "not finite"),
+    ({"stop_text": "a", "observe": lambda texts: 1 / 0}, "the tool of --task kk: ZeroDivisionError"),
+    ({"stop_text": "a", "observe": lambda texts: [1]}, "the tool of --task kk")])
+def test_a_fault_in_a_task_of_ones_own_is_one_line_before_the_warm_up(change, message, tmp_path, monkeypatch, capsys):
     kk = tasks.TASKS["kk"]
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(**{"warmup": 1, **change}))
+    monkeypatch.setattr(tiny, "warm_up", None)
+    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(**change))
     assert message in main(f"--train_problems 20 --eval_problems 5 --out {tmp_path}/run", capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_may_use_what_json_does_not_know_and_numbers_of_numpy(tmp_path, monkeypatch, capsys):
+    kk = tasks.TASKS["kk"]
+    def made(cfg):
+        task = kk(cfg)
+        train = [problem._replace(answer={1, 2}) for problem in task.train]
+        return task._replace(warmup=1, train=train, verify=lambda text, gold: tasks.Verdict(
+            torch.ones(1).numpy()[0] > 0, len(text) % 2 == 0))
+    monkeypatch.setitem(tasks.TASKS, "kk", made)
+    main(f"--train_problems 40 --eval_problems 5 --steps 1 --prompts 2 --out {tmp_path}/run", capsys)
+    rows = [row for row in rows_of(tmp_path / "run" / "samples.jsonl") if row["split"] == "train"]
+    assert rows[0]["answer"] == "{1, 2}" and rows[0]["correct"] is True
 
 
 def test_settings_without_effect_are_announced(capsys):
@@ -1049,6 +1111,13 @@ def test_settings_without_effect_are_announced(capsys):
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
-    short = tasks.keep_short(toy_task(), word_tokenizer(), 1)
+    """Where they leave no room in the context for a completion, or for the tool's answers."""
+    model, tokenizer, task, cfg = toy(max_new_tokens=4095)
+    short = grpo_sg.keep_short(task, model, tokenizer, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
+    task = task._replace(observe=lambda texts: texts)
+    cfg.max_turns = 4
+    for most, kept in ((418, 3), (419, 2)):
+        cfg.max_new_tokens = most
+        assert len(grpo_sg.keep_short(task, model, tokenizer, cfg).train) == kept

@@ -19,20 +19,23 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 # ---- From a folder or the hub, and back ----
 
 def read_model(folder, local):
-    """(model, tokenizer) as save_pretrained wrote them, the weights in float32. No code that comes with a
-    model is run. Dropout is 0 in all layers, so that it is off in training mode too, in which layers that
-    are checkpointed must be: in the first update r = 1, exactly."""
+    """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model is run."""
     # AutoTokenizer would put Qwen2's own rules in place of those in another model's tokenizer.json.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
     tokenizer.chat_template = fix_date(tokenizer.chat_template)
+    return read_weights(folder, local), tokenizer
+
+
+def read_weights(folder, local):
+    """The model, its weights in float32. Dropout is 0 in all layers, so that it is off in training mode too,
+    in which layers that are checkpointed must be: in the first update r = 1, exactly."""
     config = AutoConfig.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
-    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+    for part in (config, config.get_text_config()):  # one and the same, or the language part of two
         for name, value in part.to_dict().items():
             if re.search("drop|jitter", name) and type(value) is float:
                 setattr(part, name, 0.0)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype="float32", local_files_only=local, trust_remote_code=False)
-    return model, tokenizer
+    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype="float32", local_files_only=local,
+                                                trust_remote_code=False)
 
 
 def hide_bars():
@@ -169,6 +172,22 @@ def find_opening(tokenizer, prompt, opening):
     return ""
 
 
+def call_tool(task, texts):
+    """The answers of the task's tool to texts that end with a call of it. Raises UserError if it raises, or
+    returns something else than as many texts."""
+    if not texts:
+        return []
+    try:
+        answers = task.observe(texts)
+        if len(answers) != len(texts) or not all(isinstance(answer, str) for answer in answers):
+            raise TypeError(f"observe gets {len(texts)} texts and must return as many, not {answers!r:.60}")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the tool of --task {task.name}: {first_line(error)}, for {texts[0]!r}") from error
+    return answers
+
+
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
     """Token ids of a tool's answer: at most `most` in all, of which the last are its last line, so that
     </information> is never cut off."""
@@ -176,6 +195,20 @@ def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
     body = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
     last = tokenizer(text[end:], add_special_tokens=False)["input_ids"][:most]
     return body[:most - len(last)] + last
+
+
+class StopText(transformers.StoppingCriteria):
+    """True of rows of token ids (B, t) that have just completed a text, which ends in many spellings, also in
+    the middle of a token. (transformers' StopStringCriteria cannot read tokenizers that know words alone.)"""
+
+    def __init__(self, tokenizer, text):
+        self.tokenizer = tokenizer
+        self.text = text
+
+    def __call__(self, ids, scores=None):
+        tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more
+        found = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
+        return torch.tensor(found, device=ids.device)
 
 
 def find_stop_ids(model, tokenizer):

@@ -238,7 +238,11 @@ def new_name(start):
 def hold_folder(folder):
     """The folder, made if it is new, for this process alone until the block is left. If that happens by an
     error before anything was logged, a new folder is removed. Raises UserError if another process has it."""
-    new = not os.path.isdir(folder)
+    made = []  # what has to go in that case, the innermost first
+    parent = folder
+    while parent and not os.path.isdir(parent):
+        made.append(parent)
+        parent = os.path.dirname(parent)
     os.makedirs(folder, exist_ok=True)
     lock = filelock.FileLock(os.path.join(folder, ".lock"))
     try:
@@ -248,8 +252,10 @@ def hold_folder(folder):
     try:
         yield folder
     except BaseException:
-        if new and not glob.glob(os.path.join(glob.escape(folder), "*.jsonl")):
+        if made and not glob.glob(os.path.join(glob.escape(folder), "*.jsonl")):
             shutil.rmtree(folder, ignore_errors=True)
+            for parent in made[1:]:
+                os.rmdir(parent)
         raise
     finally:
         lock.release()

@@ -58,10 +58,10 @@ def read_answer(response, longest):
     if tags != ["<answer>", "</answer>"] or FAKE_TURN.search(shown):
         return None
     _, _, rest = ASIDE.sub(" ", body).rpartition("<answer>")
-    answer, closed, after = rest.partition("</answer>")
-    if not closed or after or not answer.strip() or len(answer.strip()) > 200 + 2 * longest:
+    answer = rest.partition("</answer>")[0]
+    if not answer.strip() or len(answer.strip()) > 200 + 2 * longest:
         return None
-    return answer
+    return answer if body.endswith(f"<answer>{answer}</answer>") else None
 
 
 def equals_any(answer, golds):

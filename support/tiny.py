@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from support.models import encode_prompt, encode_tool_answer
+from support.models import call_tool, encode_prompt, encode_tool_answer
 from support.program import UserError
 
 BATCH = 64  # texts in a step of the warm-up
@@ -41,8 +41,7 @@ def tiny_tokenizer(task):
     pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
     for problem in [*task.train, *task.valid, *task.test]:
         texts = [problem.question, problem.solution, problem.shortcut]
-        for said in calls_of(task, problem.solution):
-            texts += task.observe([said])
+        texts += call_tool(task, calls_of(task, problem.solution))
         for text in texts:
             words.update(word for word, _ in pieces.pre_tokenize_str(text))
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
@@ -70,7 +69,7 @@ def write_script(tokenizer, task, problem, text):
     written = ""
     for said in [*calls_of(task, text), f"{text}<|im_end|>"]:
         if written:
-            answer = encode_tool_answer(tokenizer, *task.observe([written]))
+            answer = encode_tool_answer(tokenizer, *call_tool(task, [written]))
             ids += answer
             mask += [False] * len(answer)
         turn = tokenizer(said.removeprefix(written))["input_ids"]
@@ -80,14 +79,15 @@ def write_script(tokenizer, task, problem, text):
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def draw_batches(scripts, shortcuts, rng):
+def draw_batches(tokenizer, task, rng):
     """Yield lists of BATCH scripts, for ever, those of similar length together: so that few tokens are pads."""
     while True:
-        rows = []
-        for pair in rng.sample(scripts, min(4 * BATCH, len(scripts))):
-            rows.append(pair[rng.random() < shortcuts])
-        rows.sort(key=length_of)
-        batches = [rows[i:i + BATCH] for i in range(0, len(rows), BATCH)]
+        scripts = []
+        for problem in rng.sample(task.train, min(4 * BATCH, len(task.train))):
+            text = problem.shortcut if rng.random() < task.shortcuts else problem.solution
+            scripts.append(write_script(tokenizer, task, problem, text))
+        scripts.sort(key=length_of)
+        batches = [scripts[i:i + BATCH] for i in range(0, len(scripts), BATCH)]
         rng.shuffle(batches)
         yield from batches
 
@@ -101,19 +101,13 @@ def warm_up(model, tokenizer, task, cfg):
     (task.shortcuts) with their shortcuts in place of solutions: so that reinforcement learning can start, and
     has something to find out. Raises UserError if cfg.max_new_tokens is below the length of most texts."""
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
-    scripts = []
-    for problem in tqdm(task.train, "texts", leave=False, delay=1):
-        pair = [write_script(tokenizer, task, problem, problem.solution)]
-        if task.shortcuts:
-            pair.append(write_script(tokenizer, task, problem, problem.shortcut))
-        scripts.append(pair)
-    lengths = [int(mask.sum()) for (_, mask), *_ in scripts]
-    if statistics.median(lengths) > cfg.max_new_tokens:
+    lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
+    if statistics.median(lengths) >= cfg.max_new_tokens:
         raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} "
                         "tokens: give more, or easier problems")
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
     bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
-    for step, rows in zip(bar, draw_batches(scripts, task.shortcuts, random.Random(cfg.seed))):
+    for step, rows in zip(bar, draw_batches(tokenizer, task, random.Random(cfg.seed))):
         ids = pad_sequence([ids for ids, _ in rows], batch_first=True).to(model.device)
         mask = pad_sequence([mask for _, mask in rows], batch_first=True).to(model.device)
         # The position before a token predicts it; no others go through the matrix of the vocabulary.
