@@ -2,14 +2,14 @@
 
     python -m lesson.ladder        half a minute on one core
 
-A small untrained model learns to count on. Its prompt is one token, say 3, and the best completion is
-4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same first batch with three
-seeds, and prints the mean reward of each step as a bar (0 is blank, 1 a full block), and the mean reward of
-the last five steps with its standard error over the seeds.
+A small untrained model learns to count on. Its prompt is one token, say 3, and the best
+completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
+first batch with three seeds, and prints the mean reward of each step as a bar (0 is blank, 1 a
+full block), and the mean reward of the last five steps with its standard error over the seeds.
 
-Symbols: P prompts with G completions each make B = P * G rows of T tokens; R is a reward, A an advantage,
-pi the probability that the policy gives to a token that was sampled. Editors open the cells (# %%) of this
-file as a notebook; start it in the project's folder.
+Symbols: P prompts with G completions each make B = P * G rows of T tokens; R is a reward, A an
+advantage, pi the probability that the policy gives to a token that was sampled. Editors open the
+cells (# %%) of this file as a notebook; start it in the project's folder.
 """
 # %% The model, its reward, and how a rung is shown
 import torch
@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # more threads do not help with tensors this small
 def new_model():
     config = GPT2Config(vocab_size=8, n_positions=16, n_embd=32, n_layer=2, n_head=4,
                         bos_token_id=None, eos_token_id=0)
-    return GPT2LMHeadModel(config).eval()  # no dropout, in training too: with it r is not 1 at first
+    return GPT2LMHeadModel(config).eval()  # no dropout, in training too
 
 
 def new_optimizer(model):
@@ -52,9 +52,9 @@ def climb(title, run, **choices):
 
 
 # %% The loop
-# A step samples G completions of each of P prompts, and raises an objective by gradient ascent. The rungs
-# choose what goes in: the advantages, the objective of a token, how tokens are averaged, and how many
-# updates are made on the same completions.
+# A step samples G completions of each of P prompts, and raises an objective by gradient ascent.
+# The rungs choose what goes in: the advantages, the objective of a token, how tokens are
+# averaged, and how many updates are made on the same completions.
 
 def over_tokens(x, mask):
     return (x * mask).sum() / mask.sum()
@@ -99,8 +99,9 @@ def train(seed, advantages_of, objective_of, updates=1, mean=over_tokens):
 #
 #     objective of a token = R log pi
 #
-# Sampled from the policy itself, its mean has the gradient of the expected reward. But all rewards here are
-# 0 or more, so that whatever is sampled gets likelier, and the good must outrun the bad.
+# Over samples of the policy itself, the mean of R times the gradient of log pi is the gradient of
+# the expected reward. But no reward here is negative, so that whatever is sampled gets likelier,
+# and the good must outrun the bad.
 
 def rewards_alone(R):  # (P, G) -> (P, G)
     return R
@@ -117,8 +118,9 @@ climb("1. REINFORCE: R log pi", train, advantages_of=rewards_alone, objective_of
 #
 #     A = R - mean R        objective = A log pi
 #
-# What all completions of a prompt share is no news. Without it half of them get less likely, and the noise
-# goes down: this is the baseline, and a group needs no value network to find it.
+# What all completions of a prompt have in common is no news. Once it is taken away, those below
+# the mean get less likely, and the gradient is less noisy. This is the baseline of policy
+# gradients; a group finds it without a value network.
 
 def minus_mean(R):
     return R - R.mean(1, keepdim=True)
@@ -131,8 +133,8 @@ climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of
 #
 #     A = (R - mean R) / std R
 #
-# Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and whether they
-# differ much or little. Here they are all on one scale, and it makes no difference.
+# Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
+# whether they differ much or little. Here all are on one scale, and it makes no difference.
 
 climb("3. over its deviation", train, advantages_of=group_advantages, objective_of=log_likelihood)
 
@@ -141,9 +143,10 @@ climb("3. over its deviation", train, advantages_of=group_advantages, objective_
 #
 #     for update in range(4): ...
 #
-# Sampling costs most of the time, so one wants to use completions more than once. But after the first
-# update they are no longer samples of the policy, and nothing says when to stop: log pi of a bad token has
-# no bottom, and pushes as hard when the token has long become impossible.
+# With a large model sampling takes most of the time, so that one wants to learn more than once
+# from a completion. But after the first update these are no longer samples of the policy, and
+# nothing says when it is enough: log pi of a bad token has no bottom, and its gradient is as large
+# as ever when the token has long become impossible.
 
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
@@ -153,9 +156,10 @@ climb("4. four updates, nothing else", train, updates=4,
 #
 #     r = pi / pi_old        objective = min(r A, clip(r, 0.8, 1.2) A)
 #
-# In the first update r = 1 and its gradient is that of log pi. Later r corrects for the completions being
-# the old policy's, fades out with a token that gets rare, and stops at the clip: what has changed by a fifth
-# in the direction of its advantage has no more gradient until new completions are sampled.
+# In the first update r = 1, and its gradient is that of log pi. Later r corrects for completions
+# that are the old policy's: a token that has become rare counts little. And the clip says when it
+# is enough: a token whose probability has changed by a fifth, in the direction that its advantage
+# asks for, has no gradient until new completions are sampled.
 
 def clipped_ratio(logps, old_logps, A):
     r = (logps - old_logps).exp()
@@ -170,8 +174,8 @@ grpo = climb("5. ratio and clip: GRPO", train, updates=4,
 #
 #     mean over completions of (mean over tokens of the objective)
 #
-# This is GRPO's first form. A token of a long completion counts less, so that a long bad one is punished
-# less per token than a short bad one. With at most 8 tokens it makes little difference.
+# This is GRPO's first form. A token of a long completion counts less, so that rambling is punished
+# less, token by token, than a short mistake. With at most 8 tokens it makes little difference.
 
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
@@ -186,14 +190,16 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# Rare tokens have the largest gradients; w lets them count for less in comparison, 1 against 1.4. Here, as
-# in all that this project has measured on tiny models, it makes no difference that the seeds can show.
+# Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. On this
+# model the seeds show no difference, nor did they in this project's longer comparisons
+# (experiments/README.md): whether w helps is for larger models to say.
 #
-# The loop is the one above with its choices written out; `grpo_sg_loss` is rung 5 with mask and mean. All
-# four updates see all completions. grpo_sg.py does otherwise: it divides a step's completions into shares,
-# and each is learned from in one update alone, so that r leaves 1 only by what the shares before it changed.
+# The loop is the one above with its choices written out, and `grpo_sg_loss` is rung 5 times w,
+# with mask and mean. Here all four updates see all completions. grpo_sg.py does otherwise: it
+# divides a step's completions into shares, and learns from each in one update, so that r differs
+# from 1 by what the updates on the other shares have changed.
 
-TEMPERATURE = 1.0  # of sampling and of all log-probabilities, or r compares two different distributions
+TEMPERATURE = 1.0  # of sampling and of log-probabilities; if they differ, r is wrong
 
 
 def grpo_sg(seed):
@@ -204,7 +210,8 @@ def grpo_sg(seed):
     for step in range(STEPS):
         # Sample.
         prompts = torch.randint(1, 8, (P, 1)).tolist()  # P lists of token ids
-        completions = sample(model, prompts, n=G, max_new_tokens=8, stop_ids={0}, temperature=TEMPERATURE)
+        completions = sample(model, prompts, n=G, max_new_tokens=8, stop_ids={0},
+                             temperature=TEMPERATURE)
         prompts = [prompt for prompt in prompts for _ in range(G)]
         pairs = list(zip(prompts, completions))
         rewards = torch.tensor([reward(*pair) for pair in pairs])  # (B,)
@@ -222,7 +229,7 @@ def grpo_sg(seed):
             logps = token_logps(model, ids, mask, temperature=TEMPERATURE)  # (B, T), with gradient
             if update == 0:
                 old_logps = logps.detach()
-            w = token_weights(logps)  # (B, T); leave out weights=w, and it is GRPO
+            w = token_weights(logps)  # (B, T); without weights=w it is GRPO
             loss, stats = grpo_sg_loss(logps, old_logps, advantages, mask, weights=w)
             optimizer.zero_grad()
             loss.backward()
