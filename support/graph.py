@@ -8,57 +8,109 @@ the same kernels on the same addresses. So these have to be fixed:
 - the way: no step waits for a value to decide something. A row that has ended goes on until the host looks,
   every BLOCK tokens. Once half of the rows have ended, or the room is full, all is made and recorded anew.
 """
-from types import MethodType, SimpleNamespace
+import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 BLOCK = 16         # tokens between two looks at which rows have ended
 ROOM = 256         # tokens that new buffers have room for
+READ = 16_000      # tokens of prompts, pads included, that are read at once
 RECORDED = "cuda"  # the kind of device on which steps are recorded; elsewhere the same step just runs
+NOT_RECORDED = "decode steps could not be recorded, and run one by one"
 
 
-def prefill(trunk, prompts, n):
-    """The state s after reading each of P prompts once, padded on the left to S columns: B = P * n rows."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=trunk.device)  # (P, S)
-    real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=trunk.device)
-    position = (real.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=trunk.config)
-    hidden = trunk(input_ids=ids, attention_mask=real, position_ids=position, past_key_values=cache,
-                   use_cache=True).last_hidden_state[:, -1]  # (P, H)
-    mask = torch.zeros_like(real, dtype=hidden.dtype).masked_fill(real == 0, -torch.inf)[:, None, None]
-    hidden, mask, position = (x.repeat_interleave(n, 0) for x in (hidden, mask, position[:, -1:] + 1))
-    cache.batch_repeat_interleave(n)
-    column = torch.tensor([longest], device=trunk.device)  # where the next keys and values go
+class Buffers(DynamicLayer):
+    """The keys and values of a layer, (B, heads, columns, width). While prompts are read, column is None,
+    and each part's are kept; after that new ones are written at `column`, in place."""
 
-    def write(layer, keys, values, *args, **kwargs):  # (B, heads, 1, width), in place of appending them
-        return layer.keys.index_copy_(2, column, keys), layer.values.index_copy_(2, column, values)
-    for layer in cache.layers:
-        if type(layer) is not DynamicLayer:
-            raise ValueError("graph.sample needs a model whose layers all keep all keys and values")
-        layer.update = MethodType(write, layer)
-    return SimpleNamespace(cache=cache, hidden=hidden, mask=mask, position=position, column=column,
-                           t=torch.zeros_like(column), row=torch.arange(len(hidden), device=column.device))
+    def __init__(self):
+        super().__init__()
+        self.column = None
+        self.parts = []
+
+    def update(self, keys, values, *args, **kwargs):
+        keys = keys.to(values.dtype)  # rotary embedding makes them float32: twice the memory
+        if self.column is None:
+            self.parts.append((keys, values))
+            return keys, values
+        self.keys.index_copy_(2, self.column, keys)
+        self.values.index_copy_(2, self.column, values)
+        return self.keys, self.values
 
 
-def step(trunk, head, s, temperature):
-    """Draw a token for each row by its last hidden state, and read it."""
-    logits = head(s.hidden.float())  # (B, V), in float32 whatever the trunk is in
+def cast_weights(model):
+    """{name: tensor}: weights and biases of the linear layers as autocast would cast them anew in each step,
+    the vocabulary matrix left out; nothing where autocast is off."""
+    kind = model.device.type
+    head = model.get_output_embeddings()
+    cast = {}
+    if torch.is_autocast_enabled(kind):
+        for prefix, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module is not head:
+                for name, p in module.named_parameters(prefix, recurse=False):
+                    cast[name] = p.detach().to(torch.get_autocast_dtype(kind))
+    return cast
+
+
+def next_logits(model, weights, ids, mask, position, cache):
+    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the model with `weights`
+    in place of its own ones of these names."""
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": position, "past_key_values": cache,
+              "use_cache": True, "logits_to_keep": 1}
+    output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
+    return output.logits[:, -1].float()
+
+
+def draw(logits, u, temperature):
+    """As grpo_sg.py does: a token (B, 1) for each row of logits (B, V), by a uniform number u (B, 1)."""
     if temperature == 0:
-        token = logits.argmax(-1, keepdim=True)
-    else:  # as grpo_sg.sample does
-        cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
-        token = torch.searchsorted(cdf, s.u[s.row, s.t, None] * cdf[:, -1:], right=True)
-        token = token.clamp(max=cdf.shape[1] - 1)
-    s.drawn[s.row, s.t] = token[:, 0]
+        return logits.argmax(-1, keepdim=True)
+    cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
+    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
+
+
+def read_prompts(model, weights, prompts):
+    """Read each different one of the B prompts once, padded on the left to S columns. Returns the logits
+    (B, V) of the first tokens, and the state s, in which a step draws one more token for each row."""
+    different = list(dict.fromkeys(map(tuple, prompts)))
+    longest = max(map(len, different))
+    pads = [longest - len(p) for p in different]
+    ids = torch.tensor([[0] * k + [*p] for k, p in zip(pads, different)], device=model.device)
+    real = torch.tensor([[0] * k + [1] * len(p) for k, p in zip(pads, different)], device=model.device)
+    position = (real.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    if any(type(layer) is not DynamicLayer for layer in cache.layers):
+        raise ValueError("graph.sample needs a model whose layers all keep all keys and values")
+    cache.layers = [Buffers() for _ in cache.layers]
+    size = max(1, READ // longest)
+    parts = zip(ids.split(size), real.split(size), position.split(size))
+    logits = torch.cat([next_logits(model, weights, *part, cache) for part in parts])
+    numbers = {p: i for i, p in enumerate(different)}
+    which = torch.tensor([numbers[tuple(p)] for p in prompts], device=model.device)  # (B,)
+    column = torch.tensor([longest], device=model.device)  # where the next keys and values go
+    for layer in cache.layers:
+        layer.keys, layer.values = (torch.cat(part)[which] for part in zip(*layer.parts))
+        layer.parts, layer.column = None, column
+    hidden = torch.zeros_like(real, dtype=layer.values.dtype).masked_fill(real == 0, -torch.inf)
+    return logits[which], SimpleNamespace(
+        cache=cache, column=column, mask=hidden[which, None, None], position=position[which, -1:] + 1,
+        row=torch.arange(len(which), device=model.device), t=torch.zeros_like(column))
+
+
+def step(model, weights, s, temperature):
+    """Read the token of each row that was drawn last, number s.t of its completion, and draw the next."""
     s.mask.index_fill_(3, s.column, 0.0)
-    s.hidden.copy_(trunk(input_ids=token, attention_mask=s.mask, position_ids=s.position,
-                         past_key_values=s.cache, use_cache=True).last_hidden_state[:, -1])
+    logits = next_logits(model, weights, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
         counter += 1
+    s.token.copy_(draw(logits, s.u[s.row, s.t, None], temperature))
+    s.drawn[s.row, s.t] = s.token[:, 0]
 
 
 def start(s, rows, columns, one_step):
@@ -67,54 +119,119 @@ def start(s, rows, columns, one_step):
         layer.keys, layer.values = (F.pad(x[rows], (0, 0, 0, columns - x.shape[2]))
                                     for x in (layer.keys, layer.values))
     s.mask = F.pad(s.mask[rows], (0, columns - s.mask.shape[3]), value=-torch.inf)
-    s.hidden, s.position, s.row = (x[rows] for x in (s.hidden, s.position, s.row))
+    s.token, s.position, s.row = (x[rows] for x in (s.token, s.position, s.row))
     one_step()  # not recorded, as a kernel's first launch may do more than launch
     if rows.device.type != RECORDED:
         return one_step
-    graph = torch.cuda.CUDAGraph()
-    # The outer context leads back to this stream also where recording fails; the inner one alone does not.
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-        one_step()  # noted down, and not done
-    return graph.replay
+    recording = torch.cuda.CUDAGraph()
+    try:
+        # The outer context leads back to this stream also where recording fails; the inner one does not.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
+            one_step()  # noted down, and not done
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # nothing was done, so the step can be done as it is
+        warnings.warn(f"{NOT_RECORDED} ({type(error).__name__}: {error})".splitlines()[0])
+        return one_step
+    return recording.replay
 
 
 @torch.no_grad()
-@torch.autocast("cuda", enabled=False)  # whose cache of casts has no place in a recording
-@torch.autocast("cpu", enabled=False)
-def sample(model, prompts, *, n, max_new_tokens, stop_ids, temperature=1.0, generator=None, pauses=None,
-           progress=None, trunk=None):
-    """grpo_sg.sample. pauses is asked after a block, about each of its tokens. trunk: layers to use in place
-    of the model's own. Raises ValueError also for models that do not keep all keys and values."""
+def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
+           stopping_criteria=None, bar=""):
+    """grpo_sg.sample, for models whose layers keep all keys and values: raises ValueError for others.
+    stopping_criteria is asked after each block, about each of its tokens."""
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
-    trunk = trunk or model.base_model
-    head = model.get_output_embeddings()
-    s = prefill(trunk, prompts, n)
-    rows = s.row  # those to go on with
-    where = generator.device if generator else rows.device
-    s.u = torch.rand(len(rows), max_new_tokens, generator=generator, device=where).to(rows.device)
-    s.drawn = torch.zeros_like(s.u, dtype=torch.long)
-    ended = torch.zeros_like(s.u, dtype=torch.bool)  # where a completion ends
-    stops = torch.tensor(list(stop_ids), device=rows.device).long()
-    longest = s.mask.shape[3]
-    done = 0
-    while done < max_new_tokens and len(rows):
-        block = min(BLOCK, max_new_tokens - done)
+    kind = model.device.type
+    weights = cast_weights(model)
+    # Autocast's own cache of cast weights has no place in a recording.
+    with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind),
+                        cache_enabled=False):
+        logits, s = read_prompts(model, weights, [p for p in prompts for _ in range(n)])
+        where = generator.device if generator else model.device
+        s.u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where).to(model.device)
+        s.drawn = torch.zeros_like(s.u, dtype=torch.long)  # (B, T)
+        s.token = draw(logits, s.u[:, :1], temperature)
+        s.drawn[:, :1] = s.token
+        del logits
+        one_step = partial(step, model, weights, s, temperature)
+        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2, disable=not bar) as shown:
+            ended = decode(s, one_step, list(stop_ids), stopping_criteria, shown)
+    ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
+    return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]
+
+
+def decode(s, one_step, stop_ids, stopping_criteria, shown):
+    """Take steps until all rows have ended. Returns where they have, a boolean (B, T)."""
+    ended = torch.zeros_like(s.drawn, dtype=torch.bool)
+    stops = torch.tensor(stop_ids, device=ended.device).long()
+    longest, limit = s.mask.shape[3], ended.shape[1]
+    seen, done = 0, 1  # tokens of each row that were looked at, and that are drawn
+    while True:
+        for t in range(seen, done):
+            ended[s.row, t] = torch.isin(s.drawn[s.row, t], stops)
+            if stopping_criteria:
+                ended[s.row, t] |= stopping_criteria(s.drawn[s.row, :t + 1], None)
+        rows = (~ended[s.row].any(1)).nonzero()[:, 0]  # of s, those to go on with
+        shown.set_postfix(unfinished=len(rows), refresh=False)
+        shown.update(done - seen)
+        if done == limit or len(rows) == 0:
+            return ended
+        block = min(BLOCK, limit - done)
         if longest + done + block > s.mask.shape[3] or 2 * len(rows) <= len(s.row):
-            columns = longest + min(done + ROOM, max_new_tokens)
+            columns = longest + min(done + ROOM, limit)
             columns += -columns % 16  # CUDA's attention wants its mask aligned
             go_on = None  # an old recording gives its memory back before there is a new one
-            go_on = start(s, rows, columns, lambda: step(trunk, head, s, temperature))
+            go_on = start(s, rows, columns, one_step)
         else:
             go_on()
         for _ in range(block - 1):
             go_on()
-        for t in range(done, done + block):
-            paused = pauses(s.drawn[s.row, :t + 1]) if pauses else False
-            ended[s.row, t] = torch.isin(s.drawn[s.row, t], stops) | paused
-        before, rows = rows, (~ended[s.row].any(1)).nonzero()[:, 0]
-        if progress:
-            progress(len(before) * block, len(before) - len(rows))
-        done += block
-    ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
-    return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]
+        seen, done = done, done + block
+
+
+@torch.no_grad()
+def misfit(model, sampler, prompt):
+    """How far off a sampler's tokens are in bfloat16, in probability. A token is right if the uniform number
+    that it was drawn by lies in its share of the model's distribution, in float32; the result is the mean
+    distance from there. Two prompts of unequal length, eight rows each, of which half end in each block of
+    tokens, so that graph.sample makes three recordings."""
+    limit = 3 * BLOCK + 5
+    prompts = [prompt, prompt[len(prompt) // 2:]]
+
+    def halve(drawn, scores):
+        rows = torch.arange(len(drawn), device=drawn.device)
+        return (rows % 2 == 1) & (drawn.shape[1] % BLOCK == 5)
+    with torch.autocast(model.device.type, torch.bfloat16):
+        completions = sampler(model, prompts, n=8, max_new_tokens=limit, stop_ids=[], stopping_criteria=halve,
+                              generator=torch.Generator().manual_seed(0))
+    numbers = torch.rand(16, limit, generator=torch.Generator().manual_seed(0)).to(model.device)
+    distances = []
+    for i, tokens in enumerate(completions):
+        u, T = numbers[i, :len(tokens)], len(tokens)
+        ids = torch.tensor([prompts[i // 8] + tokens], device=model.device)
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=T + 1).logits[0, :-1]  # (T, V)
+        shares = torch.softmax(logits.float(), -1)
+        end = shares.cumsum(-1).gather(1, ids[0, -T:, None])[:, 0]
+        begin = end - shares.gather(1, ids[0, -T:, None])[:, 0]
+        distances.append(torch.maximum(begin - u, u - end).clamp(min=0))
+    return torch.cat(distances).mean().item()
+
+
+def choose(model, plain, prompt, fast=sample):
+    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no further off than those
+    of `plain`, which is grpo_sg.sample; else `plain`, and why. prompt: at least two token ids. The model
+    should be trained: no token is wrong where all are equally likely."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", NOT_RECORDED)
+            found = misfit(model, fast, prompt)
+        usual = misfit(model, plain, prompt)
+    except Exception as error:  # whatever torch, CUDA or the model may say
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        return plain, f"the plain sampler is used, as steps cannot be recorded ({why})"
+    if not found <= 4 * usual + 0.001:
+        return plain, (f"the plain sampler is used, as recorded tokens are off by {found:.4f}, and its own by "
+                       f"{usual:.4f}")
+    return fast, "completions are sampled by recorded steps (support/graph.py)"

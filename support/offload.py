@@ -21,6 +21,11 @@ class HostAdamW(torch.optim.AdamW):
         self.state[p].update({key: x.to(device) for key, x in self.state[p].items() if key != "step"})
 
     def load_state_dict(self, state_dict):
-        super().load_state_dict(state_dict)
-        for p in self.state:
-            self.move(p, "cpu")
+        """AdamW would bring all averages to the GPU. They are loaded apart from the rest, and stay."""
+        saved = state_dict["state"]  # of parameters by their numbers, in the order of the groups
+        steps = {number: {"step": state["step"]} for number, state in saved.items()}
+        super().load_state_dict({**state_dict, "state": steps})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for number, state in saved.items():
+            averages = {key: x.cpu() for key, x in state.items() if key != "step"}
+            self.state[parameters[number]].update(averages)

@@ -34,3 +34,17 @@ def test_one_parameters_averages_are_moved_at_a_time(monkeypatch):
     monkeypatch.setattr(HostAdamW, "move", lambda self, p, device: moves.append((id(p), str(device))))
     optimizer.step()
     assert moves == [(id(p), "cpu") for p in parameters for _ in range(2)]
+
+
+def test_a_resume_brings_no_average_to_the_device():
+    """Which here has no memory at all: what went to it would be lost."""
+    saved = trained(torch.optim.AdamW)[1].state_dict()
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))
+    optimizer = HostAdamW(model.parameters(), 1e-3)
+    optimizer.load_state_dict(saved)
+    loaded = optimizer.state_dict()["state"]
+    assert loaded.keys() == saved["state"].keys() and len(loaded) == 3
+    for number, state in saved["state"].items():
+        assert state.keys() == loaded[number].keys()
+        assert all(torch.equal(loaded[number][key], state[key]) for key in ("exp_avg", "exp_avg_sq"))
