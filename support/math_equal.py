@@ -57,13 +57,28 @@ def factorial(x):  # for the values of a symbol by the gamma function
     return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
 
 
+def floor(x):
+    """The integer below; an error where the digits of x cannot tell."""
+    if x.imag or isinstance(x, complex) and abs(x - round(x.real)) < 1e-9 * max(1, abs(x)):
+        raise ValueError("no floor")
+    return Fraction(math.floor(x.real))
+
+
+def ceiling(x):
+    return -floor(-x)
+
+
 FUNCTIONS = {"\\" + name: f for name, f in dict(
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
     sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
-    arctan=cmath.atan, ln=cmath.log, log=cmath.log10).items()}
+    arctan=cmath.atan, sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh, coth=lambda x: 1 / cmath.tanh(x),
+    sech=lambda x: 1 / cmath.cosh(x), csch=lambda x: 1 / cmath.sinh(x), arcsinh=cmath.asinh,
+    arccosh=cmath.acosh, arctanh=cmath.atanh, abs=abs, exp=cmath.exp, ln=cmath.log,
+    log=cmath.log10).items()}
+BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
-    "√": lambda n, x: power(x, 1 / n), "!": factorial,
+    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
     "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
 
 # A symbol's values are of both signs, below and above 1, in the first three places positive, for roots and
@@ -79,45 +94,81 @@ def sample_points(name):
 
 
 # ---- 2. Words and signs, and the tokens they come in ----
+GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega").split()))
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
-    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega Gamma "
-    "Delta Theta Lambda Sigma Phi Psi Omega ell angle").split()}
+    *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
 UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer|ft foot feet|in inch inche|yd yard|"
     "mi mile|s sec second|min minute|h hr hour|day|week|month|year|g gram|kg kilogram|mg|lb pound|oz ounce|"
-    "mL|L liter|$ dollar usd|€ euro|£|cent|° degree deg|% percent|mph|N|J erg|W|V|K|Hz|am|pm|gallon|cup|"
-    "unit|people|2 square sq|3 cubic|/ per -").split("|") for name in names.split()}
+    "mL|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|mph|N newton|J joule|erg|"
+    "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
+    "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
+    "Mpc|kpc|ly|amu|dB|am|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
+    for name in names.split()}
 # Any other word is a unit where it is a plural, but for numbers and these.
-NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu)s")
+NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu|"
+                      "pair|couple|score|gros|triplet|twin|brace)s")
+MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
-    r"± \pm|"
-    r"∓ \mp|° \circ|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|\phi \varphi|"
-    r"\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|\{ \lbrace|\} \rbrace"
+    r"± \pm|: \colon|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
+    r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
+    r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
+    r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
+    r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|"
+    r"\arctanh \artanh \atanh"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "²": "^2", "³": "^3", '"': " ",
-    "½": "\\frac12",
+    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
+    "½": "\\frac12", "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C", "⌊": "\\lfloor ",
+    "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    **{letter: f"\\{name} " for letter, name in GREEK.items()},
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
-ALIASES |= {name[1:]: name for name in FUNCTIONS}
+ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
 SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
-STARTERS = SYMBOLS | FUNCTIONS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+CLOSERS |= {left: {right} for left, right in BARS.items()}
+STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
+    "(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+BASES = {name: base for base, name in enumerate(
+    "two three four five six seven eight nine ten eleven twelve".split(), 2)}
+BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
+     r"\\"),  # \\frac, which is no end of a row
+    (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
+    (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
+    (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
+    (r"\\right\s*(?:\\?\||\\vert(?![a-z]))", r"\\rvert "),
+    (r"\\[bB]igg?[lrm]?\s*(?=\\?\||\\vert)|\\(?=\|)", ""),
+    (r"\\vert(?![a-z])", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the sign in $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|boxed|"
      r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
+    (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
+     lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
     (r"\\\{\s*[A-Za-z]\s*(?:[|:]|\\mid)([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
-    (r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})", "°"),
+    (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
+    (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
+    (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
+     lambda match: "'" * len(re.findall("prime|'", match[0]))),
+    (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
-    (r"(?<=\d)_\s*\{\s*\(?(\d+)\)?\s*\}", r"_\1 "),  # 201_{(3)}
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
+    (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
+    (rf'(?<=[\dA-F])\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
+     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
+     lambda match: "_%s " % next(BASES.get(base, base) for base in match.groups() if base)),  # 201_{(3)}
+    (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
+    (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
     (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
@@ -131,7 +182,7 @@ TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\
     |(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?
     |\.\d+(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
 UNIT = re.compile(
-    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[234](?: \})?)?)+')
+    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
 
 
 def math_tokens(text):
@@ -154,8 +205,9 @@ def math_tokens(text):
 
 
 def plain(tokens):
-    """Tokens as one text; only numbers are kept apart."""
-    return "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
+    """Tokens as one text; only numbers are kept apart, and a brace around one token is left out."""
+    text = "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
+    return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
 
 
 # ---- 3. Items: what an answer says, and what it leaves undone ----
@@ -168,6 +220,9 @@ class Item(NamedTuple):
     digits: int = 0  # of a number written as a decimal
     work: str = ""   # what a value leaves to be done, see `undone`
     factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
+    factors: tuple = ()  # of a product with symbols: its factors, each with 1, or -1 if it divides
+    argument: str = ""  # of a symbol that was written with one: the x of f(x) = 2x
+    equation: bool = False  # a named value that does not answer without the name: x = y, y' + 3y = x
 
     @property
     def constant(self):
@@ -203,20 +258,78 @@ def undone(op, first, last, constant):
     return "+" if op == "+" else "f"
 
 
+def factors_of(item):
+    return item.factors or ((item, 1),)
+
+
+def root_at(point, base, exponent):
+    """A power that is not whole, of a product the product of the powers of its factors, as if they were
+    positive: the root of L/g is the root of L over that of g. Constants stay together."""
+    times = OPERATIONS["*"]
+    result, constant = Fraction(1), Fraction(1)
+    for item, sign in factors_of(base):
+        if item.constant:
+            constant *= item.parts[point] ** sign
+        else:
+            result = times(result, power(item.parts[point], sign * exponent))
+    return times(result, power(constant, exponent))
+
+
+def logarithm_at(point, item, f):
+    """Of a product the sum of the logarithms, likewise."""
+    result, constant = Fraction(0), Fraction(1)
+    for factor, sign in factors_of(item):
+        if factor.constant:
+            constant *= factor.parts[point] ** sign
+        else:
+            result = plus(result, sign * f(factor.parts[point]))
+    return plus(result, f(constant) if constant != 1 else Fraction(0))
+
+
+def values(op, first, last):
+    """The result of an operation at every point."""
+    if op == "√":
+        return [root_at(i, last, 1 / index) for i, index in enumerate(first.parts)]
+    if op == "^" and not (last.rational and last.parts[0].denominator == 1):
+        return [root_at(i, first, exponent) for i, exponent in enumerate(last.parts)]
+    if op in ("\\ln", "\\log") and not first.constant:
+        return [logarithm_at(i, first, FUNCTIONS[op]) for i in range(len(SPANS))]
+    items = (first,) if op in FUNCTIONS or op in BARS or op == "!" else (first, last)
+    return [OPERATIONS[op](*xs) for xs in zip(*(item.parts for item in items))]
+
+
 def each(op, *items):
     """An operation on values, at every point."""
     if any(item.kind != "value" for item in items):
         raise ValueError("arithmetic is for numbers")
-    f, first, last = OPERATIONS[op], items[0], items[-1]
-    result = Item("value", tuple(bounded(f(*xs)) for xs in zip(*(item.parts for item in items))))
-    factor = bounded(f(first.factor, last.factor)) if op in ("*", "/") else 1
-    factor = result.parts[0] if result.rational else factor
+    first, last = items[0], items[-1]
+    result = Item("value", tuple(map(bounded, values(op, first, last))))
+    factor, factors = 1, ()
+    if result.rational:
+        factor = result.parts[0]
+    elif op in ("*", "/"):
+        factor = bounded(OPERATIONS[op](first.factor, last.factor))
+        sign = 1 if op == "*" else -1
+        factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
     work = "".join(item.work for item in items) + undone(op, first, last, result.constant)
-    return result._replace(work=work, factor=Fraction(factor))
+    factors = () if result.constant else factors
+    return result._replace(work=work, factor=Fraction(factor), factors=factors)
 
 
 def number(x, work=""):
     return Item("value", (x,) * len(SPANS), work=work, factor=x if isinstance(x, Fraction) else Fraction(1))
+
+
+def symbol(name):
+    return Item("value", sample_points(name), name=name)
+
+
+def unknown(name, argument):
+    """A function of symbols whose values say too little: floors of n / 3 and n / 4 are often equal. It is a
+    symbol of its own for each argument."""
+    if argument.kind != "value":
+        raise ValueError("no argument")
+    return symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))._replace(name="")
 
 
 def minus(item):
@@ -226,13 +339,13 @@ def minus(item):
 
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
-MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "π": number(complex(math.pi), "π"),
+MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES), "π": number(complex(math.pi), "π"),
             "e": number(complex(math.e), "e"), "i": number(1j, "i")}
 
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
 def read_items(tokens, left):
-    """The items up to the closing bracket. A union is one set."""
+    """The items up to the closing bracket. A union is one set, and so is an interval without points."""
     items, union = [], False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
@@ -240,6 +353,10 @@ def read_items(tokens, left):
             signs.append(tokens.pop())
             sides.append(read_side(tokens))
         items.append(relation(sides, signs) if signs else sides[0])
+        if tokens[-1] == "∖":
+            tokens.pop()
+            union = True
+            items[-1:] = without_points(items[-1], read_side(tokens))
         if tokens[-1] not in SEPARATORS | CLOSERS[left]:
             raise ValueError("no separator")
         while tokens[-1] in SEPARATORS:
@@ -247,6 +364,20 @@ def read_items(tokens, left):
     if union or len(items) == 1:
         items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
     return tuple(items)
+
+
+def without_points(interval, removed):
+    """The intervals that are left of one when points are removed from it."""
+    points = sorted(removed.parts if removed.kind == "list" else [removed], key=lambda x: x.parts[0].real)
+    (low, high), (left, right) = interval.parts, interval.kind
+    inside = all(point.constant for point in points)
+    for x, y in zip([low, *points], [*points, high]):
+        inside &= x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real
+    if not inside or interval.kind not in ("()", "[]", "(]", "[)"):
+        raise ValueError("no points of an interval")
+    lefts, rights = left + "(" * len(points), ")" * len(points) + right
+    ends = zip(lefts, rights, [low, *points], [*points, high])
+    return [Item(left + right, (x, y)) for left, right, x, y in ends]
 
 
 def read_side(tokens):
@@ -257,6 +388,8 @@ def read_side(tokens):
             words.append(tokens.pop())
         return Item("words " + plain(words).casefold(), ())
     item = read_expression(tokens)
+    if tokens[-1].lower() in MULTIPLES and item.rational:
+        item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
     if unit := UNIT.match(" ".join(tokens[::-1])):
         words = unit[0].replace('"', "").split()
         del tokens[len(tokens) - len(words):]
@@ -297,6 +430,9 @@ def read_atom(tokens):
     if token and token in CLOSERS:
         items = read_items(tokens, token)
         kind = token + tokens.pop()
+        if token in BARS:
+            (item,) = items
+            return each(token, item) if item.constant or token == "\\lvert" else unknown(token, item)
         if len(items) == 1 and kind in ("()", "[]", "{}"):
             return items[0]
         names = [item.name for item in items]
@@ -328,7 +464,13 @@ def read_function(tokens, name):
         exponent = read_atom(tokens)
         if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
             name, exponent = "\\arc" + name[1:], None
-    value = each(name, read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2))
+    argument = read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2)
+    if name == "\\exp":
+        value = each("^", MEANINGS["e"], argument)
+    elif base == MEANINGS["e"]:
+        value, base = each("\\ln", argument), None
+    else:
+        value = each(name, argument)
     if base:
         value = each("/", value, each(name, base))
     return each("^", value, exponent) if exponent else value
@@ -338,14 +480,16 @@ def read_symbol(tokens, name):
     """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t) = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
         raise ValueError(name)
+    argument = ""
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
-        name += re.sub('[{}"]', "", tokens.pop())
+        name += re.sub(r'[{}"\\]', "", tokens.pop())
     if tokens[-1] == "(" and tokens[-3:-2] == [")"]:
         if tokens[-4:-3] == ["="] and tokens[-2] in SYMBOLS:
+            argument = tokens[-2]
             del tokens[-3:]
         elif name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal():
             name += tokens.pop() + tokens.pop() + tokens.pop()
-    return Item("value", sample_points(name), name=name)
+    return symbol(name)._replace(argument=argument)
 
 
 def read_number(token):
@@ -373,7 +517,9 @@ def relation(sides, signs):
         value = values[-1]  # it ends x = 2 + 3 = 5 and 2 + 3 = 5
         if all(same(value, other) for other in values):
             named = x.kind == value.kind and (x.kind == "value" or not value.name)
-            return value._replace(name=x.name if named else "")
+            equation = value.kind == "value" and not (value.constant or x.argument) and (
+                x is not sides[0] or bool(value.name))
+            return value._replace(name=x.name if named else "", argument=x.argument, equation=equation)
         difference = each("+", x, minus(value))
         if x.name or len(values) > 2 or difference.constant:
             raise ValueError("no equation")  # that 4 = 3 says nothing
@@ -412,10 +558,18 @@ def same_decimal(x, y, least=100_000):
 
 def same(a, b):
     """Does a say what the gold b says, and leave no more undone? A unit or a name may be missing in one."""
+    if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
+        return False
+    if a.equation and b.equation and a.name != b.name:
+        a, b = (Item("=", (each("+", symbol(item.name), minus(item)),)) for item in (a, b))
     if a.name and a.kind == "value" and b.kind == "=":  # y = 2 - x answers x + y = 2, but not the reverse
-        a = Item("=", (each("+", Item("value", sample_points(a.name)), minus(a)),))
+        a = Item("=", (each("+", symbol(a.name), minus(a)),))
+    if {a.kind, b.kind} == {":", "value"}:  # 3 : 1 is 3
+        a, b = (item.parts[0] if item.kind == ":" and item.parts[1:] == (number(Fraction(1)),) else item
+                for item in (a, b))
     names = {item.name for item in (a, b) if item.name and item.parts != sample_points(item.name)}
-    if a.kind != b.kind or len(names) > 1 or a.unit and b.unit and a.unit != b.unit:
+    other_argument = a.argument and b.argument and a.argument != b.argument
+    if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
@@ -446,15 +600,58 @@ def read(tokens):
 
 # What is computed, and follows on no number: a + b =, |S| =, P(X = 3) =, Area = or i =, but not -x =.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
-LABEL = re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
-    (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈:&(){{}}]\S*\  )+ =\ )+''', re.X | re.I)
+LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
+    (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
+    for colon in (":", ""))  # S : T = 7 : 32
+IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
+HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing)(?!\w)|n['’]t", re.I)
+DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
+CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
+VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
+OTHERWISE = {  # what must not follow
+    CHOICE: re.compile(r"(?<!\S)(?:\(?[A-H][).:]|or|not|and\s+\(?[A-H])(?!\S)"),
+    VERDICT: re.compile(r"^[\s,.;:!]*[\d+-]|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+
+
+def said_last(answer):
+    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The area is } 5. No number and
+    no hedge goes before."""
+    before, rest = "", ""
+    for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
+        before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
+    if not re.search(r"[^\W\d_]", before) or HEDGES.search(before):
+        return ""
+    if before.count("{") > before.count("}"):
+        first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
+        rest = first + last
+    return rest
+
+
+def said_first(answer, gold):
+    """Is the gold the letter of a choice, or yes or no, and does the answer begin with it and explain it? B
+    is said by "(B) cosine" and by "b", yes by "Yes, it is stable.", but not by "(B) or (C)", "Yes and no"."""
+    answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
+    for pattern, otherwise in OTHERWISE.items():
+        said, wanted = pattern.fullmatch(answer), pattern.fullmatch(gold)
+        if said and wanted and not wanted[2] and not otherwise.search(said[2] or ""):
+            variable = pattern is CHOICE and wanted[1].islower()
+            return said[1].lower() == wanted[1].lower() and not variable
+    return False
 
 
 def math_equal(answer, gold):
     """Are two answers equal as mathematics or, failing that, as texts? Not where one has more than MAX_CHARS
     characters. Any strings will do: nothing is raised."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
-    answers, golds = [math_tokens(text) if len(text) <= MAX_CHARS else [] for text in (answer, gold)]
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    last = said_last(answer)
+    return equal_items(answer, gold) or said_first(answer, gold) or bool(last) and equal_items(last, gold)
+
+
+def equal_items(answer, gold):
+    """Are the items that two texts say the same, or are the texts?"""
+    answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
     try:
@@ -464,6 +661,8 @@ def math_equal(answer, gold):
         target = read(golds)
         if target.constant and not target.name:
             answers = LABEL.sub("", " ".join(answers)).split()
+        elif target.kind == ":":
+            answers = RATIO_LABEL.sub("", " ".join(answers)).split()
         return same(read(answers), target)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
