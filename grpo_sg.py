@@ -816,7 +816,8 @@ def load(cfg):
     check_start(model, tokenizer, task, cfg)
     sampler = sample
     if cfg.sampler == "auto" and model.device.type == "cuda":
-        sampler = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
+        sampler, line = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
+        print(line)
     return task, model, tokenizer, sampler, state
 
 
