@@ -118,7 +118,7 @@ def read_line(line, example, where):
     for gold in golds:
         if "\n" in gold.strip():
             raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give the final answer alone")
-        if any(ord(c) < 32 for c in gold.strip()):
+        if any(ord(c) < 32 for c in gold.strip(" \t\r\n")):
             raise UserError(f"{where}: the answer {gold!r:.60} has a control character: in JSON a backslash is "
                             r'written twice, as in "\\frac{1}{2}"')
     return question, golds, *passages

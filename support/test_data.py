@@ -4,9 +4,11 @@ import os
 import pathlib
 from types import SimpleNamespace
 
+import datasets
 import pytest
 
 from support import data
+from support.program import UserError
 
 CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_problems=5)
 
@@ -48,57 +50,86 @@ def hub(tmp_path, monkeypatch):
     (data.MATH_TRAIN, "math", ("Half?", [r"\frac12"]), 1), (data.MATH_TEST, "math500", ("P", ["5"]), 0),
     (data.MATH_TRAIN, "deepscaler", ("Deep", ["7"]), 1), (data.MATH_TEST, "aime24", ("It?", ["033"]), 0)])
 def test_sets_of_the_hub(places, name, row, dropped, hub, capsys):
-    assert data.rows_of(name, {name: data.math_rows(name, *places[name])}, data.MATH_LINE) == [row]
+    assert data.load_math(name, places) == [row]
     assert capsys.readouterr().out.count(f"dropped 1 of 2 problems of {name}: no gold") == dropped
 
 
 def test_hotpotqa(hub):
-    assert list(data.hotpotqa("test", 5, 0)) == [
+    assert list(data.load_hotpotqa("test", 5, 0)) == [
         ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
-    first, again, other = ([row[0] for row in data.hotpotqa("train", 6, seed)] for seed in (1, 1, 2))
+    first, again, other = ([row[0] for row in data.load_hotpotqa("train", 6, seed)] for seed in (1, 1, 2))
     assert len(set(first)) == 6 and first == again != other
 
 
-def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(monkeypatch):
-    def load_dataset(*name, revision=None, **split):
-        if revision is None:
-            raise RuntimeError("Dataset scripts are no longer supported, but found hotpot_qa.py")
-        return [(name, split, revision)]
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    assert data.hub_rows("a", "b", split="c") == [(("a", "b"), {"split": "c"}, "refs/convert/parquet")]
+def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch):
+    """The script is not run. The copy, a branch of the set, has a folder for each configuration."""
+    script = tmp_path / "script" / "hotpot_qa"
+    copy = tmp_path / "copy" / "hotpot_qa"
+    script.mkdir(parents=True)
+    (script / "hotpot_qa.py").write_text("raise SystemExit")
+    for configuration, rows in (("distractor", HOTPOT), ("fullwiki", HOTPOT[:1])):
+        for split, each in (("train", rows), ("validation", rows[7:8] or rows)):
+            (copy / configuration / split).mkdir(parents=True)
+            datasets.Dataset.from_list(each).to_parquet(copy / configuration / split / "0000.parquet")
+    load = datasets.load_dataset
+
+    def load_branch(name, *more, revision=None, **named):
+        """The real call, of the folder that the hub would have at this revision."""
+        folder = {None: script, "refs/convert/parquet": copy}[revision]
+        return load(str(folder), *more, cache_dir=str(tmp_path / "cache"), **named)
+    monkeypatch.setattr(datasets, "load_dataset", load_branch)
+    assert data.load_hotpotqa("test", 5, 0)[0][:2] == ("Where is 7?", ["Town 7"])
+    assert len(data.load_hotpotqa("train", 99, 0)) == 9
+
+
+def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="cannot load openai/gsm8k from the hub: "):
+        data.load_math("gsm8k", data.MATH_TEST)
 
 
 def test_rows_of_a_file(tmp_path, capsys):
     math = lines(tmp_path / "math.jsonl", [{"question": "a", "answer": [1, "1 apple", None], "more": 0},
                                            {"question": "b", "answer": " "}])
-    assert data.rows_of(math, {}, data.MATH_LINE) == [("a", ["1", "1 apple"])]
+    with open(math, "a") as file:
+        file.write("\n   \n")  # blank lines are no rows
+    assert data.load_math(math, {}) == [("a", ["1", "1 apple"])]
     assert f"dropped 1 of 2 problems of {math}" in capsys.readouterr().out
     qa = lines(tmp_path / "qa.jsonl", [{"question": "a", "answers": 7.5, "passages": ["p"]}])
-    assert data.rows_of(qa, {}, data.QA_LINE) == [("a", ["7.5"], ["p"])]
-    with pytest.raises(ValueError, match="empty.jsonl has no problem with a gold answer"):
-        data.rows_of(lines(tmp_path / "empty.jsonl", []), {}, data.MATH_LINE)
+    assert data.read_file(qa, data.QA_LINE) == [("a", ["7.5"], ["p"])]
+    with pytest.raises(UserError, match="empty.jsonl has no problem with a gold answer"):
+        data.load_math(lines(tmp_path / "empty.jsonl", []), {})
+    with pytest.raises(UserError, match="cannot read .*none.jsonl: No such file"):
+        data.load_math(str(tmp_path / "none.jsonl"), {})
 
 
-@pytest.mark.parametrize("line", [
-    b"{", b"[]", b"5", b"", b"\xff", b"[" * 99999, b'{"question": "?"}', b'{"question": 5, "answer": "5"}',
-    b'{"question": "?", "answer": {"a": 1}}', b'{"question": "?", "answer": [true]}',
-    b'{"question": "?", "answers": ["x"]}', b'{"question": "?", "answers": ["x"], "passages": "x"}',
-    b'{"question": "?", "answers": ["x"], "passages": [1]}'])
-def test_a_line_that_is_no_row_is_named(line, tmp_path):
+@pytest.mark.parametrize("line, why", [
+    (b"{", "is not like {"), (b"[]", "is not like {"), (b"5", "is not like {"), (b"\xff", "is not like {"),
+    (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
+    (b'{"question": 5, "answer": "5"}', "5 is no text"), (b'{"question": "\\ud800", "answer": "5"}', "no text"),
+    (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
+    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "control character: in JSON a backslash"),
+    (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give the final answer alone"),
+    (b'{"question": "?", "answers": ["x"]}', "is not like {"),
+    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages are a list of texts, not 'x'"),
+    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is no text")])
+def test_a_line_that_is_no_row_is_named(line, why, tmp_path):
     example = data.QA_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
-    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: b.{,80} is not like {\"question\".{,80}$"):
-        data.rows_of(str(tmp_path / "bad.jsonl"), {}, example)
+    with pytest.raises(UserError, match=rf"bad\.jsonl, line 2: .*{why}"):
+        data.read_file(str(tmp_path / "bad.jsonl"), example)
 
 
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gms8k"), "--data gms8k is not one of synthetic, gsm8k, math.* a file .* mean gsm8k?"),
+    (dict(data="GSM8K"), "did you mean gsm8k?"),
     (dict(data="math", eval_data="aime"), "--eval_data aime is not one of .* mean aime24?"),
     (dict(data="x.jsonl"), "x.jsonl has no test problems: .*--eval_data"),
     (dict(model="", data="gsm8k"), "tiny model .* --data gsm8k .*: add --model")])
 def test_settings_that_do_not_fit(settings, message):
-    with pytest.raises(ValueError, match=message):
-        data.eval_data_of(SimpleNamespace(**{**vars(CFG), **settings}), data.MATH_PAIRS)
+    with pytest.raises(UserError, match=message):
+        data.choose_eval_data(SimpleNamespace(**{**vars(CFG), **settings}), data.MATH_PAIRS)
 
 
 def test_nothing_is_held_out_twice(capsys):
@@ -106,5 +137,6 @@ def test_nothing_is_held_out_twice(capsys):
     train, valid = data.hold_out(problems, [SimpleNamespace(question="who  IS 7?")], "the test", CFG)
     assert "removed 1 training problems that occur in the test" in capsys.readouterr().out
     assert len(train) == 54 and len(valid) == 5 and problems[7] not in train + valid
-    with pytest.raises(ValueError, match="--data synthetic has 9 problems"):
-        data.hold_out(problems[:10], problems[:1], "the test", CFG)
+    for few in (problems[:10], problems[:1] * 60):
+        with pytest.raises(UserError, match="--data synthetic has too few different problems"):
+            data.hold_out(few, problems[:1] if few[1:2] != few[:1] else [], "the test", CFG)
