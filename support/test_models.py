@@ -1,0 +1,147 @@
+"""Tests of models.py: prompts as templates make them, what ends a completion, and loading without running code."""
+import datetime
+import json
+import sys
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, pre_tokenizers
+
+import grpo_sg
+from support import models
+from support.program import UserError
+
+CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+# Written by us, to the same structure as those of the models that they are named after.
+TEMPLATES = {
+    "Qwen2.5": CHATML,
+    "Qwen3": CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
+    "Qwen3.5": CHATML + "{% if enable_thinking is defined and enable_thinking is true %}<think>\n{% else %}"
+                        "<think>\n\n</think>\n\n{% endif %}",
+    "SmolLM2": CHATML,
+    "SmolLM3": "Today Date: {{ strftime_now(\"%d %B %Y\") }}\n" + CHATML,
+    "Llama 3.2": "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+                 "Today Date: {{ date_string }}\n{% for m in messages %}<|start_header_id|>{{ m['role'] }}"
+                 "<|end_header_id|>\n\n{{ m['content'] }}<|eot_id|>{% endfor %}{{ '<|start_header_id|>assistant"
+                 "<|end_header_id|>\n\n' }}",
+    "Gemma 2": "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+               "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+               "{{ '<start_of_turn>model\n' }}",
+    "Gemma 3": "<start_of_turn>user\n{% for m in messages %}{{ m['content'] }}{% if loop.first %}\n\n{% endif %}"
+               "{% endfor %}{{ '<end_of_turn>\n<start_of_turn>model\n' }}",
+    "DeepSeek-R1-Distill": "{{ messages[0]['content'] }}<|User|>{{ messages[1]['content'] }}{{ '<|Assistant|><think>\n' }}"}
+
+
+def byte_tokenizer(template):
+    words = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>",
+                                                chat_template=template)
+
+
+@pytest.mark.parametrize("name, kwargs, ends, opening", [
+    ("Qwen2.5", {}, "assistant\n<think>", "<think>"), ("Qwen3", {}, "assistant\n<think>", "<think>"),
+    ("Qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n", ""),
+    ("Qwen3.5", {}, "assistant\n<think>\n\n</think>\n\n", ""),
+    ("Qwen3.5", {"enable_thinking": True}, "assistant\n<think>\n", "<think>"),
+    ("SmolLM2", {}, "assistant\n<think>", "<think>"), ("SmolLM3", {}, "assistant\n<think>", "<think>"),
+    ("Llama 3.2", {}, "<|end_header_id|>\n\n<think>", "<think>"),
+    ("Gemma 2", {}, "model\n<think>", "<think>"), ("Gemma 3", {}, "model\n<think>", "<think>"),
+    ("DeepSeek-R1-Distill", {}, "<|Assistant|><think>\n", "<think>")])
+def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(name, kwargs, ends, opening):
+    """The tag that it opens belongs to the response; where the template has closed the thoughts, none is
+    opened again."""
+    tokenizer = byte_tokenizer(models.fix_date(TEMPLATES[name]))
+    ids = models.encode_prompt(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
+    text = tokenizer.decode(ids)
+    assert "Be good." in text and "Who?" in text and text.endswith(ends)
+    assert text.count("<think>") == 1 and models.find_opening(tokenizer, ids, "<think>") == opening
+
+
+def test_without_a_template_the_texts_follow_each_other_and_any_opening_is_the_responses():
+    tokenizer = byte_tokenizer(None)
+    ids = models.encode_prompt(tokenizer, "Be good.", "Who?", "<plan>")
+    assert tokenizer.decode(ids) == "Be good.\n\nWho?\n\n<plan>"
+    assert models.find_opening(tokenizer, ids, "<plan>") == "<plan>"
+    assert models.find_opening(tokenizer, models.encode_prompt(tokenizer, "A", "B"), "") == ""
+
+
+def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatch):
+    """A resumed run has the same prompts as on the day before."""
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
+    for name in ("SmolLM3", "Llama 3.2"):
+        models.save_model(tmp_path / "hub", model, byte_tokenizer(TEMPLATES[name]))
+        _, tokenizer = models.read_model(tmp_path / "hub", local=True)
+        models.save_model(tmp_path / "checkpoint", model, tokenizer)
+
+        class Later(datetime.date):
+            @classmethod
+            def today(cls):
+                return cls(2099, 1, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(datetime, "date", Later)
+            _, again = models.read_model(tmp_path / "checkpoint", local=True)
+            _, new = models.read_model(tmp_path / "hub", local=True)
+        prompts = [each.decode(models.encode_prompt(each, "S", "Q")) for each in (tokenizer, again, new)]
+        assert prompts[0] == prompts[1] != prompts[2]
+        assert str(datetime.date.today().year) in prompts[0] and "2099" in prompts[2]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "true", "enable_thinking=false"])
+def test_template_kwargs_that_are_no_object_are_one_line(text):
+    with pytest.raises(UserError, match="--chat_template_kwargs must be a JSON object"):
+        models.encode_prompt(byte_tokenizer(CHATML), "S", "Q", template_kwargs=text)
+
+
+def test_a_template_that_refuses_everything_is_one_line():
+    with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
+        models.encode_prompt(byte_tokenizer("{{ raise_exception('no') }}"), "S", "Q")
+
+
+def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, monkeypatch):
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}))
+    byte_tokenizer(CHATML).save_pretrained(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *question: sys.exit("asked"))
+    with pytest.raises(UserError, match="cannot load a model"):
+        models.load_model(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_all_end_tokens_of_the_model_end_a_completion():
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<end_of_turn>"]})
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1))
+    model.generation_config.eos_token_id = [258, 299]
+    assert models.find_stop_ids(model, tokenizer) == {0, 257, 258, 299}
+
+
+def test_the_vocabulary_matrix_is_taken_out_of_autocast():
+    """In bfloat16 log-probabilities would be off by more than the clip allows."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                      num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
+        models.keep_logits_in_float32(model)
+        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
+        hidden = torch.randn(2, 32, dtype=torch.bfloat16)
+        logits = model.lm_head(hidden)
+    assert torch.equal(logits, hidden.float() @ model.lm_head.weight.T)
+
+
+def test_the_cache_is_in_the_precision_that_the_model_computes_in(monkeypatch):
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                      num_attention_heads=2, num_key_value_heads=2)
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        _, _, _, cache = grpo_sg.prefill(model, [[1, 2, 3], [4]])
+    assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
