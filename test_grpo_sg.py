@@ -6,6 +6,7 @@ loops, or shows what would go wrong without it. Then: tasks, interrupted runs, t
     python -m pytest -q test_grpo_sg.py                        all of it, on grpo_sg.py
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py    the lesson, on your own functions
 """
+import hashlib
 import importlib
 import itertools
 import json
@@ -15,7 +16,10 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -1072,6 +1076,110 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
     assert [(row["skipped"], row["loss"]) for row in rows if "skipped" in row] == [(2, None)] * 2
     logged = [row["step"] for row in rows_of(tmp_path / "bad" / "samples.jsonl") if row["split"] == "train"]
     assert logged == [1] * 12 + [2] * 12  # all that went into them
+
+
+def test_a_verifier_that_raises_late_loses_no_step(start, tmp_path, monkeypatch, capsys):
+    """The last whole step is saved before the run ends."""
+    def patched(c, *rest):
+        log = tmp_path / "run" / "metrics.jsonl"
+        if log.exists() and sum("reward" in row for row in rows_of(log)) == 2:
+            raise program.UserError("verify or reward of --task math: late")
+        return grade(c, *rest)
+    grade = grpo_sg.grade
+    monkeypatch.setattr(grpo_sg, "grade", patched)
+    assert start(tmp_path / "run", "--save_every", 100, "--eval_every", 100, "--steps", 9) == 2
+    assert "late" in capsys.readouterr().err
+    assert program.read_json(tmp_path / "run" / "checkpoint" / "state.json")["step"] == 2
+
+
+RUN = """
+import sys, grpo_sg, tasks
+kk = tasks.TASKS["kk"]
+tasks.TASKS["kk"] = lambda cfg: kk(cfg)._replace(warmup=12)
+grpo_sg.main(sys.argv[1:])
+"""
+
+
+def test_equal_seeds_are_equal_runs_on_any_number_of_cores_and_beside_other_work(tmp_path):
+    """To the last bit. With more threads sums of large tensors would be cut in other places."""
+    flags = "--steps 2 --train_problems 3000 --eval_problems 20 --eval_samples 0 --updates 2".split()
+    hashes = set()
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for threads in ("1", "4", None):
+            out = tmp_path / f"{threads}"
+            environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+            environment.update({"OMP_NUM_THREADS": threads} if threads else {})
+            subprocess.run([sys.executable, "-c", RUN, *flags, "--out", str(out)], cwd=HERE, env=environment,
+                           check=True, capture_output=True)
+            weights = (out / "checkpoint" / "model.safetensors").read_bytes()
+            hashes.add(hashlib.sha256(weights).hexdigest())
+    finally:
+        busy.kill()
+        busy.wait()
+    assert len(hashes) == 1
+
+
+# ==== What a GPU asks ====
+
+def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_left(capsys):
+    """When a GPU's memory is full, with the same random numbers."""
+    model, generator, left = tiny_qwen(), torch.Generator(), []
+
+    def sampler(model, prompts, **settings):
+        assert all(tensor() is None for tensor in left), "an attempt is made while the last one's tensors live"
+        completions = sample(model, prompts, **settings)
+        if len(prompts) > 3:
+            held = torch.ones(3)
+            left.append(weakref.ref(held))
+            raise torch.OutOfMemoryError
+        return completions
+    more = dict(max_new_tokens=6, stop_ids=[0])
+    found = [grpo_sg.sample_in_parts(each, model, PROMPTS * 4, 8, generator.manual_seed(0), **more)
+             for each in (sampler, sample)]
+    assert found[0] == found[1] and len(left) == 2
+    assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
+
+
+def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
+    def sampler(*given, **settings):
+        raise torch.OutOfMemoryError
+    with pytest.raises(SystemExit), program.one_line_errors(grpo_sg.FULL_MEMORY):
+        grpo_sg.sample_in_parts(sampler, None, PROMPTS, 8, torch.Generator())
+    assert re.search("error: out of GPU memory: lower --tokens.*--resume takes all", capsys.readouterr().err)
+    names = re.findall(r"--(\w+)", grpo_sg.FULL_MEMORY)
+    resumable = {name for name, field in grpo_sg.Config.__dataclass_fields__.items() if field.metadata["resumable"]}
+    assert {"sample_batch", "tokens_per_micro_batch", "gradient_checkpointing"} <= resumable & {*names}
+
+
+@pytest.mark.parametrize("given, expected", [("", "expandable_segments:True None"),
+                                             ("PYTORCH_ALLOC_CONF=A", "A None"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A")])
+def test_the_allocators_variable_is_set_before_torch_is_loaded_and_if_the_user_has_not(given, expected):
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    code = ("import os, sys; sys.modules['torch'] = None\ntry: import grpo_sg\n"
+            f"except ImportError: print(*map(os.environ.get, {names}))")
+    environment = {key: value for key, value in os.environ.items() if key not in names}
+    environment.update([given.split("=")] if given else [])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=HERE)
+    assert found.stdout.strip() == expected
+
+
+def test_a_gpu_is_set_up(monkeypatch, capsys):
+    """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+        models.set_up_gpu()
+        assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+        assert models.bfloat16_works("cuda") == supported and not models.bfloat16_works("cpu")
+        assert ("T4 has no bfloat16" in capsys.readouterr().err) != supported
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_two_steps_on_a_gpu(start, tmp_path):
+    assert start(tmp_path / "run", "--steps", 2, "--updates", 2) == 0
+    rows = [row for row in rows_of(tmp_path / "run" / "metrics.jsonl") if "reward" in row]
+    assert [row["skipped"] for row in rows] == [0, 0] and rows[0]["kl"] < 0.05
 
 
 # ==== The command line ====
