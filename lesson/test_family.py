@@ -1,4 +1,4 @@
-"""The README's table of the family: each method, as a call of grpo_sg_loss, against loops over tokens."""
+"""The table of the family: each method, as a call of grpo_sg_loss, against loops over tokens."""
 import math
 import pathlib
 
@@ -48,7 +48,7 @@ def completion_mean(rows):
 
 
 def check(slow, fast, mean=token_mean):
-    """Compare the gradients of the mean of slow(i, t, logp) over tokens, and of the loss fast(logps)."""
+    """Compare the gradient of the mean of slow(i, t, logp) with that of the loss fast(logps)."""
     _, logps, _, _, mask = rollout()
     x = logps.clone().requires_grad_()
     rows = []
