@@ -1,0 +1,109 @@
+"""One example, carried through with numbers, as Markdown: it stands in lesson/README.md.
+
+    python -m lesson.example runs/NAME/warm_start        of a run of `python grpo_sg.py`
+
+Takes the tiny model as it was before reinforcement learning, samples a group of eight completions
+of one puzzle, and prints their rewards and advantages, what an update does with single tokens,
+and the tokens' probabilities after one update on this group alone.
+"""
+import sys
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import tasks
+from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
+
+QUESTION = ("Ada: if Alice knight then Amir knight. Alice: Alice knight and Ada knave. "
+            "Amir: Ada knave and Alice knight.")
+ROLES = {"Ada": "knight", "Alice": "knave", "Amir": "knave"}
+G = 8
+LEARNING_RATE = 2e-4  # the tiny model's
+SURE = 0.99  # tokens that are at least so likely are left out of the tables
+ROW = "| {} | {} | {} | {} | {} | {} | {} |"
+
+
+def reward(text, ended):
+    """As in grpo_sg.py: +3 right, -0.5 well formed but wrong, -3 badly formed."""
+    verdict = tasks.verify_kk(text, ROLES)
+    if not (ended and verdict.formatted):
+        return -3.0
+    return 3.0 if verdict.correct else -0.5
+
+
+def sample_group(model, tokenizer):
+    """(prompt, completions, texts, rewards) of the first seed whose rewards differ."""
+    prompt = tokenizer(QUESTION)["input_ids"]
+    stop = tokenizer.eos_token_id
+    for seed in range(100):
+        completions = sample(model, [prompt], n=G, max_new_tokens=48, stop_ids={stop},
+                             generator=torch.Generator().manual_seed(seed))
+        texts = [tokenizer.decode(c, skip_special_tokens=True) for c in completions]
+        rewards = [reward(text, c[-1] == stop) for text, c in zip(texts, completions)]
+        if len(set(rewards)) > 1:
+            return prompt, completions, texts, torch.tensor([rewards])
+    sys.exit("all groups had equal rewards: the model solves this puzzle always, or never")
+
+
+def gradient_norms(model, ids):
+    """(B, T): for each token the norm of the gradient of log pi with respect to the logits."""
+    with torch.no_grad():
+        p = model(input_ids=ids[:, :-1]).logits.float().softmax(-1)  # (B, T-1, V)
+    onehot = torch.nn.functional.one_hot(ids[:, 1:], p.shape[-1])
+    norms = (onehot - p).norm(dim=-1)  # d log pi / d logits = onehot - pi
+    return torch.nn.functional.pad(norms, (1, 0))
+
+
+def print_completion(tokenizer, i, ids, mask, columns):
+    """A table with a row for each token of completion i of which the model was not sure."""
+    print(ROW.format("token", "pi", "w", "A", "wA", "size of its gradient", "pi after"))
+    print(ROW.format(*["---"] * 7))
+    for t in mask[i].nonzero()[:, 0].tolist():
+        pi, w, A, wA, size, after = (float(column[i, t]) for column in columns)
+        if pi < SURE:
+            token = tokenizer.decode([int(ids[i, t])]).strip().replace("|", "\\|")
+            print(ROW.format(f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{A:+.2f}", f"{wA:+.2f}",
+                             f"{size:.2f}", f"{after:.3f}"))
+
+
+def main(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # not Auto-: it would be Qwen2's
+    prompt, completions, texts, rewards = sample_group(model, tokenizer)
+    A = group_advantages(rewards).flatten()  # (G,)
+
+    ids = pad_sequence([torch.tensor(prompt + c) for c in completions], batch_first=True)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, c in enumerate(completions):
+        mask[i, len(prompt):len(prompt) + len(c)] = True
+    logps = token_logps(model, ids, mask)  # (G, T)
+    w = token_weights(logps)
+    wA = w * A[:, None]
+    sizes = wA.abs() * gradient_norms(model, ids)
+
+    # One update on this group alone, as grpo_sg.py makes it.
+    loss, _ = grpo_sg_loss(logps, logps.detach(), A, mask, weights=w, clip_high=0.24)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.99),
+                      weight_decay=0).step()
+    with torch.no_grad():
+        after = token_logps(model, ids, mask).exp()
+
+    R = rewards[0]
+    print(f"> {QUESTION}\n")
+    listed = ", ".join(f"{x:g}" for x in R)
+    print(f"The rewards are {listed}: mean {R.mean():.3f}, standard deviation {R.std():.3f}.\n")
+    columns = logps.detach().exp(), w, A[:, None].expand_as(w), wA, sizes, after
+    for i, text in enumerate(texts):
+        if text in texts[:i]:
+            continue
+        print(f"Completion {i + 1} (of which there are {texts.count(text)}): R = {R[i]:g}, A = "
+              f"({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n\n    {text}\n")
+        print_completion(tokenizer, i, ids, mask, columns)
+        print()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,48 @@
+"""The example's numbers are what its columns say."""
+import math
+import re
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from lesson import example
+
+
+def save_tiny(folder):
+    """An untrained model of the puzzle's words."""
+    words = ["<|im_end|>", *sorted(set(re.findall(r"\s?\S+", example.QUESTION)))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s?\S+"), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer,
+                            eos_token="<|im_end|>").save_pretrained(folder)
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
+    return len(words)
+
+
+def test_the_columns(tmp_path, monkeypatch, capsys):
+    N = save_tiny(tmp_path)
+    monkeypatch.setattr(example, "reward", lambda text, ended: 3.0 if "Amir" in text else -0.5)
+    monkeypatch.setattr(example, "LEARNING_RATE", 0.01)
+    example.main(tmp_path)
+    gained = 0.0
+    rows = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
+    for row in rows:
+        pi, w, A, wA, size, after = map(float, row.strip("| ").split(" | ")[1:])
+        assert abs(w * A - wA) < 0.02
+        least = abs(wA) * math.sqrt(N / (N - 1)) * (1 - pi)
+        most = abs(wA) * math.sqrt(2) * (1 - pi)
+        assert least - 0.02 < size < most + 0.02
+        gained += A * (after - pi)
+    assert len(rows) > example.G and gained > 0  # the good got likelier, the bad less likely
+
+
+def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
+    save_tiny(tmp_path)
+    monkeypatch.setattr(example, "reward", lambda text, ended: 0.0)
+    with pytest.raises(SystemExit, match="equal rewards"):
+        example.main(tmp_path)
