@@ -79,8 +79,8 @@ def read_flags(settings, argv, about):
     """
     if argv is None and hasattr(sys, "ps1"):
         argv = []  # a notebook or a shell of Python: the process's arguments are not ours
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False, add_help=False, exit_on_error=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=about, usage="%(prog)s [--setting value ...]", add_help=False,
+                                     allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-h", "--help", action="help", help="print this and exit")
     groups = {}
     types = typing.get_type_hints(settings)
@@ -89,17 +89,25 @@ def read_flags(settings, argv, about):
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"}, reverse=True)
         words = f"{field.metadata['help']} ({shown(getattr(defaults, name))})".replace("%", "%%")
-        groups[title].add_argument(*flags, dest=name, default=None, help=words, **flag_of(types[name]))
+        groups[title].add_argument(f"--{name}", default=None, help=words, **flag_of(types[name]))
+    arguments = [with_underscores(each) for each in (sys.argv[1:] if argv is None else argv)]
     try:
-        given, unknown = parser.parse_known_args(argv)
+        given, unknown = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise UserError(f"{error.argument_name.split('/')[0]}: {error.message}") from None
+        raise UserError(f"{error.argument_name}: {error.message}") from None
     if unknown:
-        name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
+        name = unknown[0].split("=")[0].removeprefix("--")
         raise UserError(f"there is no setting {unknown[0]}{suggest(name, types)}; --help lists them all")
     return {name: value for name, value in vars(given).items() if value is not None}
+
+
+def with_underscores(argument):
+    """--group-size=4 as --group_size=4; other arguments as they are."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def shown(value):

@@ -37,10 +37,11 @@ class Settings:
 
 
 def test_flags_of_each_type_in_both_spellings():
-    text = "--steps 7 --lr 1e-4 --people 3 4 --brief --shaping none --task=math"
+    text = "--steps 7 --lr 1e-4 --people 3 4 --brief --shaping none --task=a-b"
     assert program.read_flags(Settings, text.split(), "") == {
-        "steps": 7, "lr": 1e-4, "people": [3, 4], "brief": True, "shaping": "none", "task": "math"}
+        "steps": 7, "lr": 1e-4, "people": [3, 4], "brief": True, "shaping": "none", "task": "a-b"}
     assert program.read_flags(Settings, ["--brief", "false"], "") == {"brief": False}
+    assert program.with_underscores("--group-size=a-b") == "--group_size=a-b"
     with pytest.raises(SystemExit, match="0"):
         program.read_flags(Settings, ["--help"], "about")
 
