@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 import grpo_sg as G
 import tasks
-from support import graph, sampler
+from support import graph
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -173,7 +173,7 @@ def bench_gpu(rounds):
     """support/graph.py's recorded sampler against grpo_sg.sample, model.generate and, where it is installed,
     vLLM (fixed lengths only), in seconds a token, 64 prompts x 8. On a CPU, where nothing is recorded, 4 x 8
     short completions with the small vocabulary show that it works, and what fixed shapes cost there. `off`:
-    how far off a sampler's tokens are, in probability (sampler.misfit)."""
+    how far off a sampler's tokens are, in probability (graph.misfit)."""
     def generate(model, prompts, *, n, max_new_tokens, stop_ids):
         width = max(map(len, prompts))
         ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts], device=DEVICE)
@@ -190,8 +190,9 @@ def bench_gpu(rounds):
         prompts = draw_prompts(shape[0], 64 // smaller)
         for law, mean, length in (("fixed", None, 512), ("long tail", 256, 2048)):
             model = build(shape, mean and mean // smaller)
-            draws = {"recorded": sampler.recorded(model) if CUDA else graph.sample, "plain": G.sample}
-            off = {side: sampler.misfit(model, draw, prompts[0]) for side, draw in draws.items()}
+            draws = {"recorded": graph.sample, "plain": G.sample}
+            with autocast():
+                off = {side: graph.misfit(model, draw, prompts[0]) for side, draw in draws.items()}
             print(f"  {name}, {law}, off: {off}")
             draws["generate"] = generate
             if law == "fixed" and importlib.util.find_spec("vllm"):

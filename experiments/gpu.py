@@ -7,7 +7,6 @@ Prints a table and writes results/gpu.json. Without a GPU every row but those of
 model, in some seconds, and written to --out alone: so the script is known to work on the day when there is one.
 """
 import argparse
-import copy
 import json
 import os
 import platform
@@ -18,9 +17,10 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, ".."))
 import grpo_sg  # before torch: it sets how PyTorch allocates memory
+import memory
 import tasks
 import torch
-from support import graph, memory, models, program
+from support import graph, models, program
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 GPU = torch.cuda.is_available()
@@ -88,8 +88,8 @@ def peak_memory(model, cfg):
     """GB allocated at the peak, less what AdamW's averages, not made here, would add, beside what is expected."""
     if not GPU:
         return
-    cfg = copy.copy(cfg)
-    needs = memory.peaks(model.config, cfg)
+    needs = memory.peaks(model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
+                         new=cfg.max_new_tokens)
     torch.cuda.reset_peak_memory_stats()
     columns = 300 + cfg.max_new_tokens - 1
     draw(grpo_sg.sample, model, cfg.sample_batch, columns, 2)

@@ -1,45 +1,127 @@
-"""Which model fits on which GPU, with a tenth of it to spare: computed, not measured. Prints the README's table.
+"""What of a model's sampling and update fits on a GPU, with a tenth of it to spare: computed, not
+measured.
 
-    python experiments/memory.py
+    python experiments/memory.py                                     the README's table
+    python experiments/memory.py --model FOLDER_OR_NAME --gpu 24     a model, on a card of 24 GB
 
-A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and offload where
---offload is needed, too. The formula is that of support/memory.py, for prompts of 300 tokens and completions of
-2,048.
+A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and
+offload where --offload is needed, too. Completions are taken to grow to --max_new_tokens, as if
+none ended before: most end long before. Of the model only its configuration is read. test_memory.py
+holds `peaks` to within 10 % of what is allocated, for the sampler of support/graph.py and for an
+update.
 """
-import os
-import sys
-from types import SimpleNamespace
+import argparse
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from support.memory import peaks
+from transformers import AutoConfig, Qwen2Config
 
+READ = 16_000  # as in support/graph.py: tokens of prompts that are read at once
+TOKENS = (2048, 3072, 4096, 8192, 16384)
+ROWS = (16, 32, 64, 128, 256, 512)
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048, 11008, 36, 16)}
 
 
-def largest(shape, card):
-    """The largest settings whose peaks leave a tenth of `card` GB free, without checkpointing and with the
-    moments on the GPU, where that is possible; "no" where nothing fits."""
-    H, inner, L, heads = shape
-    config = SimpleNamespace(hidden_size=H, intermediate_size=inner, num_hidden_layers=L, vocab_size=151_936,
-                             num_attention_heads=heads, num_key_value_heads=2, tie_word_embeddings=True)
+def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, offload=False,
+          beta=False):
+    """{"sampling": GB, "update": GB}, the peaks on a GPU that computes in bfloat16 over float32
+    weights.
+
+    config: of a transformers model. tokens: in a micro-batch. rows: that are sampled at once. new,
+    prompt: the tokens of the longest completion and prompt. beta: whether the reference of a KL is
+    held.
+    """
+    config = config.get_text_config()
+    H, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
+    heads = config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or 4 * H
+    head = getattr(config, "head_dim", None) or H // heads
+    K = (getattr(config, "num_key_value_heads", None) or heads) * head  # width of keys, of values
+    trunk = L * (2 * H * heads * head + 2 * H * K + 3 * H * inner)
+    N = trunk + H * V * (1 if config.tie_word_embeddings else 2)
+    weights = 4 * N * (2 if beta else 1)
+    moments = 0 if offload else 8 * N  # AdamW's two averages
+    copies = 2 * trunk  # the linear layers' weights in bfloat16
+    fixed = weights + moments
+    length = prompt + new
+    cache = 4 * K  # bytes a token and layer: a key and a value in bfloat16
+    # In an evaluation each row has a prompt of its own.
+    read = min(rows * prompt, max(READ, prompt)) * (6 * inner + 16 * H)
+    prefill = read + rows * prompt * cache * L + 4 * V * rows
+    decode = rows * length * cache * (L + 1) + 16 * V * rows  # logits to cdf, in float32
+    tokens = max(tokens, length)  # a longer row is a micro-batch of its own
+    layer = 8 * inner + 30 * H + cache  # what autograd saves, in bytes a token
+    logits = 4 * V * tokens  # in float32; at the backward pass's peak their softmax, two gradients
+    kept = tokens * (4 * H * L if checkpointing else L * layer)
+    forward = copies + 2 * logits
+    backward = max(3 * logits + (0 if checkpointing else copies),
+                   12 * V * H - kept,  # at its end: two gradients of that matrix, and their sum
+                   tokens * layer + copies / L + 4 * V * H if checkpointing else 0)
+    return {"sampling": (fixed + copies + max(prefill, decode)) / 1e9,
+            "update": (fixed + 4 * N + kept + max(forward, backward)) / 1e9}
+
+
+def largest(config, card, **given):
+    """(tokens, rows), the largest whose peaks leave a tenth of `card` GB free; 0 where the least
+    does not fit."""
+    fitting = [t for t in TOKENS if peaks(config, tokens=t, **given)["update"] <= 0.9 * card]
+    sampled = [r for r in ROWS if peaks(config, rows=r, **given)["sampling"] <= 0.9 * card]
+    return max(fitting, default=0), max(sampled, default=0)
+
+
+def cell(config, card):
+    """Without checkpointing, and with the averages on the GPU, where that is possible."""
     for offload in (False, True):
         for checkpointing in (False, True):
-            def fits(tokens, rows):
-                cfg = SimpleNamespace(tokens_per_micro_batch=tokens, sample_batch=rows, max_new_tokens=2048, beta=0,
-                                      gradient_checkpointing=checkpointing, offload=offload)
-                return peaks(config, cfg)
-            tokens = [t for t in (2048, 3072, 4096, 8192, 16384) if fits(t, 1)["update"] <= 0.9 * card]
-            rows = [r for r in (16, 32, 64, 128, 256, 512) if fits(1, r)["sampling"] <= 0.9 * card]
+            tokens, rows = largest(config, card, checkpointing=checkpointing, offload=offload)
             if tokens and rows:
-                return f"{tokens[-1]}, {rows[-1]}{', gc' * checkpointing}{', offload' * offload}"
+                return f"{tokens}, {rows}{', gc' * checkpointing}{', offload' * offload}"
     return "no"
 
 
-def main():
+def print_table():
     cards = (16, 24, 40, 80)
     print(f"| Qwen2.5 | {' | '.join(f'{card} GB' for card in cards)} |\n|---|{'---|' * len(cards)}")
-    for name, shape in SHAPES.items():
-        print(f"| {name} | {' | '.join(largest(shape, card) for card in cards)} |")
+    for name, (H, inner, L, heads) in SHAPES.items():
+        config = Qwen2Config(
+            hidden_size=H, intermediate_size=inner, num_hidden_layers=L, num_attention_heads=heads,
+            num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True)
+        print(f"| {name} | {' | '.join(cell(config, card) for card in cards)} |")
+
+
+def print_model(config, card, given):
+    print(f"| of {card:g} GB, a tenth to spare | tokens_per_micro_batch | GB | sample_batch | GB |")
+    print("|---|---|---|---|---|")
+    for offload in (False, True):
+        for checkpointing in (False, True):
+            how = {"checkpointing": checkpointing, "offload": offload, **given}
+            tokens, rows = largest(config, card, **how)
+            needs = peaks(config, tokens=tokens or TOKENS[0], rows=rows or ROWS[0], **how)
+            flags = " --gradient_checkpointing" * checkpointing + " --offload" * offload
+            update = tokens or f"{TOKENS[0]} does not fit"
+            sampling = rows or f"{ROWS[0]} do not fit"
+            print(f"| {flags.strip() or 'no flag'} | {update} | {needs['update']:.1f} "
+                  f"| {sampling} | {needs['sampling']:.1f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="a folder or a hub name; none: the table of Qwen2.5")
+    parser.add_argument("--gpu", type=float, default=24, help="GB of the card (%(default)s)")
+    parser.add_argument("--prompt", type=int, default=300,
+                        help="tokens of the longest prompt (%(default)s)")
+    parser.add_argument("--max_new_tokens", type=int, default=2048,
+                        help="of a completion (%(default)s)")
+    parser.add_argument("--beta", action="store_true", help="with the reference of a KL")
+    given = parser.parse_args()
+    if not given.model:
+        return print_table()
+    try:
+        config = AutoConfig.from_pretrained(given.model)
+    except Exception as error:  # no such name, no network, no such kind: each has its own type
+        parser.error(f"cannot read the configuration of --model {given.model}: give a folder "
+                     "written by save_pretrained, or a hub name and a network "
+                     f"({str(error).splitlines()[0]})")
+    lengths = {"prompt": given.prompt, "new": given.max_new_tokens}
+    print_model(config, given.gpu, {**lengths, "beta": given.beta})
 
 
 if __name__ == "__main__":

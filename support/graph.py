@@ -1,12 +1,13 @@
-"""Sampling whose decode step is recorded once and then replayed: grpo_sg.sample at the pace of the GPU.
+"""Sampling whose decode step is recorded once, then replayed: grpo_sg.sample at a GPU's pace.
 
-A decode step of 24 layers is about a thousand kernels. Python takes some 15 microseconds to launch each,
-most run for less, and so the GPU waits. A CUDA graph is a recording of launches that one call plays again:
-the same kernels on the same addresses. So these have to be fixed:
-- shapes: keys and values stand in buffers with room for columns to come, hidden by a mask until written;
-- addresses: what changes from step to step, the column too, is a tensor that the step changes in place;
-- the way: no step waits for a value to decide something. A row that has ended goes on until the host looks,
-  every BLOCK tokens. Once half of the rows have ended, or the room is full, all is made and recorded anew.
+A decode step of 24 layers is about a thousand kernels. Python takes some 15 microseconds to launch
+each, most run for less, and so the GPU waits. A CUDA graph is a recording of launches that one call
+plays again: the same kernels on the same addresses. So these have to be fixed:
+- shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
+- addresses: what changes from step to step, the column too, is a tensor changed in place;
+- the way: no step waits for a value to decide something. A row that has ended goes on until the
+  host looks, every BLOCK tokens. Once half of the rows have ended, or the room is full, all is made
+  and recorded anew.
 """
 import warnings
 from functools import partial
@@ -21,13 +22,13 @@ from transformers.cache_utils import DynamicLayer
 BLOCK = 16         # tokens between two looks at which rows have ended
 ROOM = 256         # tokens that new buffers have room for
 READ = 16_000      # tokens of prompts, pads included, that are read at once
-RECORDED = "cuda"  # the kind of device on which steps are recorded; elsewhere the same step just runs
+RECORDED = "cuda"  # the kind of device on which steps are recorded; elsewhere they just run
 NOT_RECORDED = "decode steps could not be recorded, and run one by one"
 
 
 class Buffers(DynamicLayer):
-    """The keys and values of a layer, (B, heads, columns, width). While prompts are read, column is None,
-    and each part's are kept; after that new ones are written at `column`, in place."""
+    """The keys and values of a layer, (B, heads, columns, width). While prompts are read, column is
+    None, and each part's are kept; after that new ones are written at `column`, in place."""
 
     def __init__(self):
         super().__init__()
@@ -45,8 +46,8 @@ class Buffers(DynamicLayer):
 
 
 def cast_weights(model):
-    """{name: tensor}: weights and biases of the linear layers as autocast would cast them anew in each step,
-    the vocabulary matrix left out; nothing where autocast is off."""
+    """{name: tensor}: weights and biases of the linear layers as autocast would cast them anew in
+    each step, the vocabulary matrix left out; nothing where autocast is off."""
     kind = model.device.type
     head = model.get_output_embeddings()
     cast = {}
@@ -59,16 +60,16 @@ def cast_weights(model):
 
 
 def next_logits(model, weights, ids, mask, position, cache):
-    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the model with `weights`
-    in place of its own ones of these names."""
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": position, "past_key_values": cache,
-              "use_cache": True, "logits_to_keep": 1}
+    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the model with
+    `weights` in place of its own ones of these names."""
+    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
+                  use_cache=True, logits_to_keep=1)
     output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
     return output.logits[:, -1].float()
 
 
 def draw(logits, u, temperature):
-    """As grpo_sg.py does: a token (B, 1) for each row of logits (B, V), by a uniform number u (B, 1)."""
+    """A token (B, 1) for each row of logits (B, V), by uniform numbers u (B, 1), as in grpo_sg.py."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
@@ -76,13 +77,17 @@ def draw(logits, u, temperature):
 
 
 def read_prompts(model, weights, prompts):
-    """Read each different one of the B prompts once, padded on the left to S columns. Returns the logits
-    (B, V) of the first tokens, and the state s, in which a step draws one more token for each row."""
+    """Read each different one of the B prompts once, padded on the left to S columns. Returns the
+    logits (B, V) of the first tokens, and the state s, in which a step draws one more token for
+    each row."""
     different = list(dict.fromkeys(map(tuple, prompts)))
     longest = max(map(len, different))
-    pads = [longest - len(p) for p in different]
-    ids = torch.tensor([[0] * k + [*p] for k, p in zip(pads, different)], device=model.device)
-    real = torch.tensor([[0] * k + [1] * len(p) for k, p in zip(pads, different)], device=model.device)
+    ids = torch.zeros(len(different), longest, dtype=torch.long)
+    real = torch.zeros_like(ids)  # 1 where there is a token
+    for i, prompt in enumerate(different):
+        ids[i, -len(prompt):] = torch.tensor(prompt)
+        real[i, -len(prompt):] = 1
+    ids, real = ids.to(model.device), real.to(model.device)
     position = (real.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
@@ -91,20 +96,24 @@ def read_prompts(model, weights, prompts):
     size = max(1, READ // longest)
     parts = zip(ids.split(size), real.split(size), position.split(size))
     logits = torch.cat([next_logits(model, weights, *part, cache) for part in parts])
-    numbers = {p: i for i, p in enumerate(different)}
-    which = torch.tensor([numbers[tuple(p)] for p in prompts], device=model.device)  # (B,)
+    number = {prompt: i for i, prompt in enumerate(different)}
+    which = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=model.device)  # (B,)
     column = torch.tensor([longest], device=model.device)  # where the next keys and values go
     for layer in cache.layers:
-        layer.keys, layer.values = (torch.cat(part)[which] for part in zip(*layer.parts))
+        keys, values = zip(*layer.parts)
+        layer.keys, layer.values = torch.cat(keys)[which], torch.cat(values)[which]
         layer.parts, layer.column = None, column
-    hidden = torch.zeros_like(real, dtype=layer.values.dtype).masked_fill(real == 0, -torch.inf)
+    mask = torch.zeros_like(real, dtype=layer.values.dtype).masked_fill(real == 0, -torch.inf)
     return logits[which], SimpleNamespace(
-        cache=cache, column=column, mask=hidden[which, None, None], position=position[which, -1:] + 1,
-        row=torch.arange(len(which), device=model.device), t=torch.zeros_like(column))
+        cache=cache, column=column,
+        mask=mask[which, None, None],  # (B, 1, 1, columns), added to the scores of the attention
+        position=position[which, -1:] + 1,
+        row=torch.arange(len(which), device=model.device),  # numbers of the completions
+        t=torch.zeros_like(column))
 
 
 def step(model, weights, s, temperature):
-    """Read the token of each row that was drawn last, number s.t of its completion, and draw the next."""
+    """Read the token that each row drew last, number s.t of its completion, and draw the next."""
     s.mask.index_fill_(3, s.column, 0.0)
     logits = next_logits(model, weights, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
@@ -114,33 +123,39 @@ def step(model, weights, s, temperature):
 
 
 def start(s, rows, columns, one_step):
-    """New buffers of so many columns for some rows of s, and a step on them. Returns what does the next."""
+    """New buffers of so many columns for some rows of s, and a step on them. Returns a function
+    that does the next one."""
+    more = columns - s.mask.shape[3]
     for layer in s.cache.layers:  # one by one, so that two whole caches never coexist
-        layer.keys, layer.values = (F.pad(x[rows], (0, 0, 0, columns - x.shape[2]))
-                                    for x in (layer.keys, layer.values))
-    s.mask = F.pad(s.mask[rows], (0, columns - s.mask.shape[3]), value=-torch.inf)
-    s.token, s.position, s.row = (x[rows] for x in (s.token, s.position, s.row))
+        layer.keys = F.pad(layer.keys[rows], (0, 0, 0, more))
+        layer.values = F.pad(layer.values[rows], (0, 0, 0, more))
+    s.mask = F.pad(s.mask[rows], (0, more), value=-torch.inf)
+    s.token, s.position, s.row = s.token[rows], s.position[rows], s.row[rows]
     one_step()  # not recorded, as a kernel's first launch may do more than launch
     if rows.device.type != RECORDED:
         return one_step
     recording = torch.cuda.CUDAGraph()
     try:
-        # The outer context leads back to this stream also where recording fails; the inner one does not.
+        # The outer context leads back to this stream where recording fails; the inner does not.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
             one_step()  # noted down, and not done
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # nothing was done, so the step can be done as it is
-        warnings.warn(f"{NOT_RECORDED} ({type(error).__name__}: {error})".splitlines()[0])
+        warnings.warn(f"{NOT_RECORDED} ({first_line(error)})")
         return one_step
     return recording.replay
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None, bar=""):
-    """grpo_sg.sample, for models whose layers keep all keys and values: raises ValueError for others.
-    stopping_criteria is asked after each block, about each of its tokens."""
+    """grpo_sg.sample, for models whose layers keep all keys and values: raises ValueError for
+    others. stopping_criteria is asked after each block, about each of its tokens."""
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
@@ -150,7 +165,8 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
                         cache_enabled=False):
         logits, s = read_prompts(model, weights, [p for p in prompts for _ in range(n)])
         where = generator.device if generator else model.device
-        s.u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where).to(model.device)
+        u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where)  # (B, T)
+        s.u = u.to(model.device)
         s.drawn = torch.zeros_like(s.u, dtype=torch.long)  # (B, T)
         s.token = draw(logits, s.u[:, :1], temperature)
         s.drawn[:, :1] = s.token
@@ -193,26 +209,26 @@ def decode(s, one_step, stop_ids, stopping_criteria, shown):
 
 @torch.no_grad()
 def misfit(model, sampler, prompt):
-    """How far off a sampler's tokens are in bfloat16, in probability. A token is right if the uniform number
-    that it was drawn by lies in its share of the model's distribution, in float32; the result is the mean
-    distance from there. Two prompts of unequal length, eight rows each, of which half end in each block of
-    tokens, so that graph.sample makes three recordings."""
+    """How far off a sampler's tokens are, in probability. A token is right if the uniform number
+    that it was drawn by lies in its share of the model's distribution, in float32; the result is
+    the mean distance from there. Two prompts of unequal length, eight rows each, of which half end
+    in each block of tokens, so that graph.sample makes several recordings."""
     limit = 3 * BLOCK + 5
     prompts = [prompt, prompt[len(prompt) // 2:]]
 
     def halve(drawn, scores):
         rows = torch.arange(len(drawn), device=drawn.device)
         return (rows % 2 == 1) & (drawn.shape[1] % BLOCK == 5)
-    with torch.autocast(model.device.type, torch.bfloat16):
-        completions = sampler(model, prompts, n=8, max_new_tokens=limit, stop_ids=[], stopping_criteria=halve,
-                              generator=torch.Generator().manual_seed(0))
+    completions = sampler(model, prompts, n=8, max_new_tokens=limit, stop_ids=[],
+                          generator=torch.Generator().manual_seed(0), stopping_criteria=halve)
     numbers = torch.rand(16, limit, generator=torch.Generator().manual_seed(0)).to(model.device)
     distances = []
     for i, tokens in enumerate(completions):
         u, T = numbers[i, :len(tokens)], len(tokens)
         ids = torch.tensor([prompts[i // 8] + tokens], device=model.device)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=T + 1).logits[0, :-1]  # (T, V)
-        shares = torch.softmax(logits.float(), -1)
+        with torch.autocast(model.device.type, enabled=False):
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=T + 1).logits[0, :-1]
+        shares = torch.softmax(logits.float(), -1)  # (T, V)
         end = shares.cumsum(-1).gather(1, ids[0, -T:, None])[:, 0]
         begin = end - shares.gather(1, ids[0, -T:, None])[:, 0]
         distances.append(torch.maximum(begin - u, u - end).clamp(min=0))
@@ -220,18 +236,19 @@ def misfit(model, sampler, prompt):
 
 
 def choose(model, plain, prompt, fast=sample):
-    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no further off than those
-    of `plain`, which is grpo_sg.sample; else `plain`, and why. prompt: at least two token ids. The model
-    should be trained: no token is wrong where all are equally likely."""
+    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no further off
+    than those of `plain`, which is grpo_sg.sample; else `plain`, and why. prompt: at least two
+    token ids. The model should be trained: no token is wrong where all are equally likely. To be
+    called under autocast if the sampler will be."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NOT_RECORDED)
             found = misfit(model, fast, prompt)
         usual = misfit(model, plain, prompt)
     except Exception as error:  # whatever torch, CUDA or the model may say
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        why = first_line(error)
         return plain, f"the plain sampler is used, as steps cannot be recorded ({why})"
     if not found <= 4 * usual + 0.001:
-        return plain, (f"the plain sampler is used, as recorded tokens are off by {found:.4f}, and its own by "
-                       f"{usual:.4f}")
+        return plain, ("the plain sampler is used, as recorded tokens are off by "
+                       f"{found:.4f}, and its own by {usual:.4f}")
     return fast, "completions are sampled by recorded steps (support/graph.py)"

@@ -1,27 +1,30 @@
-"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the same steps, bit by
-bit."""
+"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the same
+steps, bit by bit."""
 import torch
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, but that its two averages of each weight rest in host memory. A step brings those
-    of one parameter after the other to the GPU and back; a step of N weights moves 16 N bytes."""
+    """torch.optim.AdamW, but that its two averages of each weight rest in host memory. A step
+    brings those of one parameter after the other to the GPU and back: of N weights, 16 N bytes."""
 
     @torch.no_grad()
     def step(self):
         groups = self.param_groups
-        for group, p in [(group, p) for group in groups for p in group["params"] if p.grad is not None]:
-            self.param_groups = [{**group, "params": [p]}]
-            self.move(p, p.device)
-            super().step()
-            self.move(p, "cpu")
+        for group in groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.param_groups = [{**group, "params": [p]}]
+                    self.move(p, p.device)
+                    super().step()
+                    self.move(p, "cpu")
         self.param_groups = groups
 
     def move(self, p, device):
-        self.state[p].update({key: x.to(device) for key, x in self.state[p].items() if key != "step"})
+        state = self.state[p]  # empty before the first step
+        state.update({key: x.to(device) for key, x in state.items() if key != "step"})
 
     def load_state_dict(self, state_dict):
-        """AdamW would bring all averages to the GPU. They are loaded apart from the rest, and stay."""
+        """AdamW's own would bring all averages to the GPU. Here they stay in host memory."""
         saved = state_dict["state"]  # of parameters by their numbers, in the order of the groups
         steps = {number: {"step": state["step"]} for number, state in saved.items()}
         super().load_state_dict({**state_dict, "state": steps})

@@ -10,7 +10,8 @@ def trained(optimizer_class):
     model[1].bias.requires_grad_(False)  # some parameters never get a gradient
     saved = None
     for _ in range(2):
-        optimizer = optimizer_class(model.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0, fused=True)
+        optimizer = optimizer_class(model.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0,
+                                    fused=True)
         if saved:
             optimizer.load_state_dict(saved)
         for _ in range(3):
@@ -31,7 +32,10 @@ def test_one_parameters_averages_are_moved_at_a_time(monkeypatch):
     for p in parameters:
         p.grad = torch.ones_like(p)
     moves = []
-    monkeypatch.setattr(HostAdamW, "move", lambda self, p, device: moves.append((id(p), str(device))))
+
+    def move(self, p, device):
+        moves.append((id(p), str(device)))
+    monkeypatch.setattr(HostAdamW, "move", move)
     optimizer.step()
     assert moves == [(id(p), "cpu") for p in parameters for _ in range(2)]
 
@@ -47,4 +51,5 @@ def test_a_resume_brings_no_average_to_the_device():
     assert loaded.keys() == saved["state"].keys() and len(loaded) == 3
     for number, state in saved["state"].items():
         assert state.keys() == loaded[number].keys()
-        assert all(torch.equal(loaded[number][key], state[key]) for key in ("exp_avg", "exp_avg_sq"))
+        assert torch.equal(loaded[number]["exp_avg"], state["exp_avg"])
+        assert torch.equal(loaded[number]["exp_avg_sq"], state["exp_avg_sq"])

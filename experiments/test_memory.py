@@ -1,15 +1,17 @@
-"""The formula of memory.py against what is allocated, counted tensor by tensor on a CPU in bfloat16."""
-import types
+"""The formula of experiments/memory.py against what is allocated, counted tensor by tensor on a CPU
+in bfloat16."""
 import weakref
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Gemma3Config, Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
-from support.memory import peaks
+import memory
+from memory import peaks
+from support import graph
 
 
 class Peak(TorchDispatchMode):
@@ -21,7 +23,8 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)):
+        tensors = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        for storage in (x.untyped_storage() for x in tensors):
             if storage._cdata not in self.seen:
                 self.seen.add(storage._cdata)
                 self.now += storage.nbytes()
@@ -39,11 +42,6 @@ def made(width, inner, heads, layers):
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=8000, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=1, tie_word_embeddings=True)).eval()
-
-
-def settings(**given):
-    return types.SimpleNamespace(**{"tokens_per_micro_batch": 512, "sample_batch": 16, "max_new_tokens": 8,
-                                    "beta": 0, "gradient_checkpointing": False, **given})
 
 
 def fixed(model):  # GB that are there all the time: weights and AdamW's averages
@@ -67,15 +65,40 @@ def test_an_update(shape, checkpointing):
             logps = grpo_sg.token_logps(model, ids, mask, temperature=0.7)
         loss, _ = grpo_sg.grpo_sg_loss(logps, logps.detach(), torch.ones(4), mask)
         loss.backward()
-    expected = peaks(model.config, settings(gradient_checkpointing=checkpointing))["update"]
-    assert peak.peak / 1e9 == pytest.approx(expected - fixed(model) - 4e-9 * model.num_parameters(), rel=0.1)
+    expected = peaks(model.config, tokens=512, new=8, checkpointing=checkpointing)["update"]
+    gradients = 4e-9 * model.num_parameters()
+    assert peak.peak / 1e9 == pytest.approx(expected - fixed(model) - gradients, rel=0.1)
 
 
-# The peak is that of the prompts; of the cache and the logits.
-@pytest.mark.parametrize("prompt, n, new", [(128, 1, 8), (4, 8, 32)])
-def test_sampling(prompt, n, new):
+# The peak is that of the prompts, read at once or in parts; of the cache and the logits.
+@pytest.mark.parametrize("prompt, n, new, read", [
+    (128, 1, 8, 16_000), (128, 1, 8, 4096), (4, 8, 60, 16_000)])
+def test_sampling(prompt, n, new, read, monkeypatch):
+    monkeypatch.setattr(memory, "READ", read)
+    monkeypatch.setattr(graph, "READ", read)
     model = made(448, 2432, 7, 3)
+    prompts = [[i] * prompt for i in range(64 // n)]
     with Peak(model.parameters()) as peak, torch.autocast("cpu", torch.bfloat16):
-        grpo_sg.sample(model, [[1] * prompt] * (64 // n), n=n, max_new_tokens=new, stop_ids=[])
-    expected = peaks(model.config, settings(sample_batch=64, max_new_tokens=new), prompt)["sampling"]
+        graph.sample(model, prompts, n=n, max_new_tokens=new, stop_ids=[])
+    expected = peaks(model.config, rows=64, new=new, prompt=prompt)["sampling"]
     assert peak.peak / 1e9 == pytest.approx(expected - fixed(model), rel=0.1)
+
+
+def test_the_prompts_that_are_read_at_once_are_those_of_the_sampler():
+    assert memory.READ == graph.READ
+
+
+def test_a_models_command_names_what_fits_also_of_a_composite_one(tmp_path, monkeypatch, capsys):
+    text = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                num_attention_heads=14, num_key_value_heads=2, vocab_size=151_936)
+    Gemma3Config(text_config={**text, "head_dim": 64}).save_pretrained(tmp_path)
+    shown = []
+    for card in (16, 80):
+        monkeypatch.setattr("sys.argv", ["memory.py", "--model", f"{tmp_path}", "--gpu", f"{card}"])
+        memory.main()
+        shown.append(capsys.readouterr().out)
+    assert "of 16 GB" in shown[0] and "not fit" in shown[0] and "| no flag | 16384 |" in shown[1]
+    monkeypatch.setattr("sys.argv", ["memory.py", "--model", f"{tmp_path}/none"])
+    with pytest.raises(SystemExit):
+        memory.main()
+    assert "--model" in capsys.readouterr().err.splitlines()[-1]
