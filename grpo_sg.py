@@ -334,7 +334,8 @@ def sample_in_parts(sampler, model, contexts, most, generator, **settings):
         part = contexts[len(completions):][:most]
         state = generator.get_state()
         try:
-            completions += sampler(model, part, generator=generator, **settings)
+            with models.in_bfloat16(model.device):
+                completions += sampler(model, part, generator=generator, **settings)
         except torch.OutOfMemoryError:
             if len(part) == 1:
                 raise
@@ -816,7 +817,8 @@ def load(cfg):
     check_start(model, tokenizer, task, cfg)
     sampler = sample
     if cfg.sampler == "auto" and model.device.type == "cuda":
-        sampler, line = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
+        with models.in_bfloat16(model.device):
+            sampler, line = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
         print(line)
     return task, model, tokenizer, sampler, state
 
@@ -908,6 +910,7 @@ def run(cfg, out):
             return
     reference = models.prepare(models.read_model(first, local=True)[0], False) if cfg.beta else None
     rows, ending = train(model, tokenizer, task, cfg, out, reference=reference, state=state, sampler=sampler)
+    page.write(out)
     if ending == "not finite":
         raise program.UserError(
             f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "

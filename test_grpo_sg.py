@@ -1145,7 +1145,7 @@ def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
     def sampler(*given, **settings):
         raise torch.OutOfMemoryError
     with pytest.raises(SystemExit), program.one_line_errors(grpo_sg.FULL_MEMORY):
-        grpo_sg.sample_in_parts(sampler, None, PROMPTS, 8, torch.Generator())
+        grpo_sg.sample_in_parts(sampler, tiny_qwen(), PROMPTS, 8, torch.Generator())
     assert re.search("error: out of GPU memory: lower --tokens.*--resume takes all", capsys.readouterr().err)
     names = re.findall(r"--(\w+)", grpo_sg.FULL_MEMORY)
     resumable = {name for name, field in grpo_sg.Config.__dataclass_fields__.items() if field.metadata["resumable"]}

@@ -26,7 +26,7 @@ def read(folder, name, wanted=""):
     if (path := folder / name).exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             with contextlib.suppress(ValueError):
-                rows += [json.loads(line, parse_constant=lambda nan: None)] if wanted in line else []
+                rows += [json.loads(line)] if wanted in line else []
     return rows
 
 
@@ -77,7 +77,7 @@ def curves(folders):
     charts = {key: [] for key in CURVES}
     kinds = {}
     for folder in folders:
-        settings = [{**each, "seed": 0, "out": ""} for each in read(folder, "config.json")]
+        settings = [{**each, "seed": 0, "out": "", "resume": False} for each in read(folder, "config.json")]
         kind = kinds.setdefault(json.dumps(settings, sort_keys=True), {})
         kind[folder] = rows = read(folder, "metrics.jsonl")
     for i, kind in enumerate(kinds.values()):
@@ -245,6 +245,10 @@ if (told >= 0) evaluation.value = told;
 if (evaluation) (evaluation.oninput = mode.onchange = colour)();
 """
 if __name__ == "__main__":
-    if not all(Path(run, "metrics.jsonl").is_file() for run in sys.argv[1:] or ["nowhere"]):
-        sys.exit("name the folders of runs, such as runs/NAME: each has a metrics.jsonl")
-    print(write(*sys.argv[1:]))
+    runs = [run for run in sys.argv[1:] if Path(run, "metrics.jsonl").is_file()]
+    for other in sys.argv[1:]:
+        if other not in runs:
+            print(f"{other} is no run, as it has no metrics.jsonl: left out", file=sys.stderr)
+    if not runs:
+        sys.exit("name the folders of runs, such as runs/NAME")
+    print(write(*runs))

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -89,9 +90,27 @@ def test_a_run_that_was_killed_has_a_page(tmp_path):
 
 
 def test_several_runs_have_one_page_with_means_over_seeds(tmp_path):
-    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3) for seed in (1, 2, 3)))
+    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3, resume=seed == 2) for seed in (1, 2, 3)))
     assert seen.values("title")[0] == "1, 2" and seen.values("data-points")[0].startswith("[[1, 1.5], [2,")
     assert (tmp_path / "report.html").read_text("utf-8") == seen.text
+
+
+def test_what_is_no_run_is_left_out_and_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "none").mkdir()
+    command = [sys.executable, "-m", "support.page"]
+    done = subprocess.run([*command, tmp_path / "none", run], capture_output=True, text=True)
+    assert done.stdout.strip() == f"{run}/report.html" and "none is no run" in done.stderr
+    assert subprocess.run([*command, tmp_path / "none"], capture_output=True).returncode == 1
+
+
+def test_a_number_that_is_none_does_not_end_a_run(tmp_path):
+    run = make_run(tmp_path / "run")
+    path = run / "tokens.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["completions"][0]["pi"][0] = float("nan")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "nan" in Page(run).values("data-p")
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
