@@ -11,7 +11,7 @@ from transformers import Gemma3Config, Qwen2Config, Qwen2ForCausalLM
 import grpo_sg
 import memory
 from memory import peaks
-from support import graph
+from support import graph, models
 
 
 class Peak(TorchDispatchMode):
@@ -55,7 +55,8 @@ def test_an_update(shape, checkpointing):
     model = made(*shape)
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    grpo_sg.eval_mode(model, checkpointing)
+    models.keep_logits_in_float32(model)
+    model.train(checkpointing)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     ids = torch.randint(8000, (4, 129))
