@@ -113,7 +113,7 @@ NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
-    r"± \pm|: \colon|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
+    r"± \pm|: \colon|≡ \equiv|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
     r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
     r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
     r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
@@ -122,8 +122,8 @@ ALIASES = {alias: names.split()[0] for names in (
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
-    "½": "\\frac12", "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C", "⌊": "\\lfloor ",
-    "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    "½": "\\frac12", "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C",
+    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
     **{letter: f"\\{name} " for letter, name in GREEK.items()},
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
@@ -339,8 +339,8 @@ def minus(item):
 
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
-MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES), "π": number(complex(math.pi), "π"),
-            "e": number(complex(math.e), "e"), "i": number(1j, "i")}
+MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
+            "π": number(complex(math.pi), "π"), "e": number(complex(math.e), "e"), "i": number(1j, "i")}
 
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
@@ -603,19 +603,21 @@ NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|
 LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
     (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
     for colon in (":", ""))  # S : T = 7 : 32
+MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
-HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing)(?!\w)|n['’]t", re.I)
+HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing)(?!\w)|n['’]t",
+                    re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
 OTHERWISE = {  # what must not follow
-    CHOICE: re.compile(r"(?<!\S)(?:\(?[A-H][).:]|or|not|and\s+\(?[A-H])(?!\S)"),
+    CHOICE: re.compile(r"(?<![\w(])(?:\(?[A-H][).:]|or(?!\w)|not(?!\w)|and\s+\(?[A-H](?!\w))"),
     VERDICT: re.compile(r"^[\s,.;:!]*[\d+-]|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
 def said_last(answer):
-    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The area is } 5. No number and
-    no hedge goes before."""
+    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The area is } 5. No number
+    and no hedge goes before."""
     before, rest = "", ""
     for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
         before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
@@ -660,7 +662,7 @@ def equal_items(answer, gold):
                 return True
         target = read(golds)
         if target.constant and not target.name:
-            answers = LABEL.sub("", " ".join(answers)).split()
+            answers = MODULUS.sub(r"\1", LABEL.sub("", " ".join(answers))).split()
         elif target.kind == ":":
             answers = RATIO_LABEL.sub("", " ".join(answers)).split()
         return same(read(answers), target)

@@ -68,14 +68,25 @@ def words_of(text):
     return filtered(fold(text), in_word, " ").split()
 
 
+LETTER = r"[^\W\d_]"
+INITIALS = [(re.compile(pattern), new) for pattern, new in (
+    (rf"(?<!\w)({LETTER})\. (?={LETTER}\.)", r"\1."),  # J. K. is J.K.
+    (rf"(?<![\w.])((?:{LETTER}\.)++)(?={LETTER}{{2}})", r"\1 "),  # J.K.Rowling is J.K. Rowling
+    (rf"(?<!\w)(?<!\b{LETTER} ){LETTER}(?: {LETTER}(?!\w))++(?= {LETTER}{{2}})",
+     lambda match: match[0].replace(" ", "")))]  # J K Rowling is JK Rowling, but A B is not AB
+MOST_HYPHENS = 4  # that are each tried as a space and as nothing; of more, all at once
+
+
 def plain_answers(text):
     """The text as exact match sees it: folded, without punctuation, and without articles but a last one
-    (vitamin A is not vitamin). In some forms: a hyphen may stand for a space or for nothing, and J. K. for
-    J.K. Digits that a sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not
-    35."""
-    text = fold(text)
+    (vitamin A is not vitamin). In some forms: each hyphen may stand for a space or for nothing, and J. K.,
+    J K and J.K. for JK. Digits that a sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5,
+    and (-35) are not 35."""
+    text = joined = " ".join(fold(text).split())
+    for pattern, new in INITIALS:
+        joined = pattern.sub(new, joined)
     forms = set()
-    for words in {text, re.sub(r"(?<!\w)([^\W\d_])\.\s+(?=[^\W\d_]\.)", r"\1.", text)}:
+    for words in {text, joined}:
         # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
         words = re.sub(r"(?<![^\W_][^\w\s])(?<![^\W_])(?:a|an|the)\s+(?=[^\w\s]*\w)", "", words)
         words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
@@ -83,8 +94,19 @@ def plain_answers(text):
         words = re.sub(r"\A\s*-\s+(?=[\d.]+\s*\Z)", "-", words)  # - 5 is -5, - 12 May is 12 May
         words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
         words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
-        forms |= {" ".join(re.sub(r"(?<=\S)-+", hyphen, words).split()) for hyphen in (" ", "")}
+        forms |= without_hyphens(words)
     return forms - {""} or {text.strip()} - {""}
+
+
+def without_hyphens(words):
+    """The text with each hyphen as a space and as nothing, in every combination unless there are too many."""
+    first, *parts = re.split(r"(?<=\S)-+", words)
+    if len(parts) > MOST_HYPHENS:
+        return {" ".join(mark.join([first, *parts]).split()) for mark in (" ", "")}
+    forms = {first}
+    for part in parts:
+        forms = {form + mark + part for form in forms for mark in (" ", "")}
+    return {" ".join(form.split()) for form in forms}
 
 
 def bm25(passages, *, k1=1.2, b=0.75):
