@@ -40,7 +40,7 @@ if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import DynamicCache, StopStringCriteria
+from transformers import DynamicCache
 
 import tasks
 from support import graph, logs, models, offload, page, program, tiny
@@ -289,7 +289,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, samp
         completions += [Completion(problem, prompt) for _ in range(n)]
     # Without a tool there is one turn. With one there are max_turns in which a call of it ends the turn, is
     # answered, and the completion goes on; and a last turn, in which the tool is closed.
-    calls = StopStringCriteria(tokenizer, task.stop_text) if task.observe else None
+    calls = models.stop_at(tokenizer, task.stop_text) if task.observe else None
     turns = cfg.max_turns if task.observe else 0
     unfinished = completions
     for turn in range(turns + 1):
@@ -690,6 +690,8 @@ class Config:
                                  "of a generated validation or test set, or most of hotpotqa")
     max_turns: int = setting("model and data", 2, "searches that are answered, before one last turn", least=0,
                              useless=("kk", "math"))
+    retriever: str = setting("model and data", "", "URL of a search server, as Search-R1's; none: the passages "
+                             "of the questions", useless=("kk", "math"), resumable=True)
     chat_template_kwargs: str = setting("model and data", "{}", "JSON that the chat template is given, such "
                                         "as '{\"enable_thinking\": false}'")
     shaping: Literal["sg", "none", "ar"] = setting("method", "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
