@@ -1,4 +1,5 @@
 """The TRL bridge against grpo_sg.py, and against TRL's own trainer. Skipped where TRL is not installed."""
+import datetime
 import functools
 import os
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 import grpo_sg
 from grpo_sg import grpo_sg_loss, token_weights
@@ -46,8 +48,9 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     trainer.model.train()
     batch = trainer._generate_and_score_completions([{"prompt": "3"} for _ in ours])
     assert list(trainer._logs["rewards"]["read_reward"]) == [c.reward for c in ours]
-    assert trainer._metrics["train"]["accuracy"] == [pytest.approx(sum(c.solved for c in ours) / 10)]
-    assert trainer._metrics["train"]["completions/clipped_ratio"] == [pytest.approx(sum(c.truncated for c in ours) / 10)]
+    logged = trainer._metrics["train"]
+    assert logged["accuracy"] == [pytest.approx(sum(c.solved for c in ours) / 10)]
+    assert logged["completions/clipped_ratio"] == [pytest.approx(sum(c.truncated for c in ours) / 10)]
     for i, c in enumerate(ours):
         there = batch["completion_mask"][i].bool()
         assert batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist() == c.prompt
@@ -134,6 +137,13 @@ def test_completions_that_cannot_be_shared_evenly_are_refused():
         trl_train.make_config(cfg, 3)
 
 
+def launch(processes, function, folder):
+    """The function of this file in so many processes."""
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes, __file__,
+                    function, str(folder)], env=environment, check=True, timeout=300)
+
+
 def one_step(folder):
     """A process's part of a step of SGD on scripted completions, whose weights go to FOLDER/PROCESSES."""
     cfg = grpo_sg.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS, "--grad_clip", "1e9"])
@@ -158,11 +168,9 @@ def one_step(folder):
 
 def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
     cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True)
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     weights = []
     for processes in ("1", "2"):
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes, __file__,
-                        str(tmp_path)], env=environment, check=True)
+        launch(processes, "one_step", tmp_path)
         weights.append(torch.load(tmp_path / processes))
     completions = []
     for problem in (task.train[3], task.train[5]):
@@ -183,5 +191,29 @@ def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
     assert cfg.lr * largest > 1e-3  # else this would be a test of nothing
 
 
+def sample_sharded(folder):
+    """FSDP2 in two processes, which draw different numbers of tokens, and then learn together."""
+    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    rank = torch.distributed.get_rank()
+    model = models.load_model(f"{folder}/model")[0].eval()
+    settings = {"max_new_tokens": 4 + 5 * rank, "stop_ids": [], "temperature": 0}
+    plain = grpo_sg.sample(model, [[5, 6, 7]], **settings)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    for _ in range(2):
+        trl_train.keep_whole(model, True)
+        assert grpo_sg.sample(model, [[5, 6, 7]], **settings) == plain
+        trl_train.keep_whole(model, False)
+        assert all(part.to_local().numel() < part.numel() for part in model.model.layers.parameters())
+        model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_with_parts_of_the_weights_sample_without_waiting_for_each_other(tmp_path):
+    cases.save_model(tmp_path / "model", True)
+    launch("2", "sample_sharded", tmp_path)
+
+
 if __name__ == "__main__":
-    one_step(sys.argv[1])
+    globals()[sys.argv[1]](sys.argv[2])

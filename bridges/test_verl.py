@@ -205,8 +205,8 @@ def test_a_completion_that_verl_has_no_room_for_is_an_error(tmp_path):
         asyncio.run(loop.run({}, extra_info={"settings": json.dumps(vars(cfg)), "split": "train", "index": 0}))
 
 
-def test_a_setting_of_verls_own_is_refused_for_its_data():
-    for flags, words in ((["--lr", "1"], "--lr"), ([], "give --model")):
+def test_its_data_needs_a_model_and_refuses_settings_of_verls_own():
+    for flags, words in ((["--lr", "1"], "--lr"), ([], "--model is needed")):
         with pytest.raises(program.UserError, match=words):
             verl_data.main("a", "b", *(["--model", "m"] if flags else []), *flags)
 

@@ -2,9 +2,7 @@
 
     from bridges.trl_grpo_sg import GRPOSGTrainer      in place of trl.GRPOTrainer, from this folder's parent
 
-loss_type="dapo" is our token-mean, "grpo" our seq-mean-token-mean. For the k3 estimator of the KL as it is,
-set use_bias_correction_kl=False. Logs weight_mean and low_prob_frac beside the trainer's own metrics.
-"""
+It logs weight_mean and low_prob_frac beside the trainer's own metrics. README.md has the settings."""
 import math
 
 import torch

@@ -2,10 +2,8 @@
 
     accelerate launch --num_processes 8 -m bridges.trl_train --task kk --model Qwen/Qwen2.5-0.5B
 
-Prompts, completions, searches and rewards are those of grpo_sg.rollout, which runs in each process on its
-share of the completions; TRL has the advantages, the loss, and what several processes need. --prompts,
---group_size and --updates mean what they mean there, whatever the number of processes.
-"""
+Each process makes its share of the completions by grpo_sg.rollout: prompts, searches and rewards are those of
+grpo_sg.py. TRL has the advantages, the loss, and what several processes need."""
 import functools
 import math
 import os
@@ -26,7 +24,7 @@ REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "eval_every", "eval_s
 
 
 def parse(argv=None):
-    """(settings, the folder of the run). Raises UserError for a flag that has no effect on TRL."""
+    """(settings, the run's folder). Raises UserError for a flag that has no effect on TRL."""
     given = program.read_flags(grpo_sg.Config, argv, __doc__)
     refused = [f"--{name}" for name in REFUSED if name in given]
     if refused:
@@ -42,9 +40,8 @@ def make_config(cfg, processes, **others):
     """trl.GRPOConfig for our settings; `others` are added as they are, or replace one."""
     share, rest = divmod(cfg.prompts * cfg.group_size, cfg.updates * processes)
     if rest or not share:
-        raise program.UserError(
-            f"--prompts {cfg.prompts} times --group_size {cfg.group_size} completions cannot be shared evenly "
-            f"among --updates {cfg.updates} on {processes} processes")
+        raise program.UserError(f"--prompts {cfg.prompts} times --group_size {cfg.group_size} completions cannot "
+                                f"be shared evenly among --updates {cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
     return trl.GRPOConfig(**{**dict(
         seed=cfg.seed, max_steps=cfg.steps * cfg.updates,
@@ -71,6 +68,8 @@ def make_trainer(cfg, **others):
     args = make_config(cfg, int(os.environ.get("WORLD_SIZE", 1)), **others)
     trainer = GRPOSGTrainer(model, read_reward, args, rows, processing_class=tokenizer,
                             rollout_func=functools.partial(roll_out, task, cfg))
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        raise program.UserError("to share the weights among processes, only --use_fsdp --fsdp_version 2 works here")
     trainer.weigh = functools.partial(grpo_sg.shaping_weights, cfg=cfg)
     return trainer
 
@@ -87,13 +86,12 @@ def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
     keep_whole(model, False)
     model.train()
     return {"prompt_ids": [c.prompt for c in completions], "completion_ids": [c.tokens for c in completions],
-            "env_mask": [list(map(int, c.mask)) for c in completions], "logprobs": None,
-            "graded": completions}
+            "env_mask": [c.mask for c in completions], "logprobs": None, "graded": completions}
 
 
 def keep_whole(model, whole):
-    """With FSDP2 each process holds a part of the weights, and gets the others layer by layer, while all
-    processes compute the same. They do not in a rollout, in which lengths differ: hold all weights there."""
+    """With FSDP2 a process holds a part of the weights, and gets the others layer by layer while all processes
+    compute the same. In a rollout they do not, as lengths differ: hold all weights there."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_reshard_after_forward(not whole, recurse=False)
@@ -108,8 +106,7 @@ def read_reward(graded, log_metric, **_):
 
 
 def main(argv=None):
-    with program.one_line_errors(out_of_memory="lower --prompts or --sample_batch, or add "
-                                               "--gradient_checkpointing"):
+    with program.one_line_errors("lower --sample_batch, or add --gradient_checkpointing"):
         cfg, out = parse(argv)
         if os.path.exists(out) and accelerate.PartialState().is_main_process:
             raise program.UserError(f"--out {out} exists: name another folder")
@@ -118,7 +115,7 @@ def main(argv=None):
         trainer.save_model(os.path.join(out, "checkpoint"))
         if trainer.accelerator.is_main_process:
             program.write_json(os.path.join(out, "config.json"), vars(cfg))
-        trainer.accelerator.end_training()  # closes connections before a process exits, on which others may wait
+        trainer.accelerator.end_training()  # closes the connections on which other processes may wait
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python -m bridges.verl_data train.parquet valid.parquet --task kk --model Qwen/Qwen2.5-0.5B
 
-After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are made.
-"""
+After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are made."""
 import json
 import os
 import sys
@@ -14,17 +13,18 @@ import grpo_sg
 import tasks
 from support import models, program
 
-# Settings that the agent loop takes from the rows; the others are verl's own.
-KNOWN = ("model", "task", "data", "eval_data", "people", "brief", "train_problems", "eval_problems", "max_turns",
-         "retriever", "chat_template_kwargs", "max_new_tokens", "seed")
+# What the agent loop takes from the rows; the other settings are verl's own.
+KNOWN = ("max_new_tokens", "seed", *(name for name, field in grpo_sg.Config.__dataclass_fields__.items()
+                                     if field.metadata["group"] == "model and data"))
 
 
 def main(train, valid, *argv):
     given = program.read_flags(grpo_sg.Config, argv, __doc__)
     refused = [f"--{name}" for name in given if name not in KNOWN]
-    if refused or not given.get("model"):
-        raise program.UserError(f"--model is needed, and settings of verl go to its own command, by the table in "
-                                f"bridges/README.md: {', '.join(refused) or 'give --model'}")
+    if refused:
+        raise program.UserError(f"{', '.join(refused)} cannot be given here: see the table in bridges/README.md")
+    if not given.get("model"):
+        raise program.UserError("--model is needed: its prompts and their lengths depend on it")
     cfg = grpo_sg.parse(argv)
     task = tasks.make_task(cfg)
     tokenizer = models.read_tokenizer(cfg.model, os.path.isdir(cfg.model))
@@ -47,5 +47,5 @@ def main(train, valid, *argv):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    with program.one_line_errors(out_of_memory=""):
+    with program.one_line_errors(""):
         main(*sys.argv[1:])

@@ -1,7 +1,6 @@
 """GRPO-SG on verl: a policy loss that weights the advantages and calls verl's own, and an agent loop that
 makes prompts, answers searches and gives rewards as grpo_sg.rollout does. Run with verl 0.9.1; README.md has
-the command. Logs actor/weight_mean and actor/low_prob_frac beside verl's own metrics.
-"""
+the command. Logs actor/weight_mean and actor/low_prob_frac beside verl's own metrics."""
 import asyncio
 import functools
 import json
@@ -46,8 +45,8 @@ def set_up(settings, model):
 @register("grpo_sg")
 class AgentLoop(AgentLoopBase):
     """One completion, as grpo_sg.rollout makes it, but that verl's inference server draws the tokens. verl
-    takes the reward from here. A reward function of verl's is given text without special tokens, from which
-    nobody can tell whether a completion was cut off."""
+    takes the reward from here: a reward function of its own would get text without special tokens, which
+    does not tell whether a completion was cut off."""
 
     async def run(self, sampling_params, **row):
         info = row["extra_info"]
