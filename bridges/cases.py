@@ -24,7 +24,7 @@ def save_model(folder, opened):
     core.decoder = tokenizers.decoders.ByteLevel()
     opening = "<think>\n" if opened else ""
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token=ENDS[0], pad_token=ENDS[1], additional_special_tokens=[ENDS[2]],
+        tokenizer_object=core, eos_token=ENDS[0], additional_special_tokens=list(ENDS[1:]),
         chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}" + opening)
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,

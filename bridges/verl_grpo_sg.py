@@ -62,10 +62,9 @@ class AgentLoop(AgentLoopBase):
             output = await self.server_manager.generate(
                 request, prompt_ids=c.prompt + c.tokens,
                 sampling_params=dict(params) if closed else {**params, "stop": [task.stop_text]})
-            drawn = list(output.token_ids)
-            c.add(drawn, own=True)
+            c.add(output.token_ids, own=True)
             logps += output.log_probs or []
-            if closed or not models.stop_at(tokenizer, task.stop_text)(torch.tensor([drawn]), None):
+            if closed or not models.stop_at(tokenizer, task.stop_text)(torch.tensor([output.token_ids]), None):
                 break
             # In a thread, as the tool may be a server. The tokenizer stays in this one: it has a state.
             answers = await asyncio.to_thread(task.observe, [tokenizer.decode(c.own_tokens())])
