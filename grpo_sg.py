@@ -685,6 +685,8 @@ class Config:
                                  "of a generated validation or test set, or most of hotpotqa")
     max_turns: int = setting("model and data", 2, "searches that are answered, before one last turn", least=0,
                              useless=("kk", "math"))
+    retriever: str = setting("model and data", "", "URL of a search server, as Search-R1's; none: the passages "
+                             "of the questions", useless=("kk", "math"), resumable=True)
     chat_template_kwargs: str = setting("model and data", "{}", "JSON that the chat template is given, such "
                                         "as '{\"enable_thinking\": false}'")
     shaping: Literal["sg", "none", "ar"] = setting("method", "sg", "token weights; none: plain GRPO; ar: AR-Lopti")

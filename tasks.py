@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from support import data, qa
+from support import data, qa, retriever
 from support.final_answer import final_answer
 from support.math_equal import math_equal
 from support.program import UserError
@@ -493,8 +493,9 @@ def verify_qa(response, golds):
 
 def qa_task(cfg):
     """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data (the same, or "" for
-    that of data), model, max_turns, seed, train_problems and eval_problems. The passages of all questions
-    are searched together. Raises UserError where the settings do not fit."""
+    that of data), model, max_turns, retriever, seed, train_problems and eval_problems. The passages of all
+    questions are searched together, or those of the server at the URL cfg.retriever. Raises UserError where
+    the settings do not fit."""
     eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
     passages = {}  # a dict for its keys, each once and in order
 
@@ -515,9 +516,10 @@ def qa_task(cfg):
         valid = load("synthetic", "valid", cfg.eval_problems)
     else:
         train, valid = data.hold_out(train, test, eval_data, cfg)
+    search = retriever.connect(cfg.retriever) if cfg.retriever else qa.make_search(list(passages))
     return Task("qa", qa.SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa,
-                floor=most_frequent(problem.answer[0] for problem in test),
-                stop_text="</search>", observe=qa.make_tool(list(passages)), shortcuts=0.6)
+                floor=most_frequent(problem.answer[0] for problem in test), stop_text="</search>",
+                observe=functools.partial(qa.answer_calls, search), shortcuts=0.6)
 
 
 TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}  # name -> function of the settings, to a Task

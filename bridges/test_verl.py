@@ -1,11 +1,12 @@
-"""A training step of verl's actor against grpo_sg_loss; data, rewards, command. Skipped without verl."""
+"""A training step of verl's actor against grpo_sg_loss; the agent loop, in verl's worker, against a rollout;
+the command. Skipped without verl."""
+import asyncio
 import functools
 import json
 import os
 import re
-import runpy
-import sys
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -17,14 +18,18 @@ verl = pytest.importorskip("verl")
 import hydra  # noqa: E402
 import pandas  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
+from verl import DataProto  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
 from verl.plugin.platform.platform_cuda import PlatformCUDA  # noqa: E402
 from verl.plugin.platform.platform_manager import set_platform  # noqa: E402
 from verl.trainer.config import CheckpointConfig  # noqa: E402
 from verl.utils import tensordict_utils  # noqa: E402
 from verl.workers import config as settings  # noqa: E402
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
-from bridges import rewards  # noqa: E402
+from bridges import cases, verl_data, verl_grpo_sg  # noqa: E402
+from support import program  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -111,35 +116,104 @@ def test_a_training_step_of_verls_actor_is_ours(mode, beta, tmp_path, monkeypatc
         assert torch.allclose(weight - 0.1 * weight.grad, theirs[name], rtol=0, atol=1e-5)
 
 
-TEXTS = {  # of a task: a right completion for a gold answer, and a well-formed wrong one
-    "kk": (lambda gold: "<think> Hm. </think> <answer> {} </answer>".format(
-        ", ".join(f"{name} is a {role}" for name, role in gold.items())),
-        "<think> Hm. </think> <answer> Nobody is a knight </answer>"),
-    "math": ("\\boxed{{{}}}".format, "\\boxed{-7}"),
-    "qa": (lambda golds: f"<answer> {golds[0]} </answer>", "<answer> Nowhere </answer>")}
+def read_config(*flags):
+    """verl's settings, composed as its command does."""
+    folder = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
+    with hydra.initialize_config_dir(folder, version_base=None):
+        return hydra.compose("ppo_trainer", list(flags))
 
 
-@pytest.mark.parametrize("task", TEXTS)
-def test_its_rows_and_rewards(task, tmp_path, monkeypatch):
-    files = [f"{tmp_path}/train.parquet", f"{tmp_path}/test.parquet"]
-    monkeypatch.setattr(sys, "argv", ["", task, *files, "--train_problems", "7", "--eval_problems", "3"])
-    runpy.run_path(os.path.join(HERE, "verl_data.py"), run_name="__main__")
-    train, test = map(pandas.read_parquet, files)
-    assert (len(train), len(test)) == (7, 3)
-    row = train.iloc[0]
-    assert row["data_source"] == task and [m["role"] for m in row["prompt"]] == ["system", "user"]
-    gold = row["reward_model"]["ground_truth"]
-    right, wrong = TEXTS[task]
-    for text, score in ((right(json.loads(gold)), 3), (wrong, -0.5), ("", -3)):
-        assert rewards.compute_score(task, text, gold)["score"] == score
+def readme_flags():
+    with open(os.path.join(HERE, "README.md")) as file:
+        command, = re.findall(r"verl\.trainer\.main_ppo (.*?)```", file.read(), re.S)
+    return command.replace("\\\n", " ").split()
+
+
+class Server:
+    """In place of verl's vLLM: gives each request the turns of the next completion, and keeps what is asked."""
+
+    def __init__(self, completions):
+        self.left = [list(turns) for turns in completions]
+        self.requests = {}
+        self.asked = []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        turns = self.requests.setdefault(request_id, self.left[len(self.requests) - len(self.left)])
+        self.asked.append((request_id, list(prompt_ids), sampling_params))
+        tokens = turns.pop(0)
+        return TokenOutput(token_ids=tokens, log_probs=[-0.5] * len(tokens), stop_reason="completed")
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("name", cases.TEXTS)
+def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
+    """Through verl's own worker, with the flags of the README's command."""
+    cfg, task, model, tokenizer = cases.make(tmp_path / "model", name, opened)
+    completions = cases.script(tokenizer, task, task.train[3], opened)
+    ours = [cases.grade_by_hand(model, tokenizer, task, cfg, task.train[3], turns) for turns in completions]
+    assert [c.reward for c in ours] == cases.REWARDS[name]
+
+    files = [f"{tmp_path}/train.parquet", f"{tmp_path}/valid.parquet"]
+    flags = f"--task {name} --model {cfg.model} --train_problems 20 --eval_problems 5 --max_new_tokens 300"
+    verl_data.main(*files, *flags.split())
+    train, valid = map(pandas.read_parquet, files)
+    assert (len(train), len(valid)) == (len(task.train), len(task.valid))
+    config = read_config(
+        *readme_flags(), f"actor_rollout_ref.model.path={cfg.model}", "data.max_prompt_length=1500",
+        "data.max_response_length=2000", "+actor_rollout_ref.model.override_config.attn_implementation=eager")
+    server = Server(completions)
+    worker = AgentLoopWorker(config, server)
+    row = train.iloc[3]
+    columns = {"raw_prompt": row["prompt"], "extra_info": row["extra_info"], "data_source": name,
+               "reward_model": row["reward_model"], "index": 3}
+    rows = {}
+    for key, value in columns.items():
+        rows[key] = numpy.empty(10, dtype=object)
+        rows[key][:] = [value] * 10
+    batch = DataProto(batch=TensorDict({"dummy_tensor": torch.zeros(10, 1)}, [10]), non_tensor_batch=rows)
+    output = asyncio.run(worker.generate_sequences(batch))
+
+    there = output.batch["attention_mask"].bool()
+    for i, c in enumerate(ours):
+        assert output.batch["input_ids"][i][there[i]].tolist() == c.prompt + c.tokens
+        assert output.batch["response_mask"][i][:len(c.tokens)].tolist() == c.mask
+        assert output.batch["response_mask"][i][len(c.tokens):].sum() == 0
+        assert output.batch["rollout_log_probs"][i][:len(c.tokens)].tolist() == [-0.5 * own for own in c.mask]
+    assert output.batch["rm_scores"].sum(1).tolist() == [c.reward for c in ours]
+    assert output.non_tensor_batch["accuracy"].tolist() == [c.solved for c in ours]
+    assert output.non_tensor_batch["truncated"].tolist() == [c.truncated for c in ours]
+    ends = sorted(tokenizer.convert_tokens_to_ids(list(cases.ENDS)))
+    stops = [["</search>"], ["</search>"], None] if task.observe else [None]  # the last turn closes the tool
+    for c, request in zip(ours, server.requests):
+        asked = [(prompt, params) for other, prompt, params in server.asked if other == request]
+        assert len(asked) == c.tool_calls + 1
+        for (prompt, params), stop in zip(asked, stops):
+            assert (c.prompt + c.tokens)[:len(prompt)] == prompt  # token by token what came before
+            assert params["stop_token_ids"] == ends and params.get("stop") == stop
+            assert params["max_tokens"] == 300 and params["temperature"] == 0.7
+    assert name != "qa" or [c.tool_calls for c in ours] == [0] * 8 + [1, 2]
+
+
+def test_a_completion_that_verl_has_no_room_for_is_an_error(tmp_path):
+    cfg, task, _, tokenizer = cases.make(tmp_path / "model", "math", False)
+    loop = object.__new__(verl_grpo_sg.AgentLoop)
+    loop.config = read_config(f"actor_rollout_ref.model.path={cfg.model}")
+    loop.rollout_config = loop.config.actor_rollout_ref.rollout
+    loop.rollout_config.response_length = 2
+    loop.server_manager = Server([[tokenizer("abc")["input_ids"]]])
+    with pytest.raises(ValueError, match="data.max_response_length"):
+        asyncio.run(loop.run({}, extra_info={"settings": json.dumps(vars(cfg)), "split": "train", "index": 0}))
+
+
+def test_its_data_needs_a_model_and_refuses_settings_of_verls_own():
+    for flags, words in ((["--lr", "1"], "--lr"), ([], "--model is needed")):
+        with pytest.raises(program.UserError, match=words):
+            verl_data.main("a", "b", *(["--model", "m"] if flags else []), *flags)
 
 
 def test_the_readmes_command_is_one_that_verl_knows():
-    with open(os.path.join(HERE, "README.md")) as file:
-        command, = re.findall(r"verl\.trainer\.main_ppo (.*?)```", file.read(), re.S)
-    folder = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
-    with hydra.initialize_config_dir(folder, version_base=None):
-        config = hydra.compose("ppo_trainer", command.replace("\\\n", " ").split())
+    config = read_config(*readme_flags())
     actor = config.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == "grpo_sg" and actor.clip_ratio_c == 1e9
-    assert config.reward.custom_reward_function.path == "bridges/rewards.py"
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "grpo_sg"
+    assert config.actor_rollout_ref.model.external_lib == "bridges.verl_grpo_sg"

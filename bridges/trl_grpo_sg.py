@@ -2,9 +2,7 @@
 
     from bridges.trl_grpo_sg import GRPOSGTrainer      in place of trl.GRPOTrainer, from this folder's parent
 
-loss_type="dapo" is our token-mean, "grpo" our seq-mean-token-mean. For the k3 estimator of the KL as it is,
-set use_bias_correction_kl=False. Logs weight_mean and low_prob_frac beside the trainer's own metrics.
-"""
+It logs weight_mean and low_prob_frac beside the trainer's own metrics. README.md has the settings."""
 import math
 
 import torch
@@ -14,6 +12,7 @@ from grpo_sg import token_weights
 
 
 class GRPOSGTrainer(GRPOTrainer):
+    weigh = staticmethod(token_weights)  # log-probabilities (B, T) to weights (B, T); to None: plain GRPO
     _batch = None
 
     def _compute_loss(self, model, inputs):
@@ -26,14 +25,16 @@ class GRPOSGTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, *more = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._batch is not None:  # from _compute_loss, which reads the advantages after this call
-            w = token_weights(logps)  # (B, T)
-            A = self._batch["advantages"]  # (B,) or (B, T)
-            self._batch["advantages"] = w * (A if A.dim() == 2 else A[:, None])
-            self._log_means(weight_mean=w, low_prob_frac=(logps < math.log(1/3)).float())
+            w = self.weigh(logps)
+            if w is not None:
+                A = self._batch["advantages"]  # (B,) or (B, T)
+                self._batch["advantages"] = w * (A if A.dim() == 2 else A[:, None])
+            self._log_means(weight_mean=torch.ones_like(logps) if w is None else w,
+                            low_prob_frac=(logps < math.log(1/3)).float())
         return logps, *more
 
     def _log_means(self, **values):
-        """Mean over the completion tokens of all processes."""
+        """Mean over the tokens that the policy wrote, of all processes."""
         mask = self._batch["completion_mask"] * self._batch.get("tool_mask", 1)
         sums = torch.stack([mask.sum(), *((x * mask).sum() for x in values.values())]).float().detach()
         count, *sums = self.accelerator.reduce(sums, reduction="sum").tolist()

@@ -10,6 +10,7 @@ In an environment made from bridges/requirements-trl.txt; the figure needs matpl
 on a CPU need torchrun: with --cpu, accelerate launch starts one and says nothing. Writes
 results/processes.json and figures/processes.svg.
 """
+import functools
 import json
 import os
 import statistics
@@ -55,21 +56,15 @@ def one_step(out, optimizer, *flags):
     from bridges import trl_train
     cfg = grpo_sg.parse([*flags, "--updates", "1", "--grad_clip", "1e9"])
     others = {"optim": "sgd", "learning_rate": 1.0} if optimizer == "sgd" else {}
-    run = trl_train.trainer(cfg, output_dir=out + ".trainer", max_steps=1, logging_steps=1, **others)
-    tokenizer = run.processing_class
+    run = trl_train.make_trainer(cfg, output_dir=out + ".trainer", max_steps=1, logging_steps=1, **others)
 
-    def completions(prompts, trainer):
-        model = trainer.accelerator.unwrap_model(trainer.model).eval()
-        asked = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-                 for prompt in prompts]
+    def sampler(model, prompts, *, generator, **settings):
         drawn = []
-        for ids in asked[::cfg.group_size]:  # each process has whole groups
-            generator = torch.Generator().manual_seed(zlib.crc32(str(ids).encode()))
-            drawn += grpo_sg.sample(model, [ids], n=cfg.group_size, max_new_tokens=cfg.max_new_tokens,
-                                    stop_ids={tokenizer.eos_token_id}, generator=generator)
-        model.train()
-        return {"prompt_ids": asked, "completion_ids": drawn, "logprobs": None}
-    run.rollout_func = completions
+        for ids in prompts[::cfg.group_size]:  # each process has whole groups
+            own = torch.Generator().manual_seed(zlib.crc32(str(ids).encode()))
+            drawn += grpo_sg.sample(model, [ids], n=cfg.group_size, generator=own, **settings)
+        return drawn
+    run.rollout_func = functools.partial(run.rollout_func, sampler=sampler)
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     run.train()
     after = dict(run.accelerator.unwrap_model(run.model).named_parameters())
@@ -141,7 +136,7 @@ def cost(start, B=4, T=128):
             num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0))
         model.save_pretrained(folder)
         PreTrainedTokenizerFast.from_pretrained(start).save_pretrained(folder)
-        trainers = {shaping: trl_train.trainer(
+        trainers = {shaping: trl_train.make_trainer(
             grpo_sg.parse([*FLAGS, "--train_problems", "200", "--model", folder, "--shaping", shaping]),
             output_dir=folder, use_cpu=True)
             for shaping in ("none", "sg")}

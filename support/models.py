@@ -20,10 +20,7 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 
 def read_model(folder, local):
     """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model is run."""
-    # AutoTokenizer would put Qwen2's own rules in place of those in another model's tokenizer.json.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
-    tokenizer.chat_template = fix_date(tokenizer.chat_template)
-    return read_weights(folder, local), tokenizer
+    return read_weights(folder, local), read_tokenizer(folder, local)
 
 
 def read_weights(folder, local):
@@ -36,6 +33,13 @@ def read_weights(folder, local):
                 setattr(part, name, 0.0)
     return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype="float32", local_files_only=local,
                                                 trust_remote_code=False)
+
+
+def read_tokenizer(folder, local):
+    # AutoTokenizer would put Qwen2's own rules in place of those in another model's tokenizer.json.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
+    tokenizer.chat_template = fix_date(tokenizer.chat_template)
+    return tokenizer
 
 
 def hide_bars():
@@ -190,10 +194,12 @@ def call_tool(task, texts):
 
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
     """Token ids of a tool's answer: at most `most` in all, of which the last are its last line, so that
-    </information> is never cut off."""
+    </information> is never cut off. A special token that the text spells, such as <|im_end|>, becomes
+    ordinary ones: what a tool says opens no turn and closes none."""
     end = text.rfind("\n") if "\n" in text else len(text)
-    body = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
-    last = tokenizer(text[end:], add_special_tokens=False)["input_ids"][:most]
+    plain = {"add_special_tokens": False, "split_special_tokens": True}
+    body = tokenizer(text[:end], **plain)["input_ids"]
+    last = tokenizer(text[end:], **plain)["input_ids"][:most]
     return body[:most - len(last)] + last
 
 

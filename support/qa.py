@@ -16,29 +16,47 @@ SYSTEM = ("Answer the question. Think inside <think> and </think>. To look somet
 
 # ---- The tool ----
 
-def make_tool(passages):
-    """observe(texts): for each text, which ends with a call <search>query</search>, the three best passages."""
-    search = bm25(passages)
+PASSAGES = 3  # in an answer
+QUERY = 300  # most characters of a query: more are cut off
+# A passage may be anybody's text. Without angle brackets it has none of our tags, and no tokenizer's <|end|>.
+HARMLESS = str.maketrans("<>", "()")
 
-    @functools.lru_cache(10_000)
-    def find(query):
-        best = [f"Doc {i}: {passages[p]}" for i, p in enumerate(search(query, 3), 1)]
-        return best or ["Nothing was found: try other words."]
 
-    def observe(texts):
-        answers = []
-        for text in texts:
-            query = read_query(text)
-            lines = ["To search, write <search> a few words </search>."] if query is None else find(query)
-            answers.append("\n".join(["\n<information>", *lines, "</information>"]))
-        return answers
-    return observe
+def make_search(passages):
+    """search(queries, most): for each query the texts of the best passages, by BM25."""
+    rank = functools.lru_cache(10_000)(bm25(passages))
+
+    def search(queries, most):
+        return [[passages[p] for p in rank(query, most)] for query in queries]
+    return search
+
+
+def answer_calls(search, texts):
+    """The tool's answers to texts that end with a call <search>query</search>: the best passages. search:
+    as make_search or retriever.connect returns it; it is asked once, for all texts together."""
+    queries = [read_query(text) for text in texts]
+    asked = list(dict.fromkeys(query for query in queries if query))
+    found = dict(zip(asked, search(asked, PASSAGES))) if asked else {}
+    return [write_answer(found.get(query)) for query in queries]
+
+
+def write_answer(passages):
+    """The tool's text. passages: None if the call had no query."""
+    lines = ["Nothing was found: try other words."]
+    if passages is None:
+        lines = ["To search, write <search> a few words </search>."]
+    elif passages:
+        lines = [f"Doc {i}: {text}".translate(HARMLESS) for i, text in enumerate(passages, 1)]
+    return "\n".join(["\n<information>", *lines, "</information>"])
 
 
 def read_query(text):
-    """What stands in the last <search>...</search> of a text that ends with one; None if it does not."""
+    """What stands in the last <search>...</search> of a text that ends with one; None if it does not, or if
+    that is blank."""
     _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
-    return query if opened and "</search>" not in query else None
+    if not opened or "</search>" in query:
+        return None
+    return query.strip()[:QUERY] or None
 
 
 # ---- The verifier ----

@@ -1,0 +1,69 @@
+"""A search engine behind a server that speaks Search-R1's protocol (github.com/PeterGriffinJin/Search-R1,
+search_r1/search/retrieval_server.py), by which 21 million passages can be searched without being held here:
+
+    POST URL   {"queries": ["...", ...], "topk": 3, "return_scores": true}
+    answer     {"result": [[{"document": {"contents": "..."}, "score": 1.5}, ...], ...]}
+
+with a list of passages, the best first, for each query. What it sends is hostile text, as any text from the
+web is: qa.answer_calls makes it harmless.
+"""
+import functools
+import json
+import time
+import urllib.request
+
+from support.program import UserError, first_line, say
+
+BATCH = 128        # queries in a request
+SECONDS = 60       # to wait for the answer to one
+PATIENCE = 600     # seconds to wait for a server that went away: a large index takes minutes to load
+LONGEST = 2000     # characters of a passage
+
+
+def connect(url):
+    """search(queries, most): for each query the texts of at most `most` passages. Raises UserError if nothing
+    answers at the URL; search raises it if the server goes away and stays away."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--retriever must be the URL of a search server, such as "
+                        f"http://127.0.0.1:8000/retrieve, not {url}")
+    ask(url, ["Who was Ada Lovelace ?"], 1, patience=0)  # now, and not when the first completion searches
+    return functools.partial(search, url)
+
+
+def search(url, queries, most):
+    found = []
+    for i in range(0, len(queries), BATCH):
+        found += ask(url, queries[i:i + BATCH], most, PATIENCE)
+    return found
+
+
+def ask(url, queries, most, patience):
+    """The passages for the queries of one request, repeated for `patience` seconds while it fails."""
+    content = json.dumps({"queries": queries, "topk": most, "return_scores": True}).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+    end = time.monotonic() + patience
+    pause = 1
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                return read_passages(json.load(answer), len(queries), most)
+        except Exception as error:  # no server, no answer in time, half an answer, another program's answer
+            reason = first_line(error)
+        if time.monotonic() + pause > end:
+            raise UserError(f"no search server that speaks Search-R1's protocol answers at --retriever {url} "
+                            f"({reason}): start it, or give its address")
+        say(f"the search server at {url} does not answer ({reason}): trying again")
+        time.sleep(pause)
+        pause = min(2 * pause, 30)
+
+
+def read_passages(answer, queries, most):
+    """The texts in a server's answer to so many queries, each on one line."""
+    results = answer["result"]
+    if len(results) != queries:
+        raise ValueError(f"{len(results)} lists of passages for {queries} queries")
+    found = []
+    for result in results:
+        texts = [hit["document"]["contents"] for hit in result[:most]]
+        found.append([" ".join(text[:LONGEST].split()) for text in texts])
+    return found
