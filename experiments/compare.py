@@ -4,17 +4,17 @@
     python -m experiments.compare run help --seeds 0 1 2   a part of it
     python -m experiments.compare show                     the tables
 
-A run takes about half a minute on one core. Results are appended to results/compare.jsonl (--results), a run a line.
+A run takes about half a minute on one core. Results are appended to results/compare.jsonl (--results).
 
-The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are sampled: three
-people, a warm-up that ends early, and twice as many updates on a rollout as by default, of half as many prompts. Fixed
-beforehand, on validation problems alone: this regime, 40 steps, and the comparison that counts, sg against none in
-avg@4 on the test problems, over 20 paired seeds, each at the best learning rate of a grid, which reads validation
-problems of other seeds only.
+The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are sampled:
+three people, a warm-up that ends early, and twice as many updates on a rollout as by default, of half as many
+prompts. Fixed beforehand: this regime, 40 steps, and the comparison that counts, sg against none in avg@4 on
+the test problems, over 20 paired seeds, each method at the best learning rate of a grid on validation problems
+of other seeds.
 
-The noisy regime is where the method's story says that it should help: unlikely tokens that luck rewarded. In training
-one verdict in six is the wrong way round, 256 problems are all that there are, and there are 60 steps. It was fixed
-before its first run, and so was the comparison that counts, the same.
+The noisy regime is where the method's story says that it should help: unlikely tokens that luck rewarded. In
+training one verdict in six is the wrong way round, 256 problems are all that there are, and there are 60 steps.
+It was fixed before its first run, and so was the comparison that counts, the same.
 """
 import argparse
 import dataclasses
@@ -30,9 +30,10 @@ from experiments import paired
 RATES = 1e-4, 2e-4, 4e-4
 METHODS = "none", "sg", "sg / mean", "ar", "reverse"
 TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another temperature"
+# A part's names, of which the first is the base of comparisons, and its seeds.
 PARTS = {"grid": (METHODS, range(100, 104)), "help": (METHODS, range(20)),
          "noisy-grid": (METHODS, range(100, 104)), "noisy-help": (METHODS, range(20)),
-         "traps": (TRAPS, range(8)), "rambling": (TRAPS[:2], range(8))}  # part: names, the first of which is the base, seeds
+         "traps": (TRAPS, range(8)), "rambling": (TRAPS[:2], range(8))}
 GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid", "rambling": "grid"}
 
 
@@ -58,7 +59,8 @@ def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.comput
 
 
 PATCHES = {"sg / mean": paired.loss_of(paired.over_mean), "reverse": paired.loss_of(reverse),
-           "clip(w r)": {"grpo_sg_loss": weights_inside_the_clip}, "end token masked": {"make_batch": mask_by_value},
+           "clip(w r)": {"grpo_sg_loss": weights_inside_the_clip},
+           "end token masked": {"make_batch": mask_by_value},
            "scored at another temperature": {"compute_logps": score_at_another_temperature}}
 
 
@@ -68,8 +70,8 @@ def reward_with_luck(rng, c):
 
 
 def ramble(task):
-    """The task in which half of the warm-up's texts begin anew, again and again, where they should end, until they
-    are cut off: the policy has to learn from rewards to stop."""
+    """The task in which half of the warm-up's texts begin anew, again and again, where they should end, until
+    they are cut off: the policy has to learn from rewards to stop."""
     train = [problem._replace(shortcut=" ".join(4 * [problem.solution])) for problem in task.train]
     return task._replace(train=train, shortcuts=0.5)
 
@@ -80,6 +82,8 @@ def jobs_of(part, seeds, rows):
     """The runs of a part; the learning rate of a method is the best one of its grid, of a mistake that of sg."""
     names, usual = PARTS[part]
     rates = paired.best_rates([row for row in rows if row["part"] == GRID_OF.get(part)])
+    if part in GRID_OF and not rates:
+        raise SystemExit(f"the part {part} needs the learning rates of the part {GRID_OF[part]}: run that first")
     for seed in seeds or usual:
         for name in names:
             for lr in RATES if part not in GRID_OF else [rates.get(name, rates["sg"])]:
@@ -115,7 +119,8 @@ def show(rows):
                 values = [row["avg@4"] for row in paired.select(here, name=name, lr=lr).values()]
                 if len(values) > 1:
                     error = statistics.stdev(values) / len(values) ** 0.5
-                    print(f"{part}, {name}, lr {lr:g}: avg@4 {statistics.fmean(values):.3f} ± {error:.3f}")
+                    average = statistics.fmean(values)
+                    print(f"{part}, {name}, lr {lr:g}: avg@4 {average:.3f} ± {error:.3f}")
 
 
 def tell_against_base(part, name, base, rows):
@@ -133,12 +138,12 @@ def tell_against_base(part, name, base, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["run", "show"])
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all, if none is named")
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, help="in place of a part's own")
     parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "compare.jsonl")
     args = parser.parse_args()
     if args.what == "run":
-        for part in args.parts or PARTS:
+        for part in args.parts:
             paired.run_jobs(args.results, jobs_of(part, args.seeds, paired.read_rows(args.results)), work)
     show(paired.read_rows(args.results))
 

@@ -1,5 +1,5 @@
-"""What the experiments on learning share: warm starts of the tiny model, copies of one that are trained with one thing
-changed, files of rows with which a stopped command goes on, and intervals."""
+"""What the experiments on learning share: warm starts of the tiny model, copies of one that are trained with
+one thing changed, files of rows with which a stopped command goes on, and intervals."""
 import contextlib
 import copy
 import dataclasses
@@ -22,8 +22,9 @@ from support import tiny
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 # 97.5 % quantiles of Student's t with 1, 2, .. 29 degrees of freedom.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045)
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+         2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+         2.052, 2.048, 2.045)
 
 
 # ---- Warm starts, and training from them ----
@@ -34,8 +35,8 @@ def unchanged(task):
 
 @functools.lru_cache(1)
 def warm_start(seed, warmup, change=unchanged, **settings):
-    """(model, tokenizer, task, cfg): the tiny model of `python grpo_sg.py` with these settings, after a warm-up of so
-    many steps on the task that `change` makes of the task. It is for copying: the next call may return the same."""
+    """(model, tokenizer, task, cfg): the tiny model of `python grpo_sg.py` with these settings, after a warm-up
+    of so many steps on what `change` makes of the task. It is for copying: the next call may return the same."""
     cfg = grpo_sg.parse([], seed=seed, eval_every=10 ** 6, **settings)
     task = change(tasks.make_task(cfg)._replace(warmup=warmup))
     torch.manual_seed(seed)
@@ -45,8 +46,8 @@ def warm_start(seed, warmup, change=unchanged, **settings):
 
 
 def train_copy(start, patches=None, **settings):
-    """(model, row): a copy of the warm start trained with these settings, and what there is to say of the training.
-    patches: name -> what stands there in the place of grpo_sg's own."""
+    """(model, row): a copy of the warm start trained with these settings, and what there is to say of the
+    training. patches: name -> what stands there in the place of grpo_sg's own."""
     model, tokenizer, task, cfg = start
     model = copy.deepcopy(model)
     norms = []  # of every update, before clipping
@@ -82,7 +83,7 @@ def measure(model, start, problems):
 # ---- Weights that the program does not have, for patches of grpo_sg_loss ----
 
 def loss_of(weigh):
-    """grpo_sg_loss with the weights that weigh(w, pi, mask), of GRPO-SG's own ones and the probabilities, returns."""
+    """A patch: grpo_sg_loss with the weights that weigh(w, pi, mask) makes of GRPO-SG's own, all (B, T)."""
     def loss(logps, old_logps, advantages, mask, *, weights, **more):
         changed = weigh(weights, logps.detach().exp(), mask)
         return grpo_sg_loss(logps, old_logps, advantages, mask, weights=changed, **more)
@@ -103,8 +104,9 @@ def read_rows(path):
 
 
 def run_jobs(path, jobs, work):
-    """work(**job), a dict, of each job, a dict, of which the file has no row yet; appends a row, the two with commit
-    and date. Stop it when you like; processes with different jobs may share the file."""
+    """work(**job), a dict, of each job, a dict, of which the file has no row yet; appends a row, the two with
+    commit and date. Stop it when you like; processes with different jobs may share the file. Rows of another
+    program count as done: move its file away first."""
     torch.set_num_threads(1)
     for job in jobs:
         if any(job.items() <= row.items() for row in read_rows(path)):

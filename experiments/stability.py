@@ -4,20 +4,15 @@
     python -m experiments.stability run --seeds 0 1 2     these alone: two processes may share the file
     python -m experiments.stability show                  the tables
 
-A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run
-a line. --parts "few problems" runs this part alone: it has seeds 10 to 19, too.
+A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run a
+line. The regime is compare.py's, the seeds are 0 to 9, and every method starts from the same warm start of a
+seed. Fixed before the first run:
 
-The regime is compare.py's (kk, an early end of the warm-up, 16 prompts, 8 updates on a rollout, 40 steps),
-the seeds 0 to 9, and every method starts from the same warm start of a seed. Fixed before the first run:
-
-The map. Learning rates 1e-4 to 1.6e-3 in factors of two, from half of GRPO's best one in compare.py's grid
-to where nothing is left. A run has collapsed if its test avg@4 after the last step is below its own warm
-start's; equal is not below. An update that is not finite is left out by the training loop, and the run
-counts like any other. A seed's collapse rate T, in octaves: its gain, avg@4 minus the warm start's, is
-joined by straight lines over log2 of the five rates, and T is the lowest log2 rate plus the length on which
-that line is at or above 0. For a curve that falls once this is where it crosses 0. 2 ** (mean of T) is the
-geometric mean of these rates, not the rate at which half of the runs collapse. T is at an end of the range
-if a curve never or always is above 0: counted, printed.
+The map. Learning rates 1e-4 to 1.6e-3 in factors of two. A run has collapsed if its test avg@4 after the last
+step is below its own warm start's; equal is not below. A seed's collapse rate T, in octaves: its gain, avg@4
+minus the warm start's, is joined by straight lines over log2 of the five rates, and T is the lowest log2 rate
+plus the length on which that line is at or above 0. For a curve that falls once this is where it crosses 0.
+2 ** (mean of T) is the geometric mean of these rates, not the rate at which half of the runs collapse.
 
 The comparison that counts: D = mean over seeds of T(sg) - T(none), with a 95 % interval by Student's t, once
 all ten seeds are there; before that it is called interim. With s = log2(mean weight of sg), about 0.47, as a
@@ -26,20 +21,13 @@ common factor of the weights would move the curve by -s:
     "moved by the factor": it is below 0 and contains -s. "Less stable": it is below 0 and does not.
     "no difference": it contains 0 and lies between -s and s.
     "unresolved": it contains 0, and -s or s.
-If at more than two seeds a T of either method is at an end of the range, the answer is "out of range".
-Secondary, the same way: T of sg / mean and of ar minus none's, and of sg minus that of sg / mean, which is
-the common factor alone; test avg@4 of sg minus none's at the same rate, averaged over the five rates, and
-minus none's at the rate times the factor, by the same straight lines, over the four rates where it is
-defined; at 2e-4 the coefficient of variation of the gradient norm minus none's. Nothing but D is a test of
-the claim; no interval is corrected for their number.
+    "out of range": at more than two seeds a T of either method is at an end of the range.
+Secondary: T of the other methods; nothing but D is a test of the claim, and no interval is corrected.
 
 Updates: none, sg, sg / mean with 4 and 16 updates on a rollout of the same size, at 4e-4, beside the map's 8.
-What counts: avg@4 of sg minus none's at 16 updates.
-Few problems: 64 training problems, 300 steps, 1e-4. What counts: the gap, avg@4 on the 64 minus avg@4 on the
-test problems, of sg minus none's.
-Third reading of the weight, w = clip(2 sigmoid(9 (pi - 0.25)), 1, 1.4): one row beside sg at 1e-4.
-
-Gradient norms are of every update, before clipping.
+What counts: avg@4 of sg minus none's at 16 updates. Few problems: 64 training problems, 300 steps, 1e-4; what
+counts: the gap, avg@4 on the 64 minus avg@4 on the test problems, of sg minus none's. Third reading of the
+weight, w = clip(2 sigmoid(9 (pi - 0.25)), 1, 1.4): one row beside sg at 1e-4.
 """
 import argparse
 import functools
@@ -100,21 +88,15 @@ def work(part, seed, name, lr, updates, steps):
         task = task._replace(train=task.train[:64])
     start = model, tokenizer, task, cfg
     shaping = name if name in ("none", "ar") else "sg"
-    model, row = paired.train_copy(start, PATCHES.get(name), lr=lr, updates=updates, steps=steps, shaping=shaping)
+    model, row = paired.train_copy(start, PATCHES.get(name), lr=lr, updates=updates, steps=steps,
+                                   shaping=shaping)
     row = {**paired.measure(model, start, task.test), **row, "before": before}
     if part == "few problems":
         row.update({"before seen": seen, "avg@4 seen": paired.measure(model, start, task.train)["avg@4"]})
-        row["gap"] = row["avg@4 seen"] - row["avg@4"]
     return row
 
 
 # ---- Tables ----
-
-def value_at(x, ys):
-    """The line through the points (OCTAVES, ys), at x within their range."""
-    i = max(i for i in range(len(OCTAVES) - 1) if OCTAVES[i] <= x)
-    return ys[i] + (ys[i + 1] - ys[i]) * (x - OCTAVES[i]) / (OCTAVES[i + 1] - OCTAVES[i])
-
 
 def length_above(ys):
     """The length of the part of the x-axis on which the line through (OCTAVES, ys) is at or above 0."""
@@ -126,33 +108,26 @@ def length_above(ys):
     return total
 
 
-def curves_of(rows, name):
-    """{seed: its rows at the five rates}, of the seeds that have them all."""
+def collapse_rates(rows, name):
+    """{seed: T}, in octaves, of the seeds that have all five rates."""
     columns = [paired.select(rows, part="map", name=name, lr=lr) for lr in RATES]
-    seeds = sorted(set.intersection(*(set(column) for column in columns)))
-    return {seed: [column[seed] for column in columns] for seed in seeds}
-
-
-def gains_of(curve):
-    return [row["avg@4"] - row["before"] for row in curve]
-
-
-def collapse_rates(curves):
-    """{seed: T}, in octaves."""
-    return {seed: OCTAVES[0] + length_above(gains_of(curve)) for seed, curve in curves.items()}
+    found = {}
+    for seed in sorted(set.intersection(*(set(column) for column in columns))):
+        gains = [column[seed]["avg@4"] - column[seed]["before"] for column in columns]
+        found[seed] = OCTAVES[0] + length_above(gains)
+    return found
 
 
 def judge(D, s, at_an_end):
     """What D, of each seed, is called by the rule in the docstring."""
     _, low, high = paired.interval(D)
-    interim = " (interim: fewer than 10 seeds)" if len(D) < 10 else ""
     if at_an_end > 2:
-        return f"out of range{interim}"
+        return "out of range"
     if low > 0:
-        return f"stabler{interim}"
+        return "stabler"
     if high < 0:
-        return ("moved by the factor" if low <= -s <= high else "less stable") + interim
-    return ("no difference" if -s < low and high < s else "unresolved") + interim
+        return "moved by the factor" if low <= -s <= high else "less stable"
+    return "no difference" if -s < low and high < s else "unresolved"
 
 
 def subtract(a, b):
@@ -174,36 +149,25 @@ def show_map(rows):
 
 def show_collapse(rows):
     """D and what it is called; then what is secondary."""
-    curves = {name: curves_of(rows, name) for name in METHODS}
-    T = {name: collapse_rates(curves[name]) for name in METHODS}
-    ends = {}
-    for name in METHODS:
-        ends[name] = sum(t - OCTAVES[0] < 1e-9 or OCTAVES[-1] - t < 1e-9 for t in T[name].values())
-        if len(T[name]) > 1:
-            low, middle, high = (2 ** x for x in sorted(paired.interval(list(T[name].values()))))
-            print(f"{name}: collapse rate {middle:.2e} [{low:.2e}, {high:.2e}], geometric mean of "
-                  f"{len(T[name])} seeds, {ends[name]} at an end of the range")
+    T = {name: collapse_rates(rows, name) for name in METHODS}
+    ends = {}  # of each method, how many T are at an end of the range
+    for name, found in T.items():
+        ends[name] = sum(t - OCTAVES[0] < 1e-9 or OCTAVES[-1] - t < 1e-9 for t in found.values())
+        if len(found) > 1:
+            middle, low, high = (2 ** x for x in paired.interval(list(found.values())))
+            print(f"{name}: collapse rate {middle:.2e} [{low:.2e}, {high:.2e}], geometric mean of {len(found)} "
+                  f"seeds, {ends[name]} at an end of the range")
     D = subtract(T["sg"], T["none"])
     if len(D) < 2:
         return print("no comparison yet: it needs two seeds with all five rates")
-    weights = [row["weight_mean"] for curve in curves["sg"].values() for row in curve]
-    s = math.log2(statistics.fmean(weights))
+    s = math.log2(statistics.fmean(row["weight_mean"] for row in rows
+                                   if row["part"] == "map" and row["name"] == "sg"))
+    interim = " (interim: fewer than 10 seeds)" if len(D) < 10 else ""
     print(f"mean weight of sg {2 ** s:.3f}, s = {s:.3f} octaves")
-    print(f"D = T(sg) - T(none) = {paired.in_words(D)}: {judge(D, s, max(ends['sg'], ends['none']))}")
+    print(f"D = T(sg) - T(none) = {paired.in_words(D)}: {judge(D, s, max(ends['sg'], ends['none']))}{interim}")
     for a, b in (("sg / mean", "none"), ("ar", "none"), ("sg", "sg / mean")):
         if len(subtract(T[a], T[b])) > 1:
             print(f"    T({a}) - T({b}) = {paired.in_words(subtract(T[a], T[b]))}")
-    same, moved, variation = [], [], []
-    for seed in sorted(curves["sg"].keys() & curves["none"].keys()):
-        ours, theirs = curves["sg"][seed], curves["none"][seed]
-        gain, other = gains_of(ours), gains_of(theirs)
-        same.append(statistics.fmean(gain) - statistics.fmean(other))
-        shifted = [value_at(x + s, other) for x in OCTAVES[:-1]]
-        moved.append(statistics.fmean(gain[:-1]) - statistics.fmean(shifted))
-        variation.append(ours[1]["norm cv"] - theirs[1]["norm cv"])
-    print(f"    avg@4 of sg minus none's at the same rates: {paired.in_words(same)}")
-    print(f"    avg@4 of sg minus none's at the rates times the factor: {paired.in_words(moved)}")
-    print(f"    variation of the gradient norm at {RATES[1]:g}: {paired.in_words(variation)}")
 
 
 def show_part(rows, title, base, keys, **cell):
@@ -215,19 +179,23 @@ def show_part(rows, title, base, keys, **cell):
         if len(here.keys() & others.keys()) < 2:
             continue
         down = sum(row["avg@4"] < row["before"] for row in here.values())
-        means = [f"{key} {statistics.fmean(row[key] for row in here.values()):.3f}" for key in ("before", *keys)]
+        means = [f"{key} {statistics.fmean(row[key] for row in here.values()):.3f}" for key in keys]
         print(f"    {name}: {', '.join(means)}, {down} of {len(here)} collapsed")
         for key in keys if name != base else ():
-            print(f"        {key} minus that of {base}: {paired.in_words(paired.differences(here, others, key))}")
+            print(f"        {key} minus {base}'s: {paired.in_words(paired.differences(here, others, key))}")
 
 
 def show(rows):
+    for row in rows:
+        if "avg@4 seen" in row:
+            row["gap"] = row["avg@4 seen"] - row["avg@4"]
     show_map(rows)
     show_collapse(rows)
     for updates, part in ((4, "updates"), (8, "map"), (16, "updates")):
         show_part(rows, f"{updates} updates on a rollout, 4e-4", "none", ("avg@4",), part=part, lr=4e-4,
                   updates=updates)
-    show_part(rows, "64 problems, 300 steps, 1e-4", "none", ("avg@4", "avg@4 seen", "gap"), part="few problems")
+    show_part(rows, "64 problems, 300 steps, 1e-4", "none", ("avg@4", "avg@4 seen", "gap"),
+              part="few problems")
     show_part(rows, "third reading of the weight, 1e-4", "sg", ("avg@4",), part="map", lr=1e-4)
 
 
