@@ -28,7 +28,7 @@ import tasks
 from experiments import paired
 
 RATES = 1e-4, 2e-4, 4e-4
-METHODS = "none", "sg", "sg / mean", "ar", "reverse"
+METHODS = "none", "sg", "sg / mean", "ar"
 TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another temperature"
 # A part's names, of which the first is the base of comparisons, and its seeds.
 PARTS = {"grid": (METHODS, range(100, 104)), "help": (METHODS, range(20)),
@@ -38,11 +38,6 @@ GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid", "ramblin
 
 
 # ---- What is changed ----
-
-def reverse(w, pi, mask):
-    """The same curve over 1 - pi."""
-    return grpo_sg.token_weights((1 - pi).log())
-
 
 def weights_inside_the_clip(logps, old_logps, advantages, mask, *, weights, **more):
     return paired.grpo_sg_loss(logps + weights.log(), old_logps, advantages, mask, **more)
@@ -58,7 +53,7 @@ def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.comput
     return compute_logps(model, batch, dataclasses.replace(cfg, temperature=0.6))
 
 
-PATCHES = {"sg / mean": paired.loss_of(paired.over_mean), "reverse": paired.loss_of(reverse),
+PATCHES = {"sg / mean": paired.loss_of(paired.over_mean),
            "clip(w r)": {"grpo_sg_loss": weights_inside_the_clip},
            "end token masked": {"make_batch": mask_by_value},
            "scored at another temperature": {"compute_logps": score_at_another_temperature}}
@@ -83,7 +78,7 @@ def jobs_of(part, seeds, rows):
     names, usual = PARTS[part]
     rates = paired.best_rates([row for row in rows if row["part"] == GRID_OF.get(part)])
     if part in GRID_OF and not rates:
-        raise SystemExit(f"the part {part} needs the learning rates of the part {GRID_OF[part]}: run that first")
+        raise SystemExit(f"{part} needs the learning rates of {GRID_OF[part]}: run that first")
     for seed in seeds or usual:
         for name in names:
             for lr in RATES if part not in GRID_OF else [rates.get(name, rates["sg"])]:
@@ -112,27 +107,18 @@ def show(rows):
     for part, (names, _) in PARTS.items():
         here = [row for row in rows if row["part"] == part]
         for name in names:
-            if part in GRID_OF:
-                tell_against_base(part, name, paired.select(here, name=names[0]), paired.select(here, name=name))
-                continue
             for lr in RATES:
-                values = [row["avg@4"] for row in paired.select(here, name=name, lr=lr).values()]
-                if len(values) > 1:
-                    error = statistics.stdev(values) / len(values) ** 0.5
-                    average = statistics.fmean(values)
-                    print(f"{part}, {name}, lr {lr:g}: avg@4 {average:.3f} ± {error:.3f}")
-
-
-def tell_against_base(part, name, base, rows):
-    if len(rows) < 2:
-        return
-    means = []
-    for key in ("avg@4", "greedy", "norm mean", "norm max", "norm cv", "low_prob_frac"):
-        means.append(f"{key} {statistics.fmean(row[key] for row in rows.values()):.3f}")
-    print(f"{part}, {name}, lr {next(iter(rows.values()))['lr']:g}:", ", ".join(means))
-    if rows != base:
-        for key in ("avg@4", "greedy", "norm max"):
-            print(f"    {key} minus that of the first: {paired.in_words(paired.differences(rows, base, key))}")
+                cell = paired.select(here, name=name, lr=lr)
+                if len(cell) > 1:
+                    means = []
+                    for key in ("avg@4", "greedy", "norm mean", "norm max", "low_prob_frac"):
+                        means.append(f"{key} {statistics.fmean(row[key] for row in cell.values()):.3f}")
+                    print(f"{part}, {name}, lr {lr:g}:", ", ".join(means))
+            base, others = paired.select(here, name=names[0]), paired.select(here, name=name)
+            if part in GRID_OF and name != names[0] and len(base.keys() & others.keys()) > 1:
+                for key in ("avg@4", "greedy", "norm max"):
+                    found = paired.in_words(paired.differences(others, base, key))
+                    print(f"    {key} minus that of {names[0]}: {found}")
 
 
 def main():
