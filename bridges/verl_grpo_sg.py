@@ -64,7 +64,7 @@ class AgentLoop(AgentLoopBase):
                 sampling_params=dict(params) if closed else {**params, "stop": [task.stop_text]})
             c.add(output.token_ids, own=True)
             logps += output.log_probs or []
-            if closed or not models.stop_at(tokenizer, task.stop_text)(torch.tensor([output.token_ids]), None):
+            if closed or not models.StopText(tokenizer, task.stop_text)(torch.tensor([output.token_ids])):
                 break
             # In a thread, as the tool may be a server. The tokenizer stays in this one: it has a state.
             answers = await asyncio.to_thread(task.observe, [tokenizer.decode(c.own_tokens())])

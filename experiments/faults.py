@@ -1,103 +1,118 @@
 """Kills a run with SIGKILL at random moments and goes on, and watches a long run's memory and files.
 
-    python experiments/faults.py kill      some minutes; what 10 kills cost
-    python experiments/faults.py long      some six minutes; 2,000 steps with saving and evaluation
+    python -m experiments.faults kill      some minutes; what 10 kills cost
+    python -m experiments.faults long      some six minutes; 2,000 steps with saving and evaluation
 
-Writes results/faults.json. A killed run has lost something where its metrics, transcripts or final
-weights differ, in any bit, from those of a run with the same settings that nothing disturbed.
+Writes results/faults.json. A killed run has lost something if its metrics, transcripts or final weights
+differ, in any bit, from those of a run with the same settings that nothing disturbed.
 """
 import argparse
-import glob
+import datetime
 import json
 import os
+import pathlib
 import random
 import subprocess
 import sys
 import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SCRIPT = os.path.join(HERE, "..", "grpo_sg.py")
+from experiments import paired
+
 SMALL = ("--task math --prompts 4 --group_size 4 --train_problems 2000 --eval_problems 8 --eval_samples 0 "
          "--eval_every 5 --save_every 1 --beta 0.01").split()
 
 
 def start(out, *flags):
-    return subprocess.Popen([sys.executable, SCRIPT, "--out", out, *flags], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    script = paired.RESULTS.parents[1] / "grpo_sg.py"
+    return subprocess.Popen([sys.executable, script, "--out", out, *flags], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL)
+
+
+def finish(out, *flags):
+    if start(out, *flags).wait():
+        raise SystemExit(f"a run with the flags {' '.join(map(str, flags))} failed")
 
 
 def last_step(out):
     try:
-        with open(f"{out}/checkpoint/state.json") as file:
-            return json.load(file)["step"]
+        return json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     except OSError:
         return 0
 
 
-def outcome(out):
-    with open(f"{out}/metrics.jsonl") as file:
-        rows = [{key: value for key, value in json.loads(line).items() if "second" not in key} for line in file]
-    with (open(f"{out}/samples.jsonl") as log, open(f"{out}/tokens.jsonl") as tokens,
-          open(f"{out}/checkpoint/model.safetensors", "rb") as weights):
-        return rows, log.read() + tokens.read(), weights.read()
+def read_outcome(out):
+    """Metrics but for times, transcripts and tokens, and weights."""
+    rows = []
+    for row in paired.read_rows(out / "metrics.jsonl"):
+        rows.append({key: value for key, value in row.items() if "second" not in key})
+    texts = (out / "samples.jsonl").read_text() + (out / "tokens.jsonl").read_text()
+    return rows, texts, (out / "checkpoint" / "model.safetensors").read_bytes()
 
 
-def kill(folder, kills=10):
-    rng, out = random.Random(0), f"{folder}/killed"
-    found = {"kills": 0, "while a checkpoint was written": 0, "without a checkpoint named checkpoint": 0,
+def kill(folder, kills, steps):
+    """What is lost by so many kills; steps has no meaning here."""
+    rng = random.Random(0)
+    out = folder / "killed"
+    found = {"kills": kills, "while a checkpoint was written": 0, "without a checkpoint named checkpoint": 0,
              "steps done again": 0}
-    assert start(f"{folder}/first", *SMALL, "--steps", "1").wait() == 0
-    small = [*SMALL, "--model", f"{folder}/first/warm_start"]
+    finish(folder / "first", *SMALL, "--steps", "1")
+    small = [*SMALL, "--model", folder / "first" / "warm_start"]
     run = start(out, *small, "--steps", "1000000")
     while not last_step(out):
         time.sleep(0.1)
-    while found["kills"] < kills:
+    for _ in range(kills):
         time.sleep(rng.uniform(0, 2))
-        with open(f"{out}/metrics.jsonl") as file:
-            logged = sum('"reward"' in line for line in file)
+        logged = (out / "metrics.jsonl").read_text().count('"reward"')
         run.kill()
         run.wait()
-        found["kills"] += 1
-        found["while a checkpoint was written"] += os.path.isdir(f"{out}/checkpoint.tmp")
-        found["without a checkpoint named checkpoint"] += not os.path.isdir(f"{out}/checkpoint")
-        found["steps done again"] += max(0, logged - last_step(out))
         before = last_step(out)
+        found["while a checkpoint was written"] += (out / "checkpoint.tmp").is_dir()
+        found["without a checkpoint named checkpoint"] += not (out / "checkpoint").is_dir()
+        found["steps done again"] += max(0, logged - before)
         run = start(out, "--resume")
         while last_step(out) <= before and run.poll() is None:
             time.sleep(0.05)
     run.kill()
     run.wait()
-    steps = str(last_step(out) + 3)
-    assert start(out, "--resume", "--steps", steps).wait() == 0
-    assert start(f"{folder}/whole", *small, "--steps", steps).wait() == 0
-    same = [a == b for a, b in zip(outcome(out), outcome(f"{folder}/whole"))]
-    return {**found, "steps": int(steps), "same metrics, transcripts, weights": same}
+    steps = last_step(out) + 3
+    finish(out, "--resume", "--steps", str(steps))
+    finish(folder / "whole", *small, "--steps", str(steps))
+    same = [a == b for a, b in zip(read_outcome(out), read_outcome(folder / "whole"))]
+    return {**found, "steps": steps, "same metrics, transcripts, weights": same}
 
 
-def long(folder, steps=2000):
-    out = f"{folder}/long"
-    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8",
-                "--eval_problems", "50", "--save_every", "50")
-    memory, page = {}, os.sysconf("SC_PAGE_SIZE")  # step: MB
+def long(folder, kills, steps):
+    """Memory and files of a run of so many steps; kills has no meaning here."""
+    out = folder / "long"
+    run = start(out, "--task", "math", "--steps", str(steps), "--prompts", "8", "--eval_problems", "50",
+                "--save_every", "50")
+    memory = {}  # step: MB
     while run.poll() is None:
         time.sleep(1)
-        with open(f"/proc/{run.pid}/statm") as file:
-            memory[last_step(out)] = round(int(file.read().split()[1]) * page / 2 ** 20)
-    sizes = {os.path.relpath(path, out): os.path.getsize(path) for path in glob.glob(f"{out}/*.jsonl")}
+        pages = int(pathlib.Path(f"/proc/{run.pid}/statm").read_text().split()[1])
+        if pages:  # none: the process has just ended
+            memory[last_step(out)] = round(pages * os.sysconf("SC_PAGE_SIZE") / 2 ** 20)
+    sizes = {path.name: path.stat().st_size for path in out.glob("*.jsonl")}
     return {"steps": steps, "exit": run.returncode, "memory MB at step": memory, "bytes": sizes,
-            "folders": sorted(name for name in os.listdir(out) if os.path.isdir(f"{out}/{name}"))}
+            "folders": sorted(path.name for path in out.iterdir() if path.is_dir())}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="+", choices=["kill", "long"])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=2000, help="of the long run")
+    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "faults.json")
+    args = parser.parse_args()
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    for name in args.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            found = {"kill": kill, "long": long}[name](pathlib.Path(folder), args.kills, args.steps)
+        results[name] = {**found, "commit": paired.name_commit(), "date": str(datetime.date.today())}
+        print(name, results[name])
+        args.results.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="+", choices=["kill", "long"])
-    parts = parser.parse_args().parts
-    path = os.path.join(HERE, "results", "faults.json")
-    results = json.load(open(path)) if os.path.exists(path) else {}
-    for name in parts:
-        with tempfile.TemporaryDirectory() as folder:
-            results[name] = {"kill": kill, "long": long}[name](folder)
-        print(name, results[name])
-        with open(path, "w") as file:
-            json.dump(results, file, indent=1)
+    main()
