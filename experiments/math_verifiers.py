@@ -5,7 +5,7 @@
                                                        the folder F; a minute. -v prints our wrong verdicts
 
 The 1,389 pairs were written for the tests, and what they found was repaired: what is printed of them is no
-measurement on unseen answers. The outputs are 18,973 answers of 31 models to MATH, MATH-500, AIME, MATH-Vision
+measurement on unseen answers. The outputs are 18,972 answers of 31 models to MATH, MATH-500, AIME, MATH-Vision
 and Odyssey-Math. A hash of the problem puts it into one half or the other. The first half was looked at before
 the last repairs of verify_math, the second when they were done.
 
