@@ -129,8 +129,11 @@ def main():
             above = "  above the floor" if row["accuracy"] - 2 * row.get("se", 0) > task.floor else ""
             print(f"{label:<22}{row['policy']:<26}{row['accuracy']:>6.1%}{error}{above}")
             rows.append(row)
+    with open(RESULTS) as file:  # what was counted of other problems stays
+        before = json.load(file)
+    counted = {row["problems"] for row in rows}
     with open(RESULTS, "w") as file:
-        json.dump(rows, file, indent=1)
+        json.dump([row for row in before if row["problems"] not in counted] + rows, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python experiments/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
                                                            7,000 problems, with math-verify an hour
 
-Three policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
-of its formulas is, so it bounds every choice among them. A formula stands between dollar signs, \\( and \\),
+Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
+of its formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent answer;
+`hedges` is right where one of a few answers is that say several things at once. A formula stands between dollar signs, \\( and \\),
 or \\[ and \\]; a question without such signs is one. Counts go to results/ignorant_math.json: of the
 generated problems, of each file named, and by math-verify too, where it is installed. What is left on real
 sets are questions in which the answer stands as it should be written, and questions that ask for another form
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 
 from tqdm import tqdm
 
@@ -31,21 +33,28 @@ except ImportError:
     print("math-verify is not installed: pip install 'math-verify[antlr4_13_2]' to compare")
 
 
-def policies(question):
+HEDGES = ("A, B, C, D, E", "(A),(B),(C),(D),(E)", "(A) or (B)", "A) B) C) D)", "Yes, no", "Yes and no",
+          "0, 1, 2, 3, 4, 5", "0 or 1", "x", "x = x", "x = y", "0 = 0", "The answer is the answer")
+
+
+def policies(question, common):
     """name -> the responses of which one has to be right."""
     formulas = [next(filter(None, groups)) for groups in FORMULA.findall(question)] or [question]
-    chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas}
+    chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas,
+              "constant": [common], "hedges": HEDGES}
     return {name: [f"\\boxed{{{text.strip(' .,;:?!')}}}" for text in texts]
             for name, texts in chosen.items()}
 
 
 def counts(problems, label):
     """verifier -> {"problems": how many, and for each policy how many of them it gets right}"""
-    right = {name: {"problems": len(problems), "question": 0, "longest": 0, "any": 0} for name in verifiers}
+    common = Counter(gold for _, gold in problems).most_common(1)[0][0]
+    right = {name: {"problems": len(problems), **dict.fromkeys(policies("", common), 0)}
+             for name in verifiers}
     for question, gold in tqdm(problems, label):
         for name, verify in verifiers.items():
             verdicts = {}
-            for policy, responses in policies(question).items():
+            for policy, responses in policies(question, common).items():
                 for response in responses:
                     if response not in verdicts:
                         verdicts[response] = verify(response, gold)

@@ -332,6 +332,17 @@ def unknown(name, argument):
     return symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))._replace(name="")
 
 
+def absolute(item):
+    """|x|. Where x never changes its sign at the points, as x - 9, they cannot tell |x| from x or -x: then it
+    is unknown, but for its scale."""
+    signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
+    if item.constant or len(signs) == 2 and all(isinstance(part, Fraction) for part in item.parts):
+        return each("\\lvert", item)
+    scale = item.parts[0]
+    result = unknown("|", each("/", item, number(scale)))
+    return result._replace(parts=tuple(bounded(abs(scale) * part) for part in result.parts))
+
+
 def minus(item):
     if item in INFINITIES:  # no value: infinity - infinity is not 0
         return INFINITIES[1 - INFINITIES.index(item)]
@@ -432,7 +443,9 @@ def read_atom(tokens):
         kind = token + tokens.pop()
         if token in BARS:
             (item,) = items
-            return each(token, item) if item.constant or token == "\\lvert" else unknown(token, item)
+            if token == "\\lvert":
+                return absolute(item)
+            return each(token, item) if item.constant else unknown(token, item)
         if len(items) == 1 and kind in ("()", "[]", "{}"):
             return items[0]
         names = [item.name for item in items]
@@ -467,6 +480,8 @@ def read_function(tokens, name):
     argument = read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2)
     if name == "\\exp":
         value = each("^", MEANINGS["e"], argument)
+    elif name == "\\abs":
+        value = absolute(argument)
     elif base == MEANINGS["e"]:
         value, base = each("\\ln", argument), None
     else:
@@ -605,8 +620,8 @@ LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  
     for colon in (":", ""))  # S : T = 7 : 32
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
-HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing)(?!\w)|n['’]t",
-                    re.I)
+HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
+                    r"evaluate|compute|calculate|determine|simplify|solve)(?!\w)|n['’]t", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
@@ -631,7 +646,10 @@ def said_last(answer):
 
 def said_first(answer, gold):
     """Is the gold the letter of a choice, or yes or no, and does the answer begin with it and explain it? B
-    is said by "(B) cosine" and by "b", yes by "Yes, it is stable.", but not by "(B) or (C)", "Yes and no"."""
+    is said by "(B) cosine" and by "b", yes by "Yes, it is stable.", but not by "(B) or (C)", "Yes and no".
+    Where the gold is (B), a bare b is a variable."""
+    if len(answer) == 1 < len(gold):
+        return False
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
     for pattern, otherwise in OTHERWISE.items():
         said, wanted = pattern.fullmatch(answer), pattern.fullmatch(gold)
