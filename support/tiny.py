@@ -15,7 +15,7 @@ from tqdm import tqdm
 from support.models import call_tool, encode_prompt, encode_tool_answer
 from support.program import UserError
 
-BATCH = 64  # texts in a step of the warm-up
+BATCH = 48  # texts in a step of the warm-up
 
 
 def tiny_model(task):

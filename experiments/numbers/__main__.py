@@ -17,7 +17,7 @@ import sys
 
 from experiments import compare, paired
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 README, EVIDENCE = "README.md", "experiments/README.md"
 NUMBER = r"(?<![\w.,-])[-+]?(?:\d*\.\d+(?:e-?\d+)?|\d+e-?\d+)(?![\w.]*\d)"
 NOT_CODE = r"```.*?```|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|arXiv\s+[\d.]+|<[a-z/!][^>\n]*>"
