@@ -11,8 +11,8 @@ import pytest
 import grpo_sg
 import tasks
 from support import tiny
-from support.models import save_model
 from support.test_data import lines
+from test_grpo_sg import CHAT, hub_model
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / page for page in ("README.md", "support/README.md", "experiments/README.md", "lesson/README.md",
@@ -92,7 +92,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
             with pytest.raises(SystemExit, match="0"):
                 execute(f"{command} --help", monkeypatch)
     monkeypatch.setenv("HF_DATASETS_CACHE", "cache")
-    save_model("Qwen/Qwen2.5-0.5B", *tiny.tiny_model(tasks.kk_task(grpo_sg.Config(train_problems=20))))
+    hub_model("Qwen/Qwen2.5-0.5B", CHAT)
     pathlib.Path("HuggingFaceH4/aime_2024").mkdir(parents=True)
     lines("HuggingFaceH4/aime_2024/train.jsonl", [{"problem": "It?", "answer": "033"}])
     lines("my.jsonl", [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)])

@@ -6,6 +6,8 @@ from statistics import fmean as mean
 
 import torch
 
+from support.page import with_error
+
 
 def append_rows(out, name, rows):
     """Add the rows to a file of the run's folder `out`. What JSON does not know, such as a set, is written as
@@ -78,5 +80,5 @@ def in_words(row):
     parts = []
     for key in row:
         if f"{key}_se" in row:
-            parts.append(f"{key.removeprefix('eval/')} {row[key]:.3f} ± {row[key + '_se']:.3f}")
+            parts.append(f"{key.removeprefix('eval/')} {with_error(row, key)}")
     return ", ".join(parts)

@@ -42,11 +42,16 @@ def verdict(row):
             "right" if row["correct"] else "wrong")
 
 
+def with_error(row, key):
+    """A mean in a row of metrics.jsonl and its standard error, which one problem alone does not have."""
+    error = row[f"{key}_se"]
+    return f"{row[key]:.3f}" if error is None else f"{row[key]:.3f} ± {error:.3f}"
+
+
 def summary(settings, rows):
     task, model, shaping, steps = map(settings.get, ("task", "model", "shaping", "steps"))
     seconds = [row["seconds"] for row in rows if "reward" in row]
-    tests = [f"{row['eval/accuracy']:.3f} ± {row['eval/accuracy_se']:.3f}" for row in rows
-             if row.get("split") == "test"]
+    tests = [with_error(row, "eval/accuracy") for row in rows if row.get("split") == "test"]
     words = (f"Task {task}, {model or 'tiny model'}, shaping {shaping}: {len(seconds)} of {steps} steps, "
              f"{sum(seconds):.0f} s. Greedy accuracy on the test, ± standard error: {' → '.join(tests)}")
     return (f"<p>{shown(words)}</p><details><summary>All settings</summary><pre>"
@@ -89,7 +94,7 @@ def curves(folders):
             lines += [("", f"thin k{i % 3}", run) for run in runs] * (len(runs) > 1)
             lines.append((label, f"k{i % 3}", {step: mean(run[step] for run in runs) for step in steps}))
     for sign in (0, 1, -1) if len(folders) == 1 else ():
-        line = {row["step"]: row["eval/accuracy"] + sign * row["eval/accuracy_se"] for row in rows
+        line = {row["step"]: row["eval/accuracy"] + sign * (row["eval/accuracy_se"] or 0) for row in rows
                 if row.get("split") == "valid"}
         charts["accuracy"].append(("" if sign else "validation", "thin k1" if sign else "k1", line))
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])

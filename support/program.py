@@ -35,6 +35,9 @@ class UserError(ValueError):
 def one_line_errors(out_of_memory):
     """End the program with one line if what happens is no mistake of the program's own. out_of_memory: what
     the line says of a GPU whose memory is full."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
     try:
         yield
     except UserError as error:
@@ -54,7 +57,7 @@ def one_line_errors(out_of_memory):
 
 def say(text):
     """Print to standard error, on a line of its own even while a progress bar is shown."""
-    tqdm.write(text.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
+    tqdm.write(text, file=sys.stderr)
 
 
 def first_line(error):
