@@ -59,8 +59,8 @@ def draw_prompts(words, count=P):
 
 
 def compare(name, sides, rounds):
-    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and returns how many
-    times the seconds, or seconds a token, of "ours" the others need. The first round does not count."""
+    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and returns how
+    many times the seconds, or seconds a token, of "ours" the others need. The first round does not count."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
@@ -172,10 +172,10 @@ def step_of_ours(model, tokenizer, task, cfg, reference):
 
 def step_of_theirs(trainer):
     """The updates on one rollout, by TRL's own clock, which leaves out its start, and AdamW too."""
-    found = trainer._metrics["train"]
-    found.clear()
     trainer.train()
-    return {"seconds": sum(found["step_time"]), "tokens": found["completions/mean_length"][0] * P * N}
+    row = trainer.state.log_history[-1]
+    return {"seconds": row["step_time"] * trainer.args.max_steps,
+            "tokens": row["completions/mean_length"] * P * N}
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):

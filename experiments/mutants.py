@@ -5,10 +5,10 @@
     python experiments/mutants.py --breaks 5 --seed 1      more of them, others; further flags go to pytest
 
 The functions are those of sections 1 to 6 of grpo_sg.py, the verifiers of tasks.py, and support/math_equal.py.
-A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a minus
-away, adds 1 to a number, turns a truth value round, or leaves out a statement. Which ones are tried is drawn by the
-seed. A break is caught if a test fails that passes on the unbroken copy, or if the tests hang. One that survives is a
-test to write, or changes nothing that matters. Writes results/mutants.json if all functions are tried.
+A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a
+minus away, adds 1 to a number, turns a truth value round, or leaves out a statement. Which ones are tried is
+drawn by the seed. A break is caught if a test fails that passes on the unbroken copy, or if the tests hang. One
+that survives is a test to write, or changes nothing that matters. Writes results/mutants.json if all are tried.
 """
 import argparse
 import ast
@@ -29,9 +29,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {"grpo_sg.py": (None, "# ---- Plumbing", ["test_grpo_sg.py"]),
            "tasks.py": (("verify_kk", "read_roles", "verify_math", "verify_qa"), "", ["test_grpo_sg.py"]),
            "support/math_equal.py": (None, "", ["support/test_math_equal.py"])}
-TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
-          ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
-SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And}
+TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
+          ast.LtE: ast.Gt, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or,
+           ast.Or: ast.And}
 
 
 def broken(node):
@@ -48,6 +49,7 @@ def broken(node):
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         new.value = not node.value if isinstance(node.value, bool) else node.value + 1
         return new
+    # Other conditions can be broken themselves.
     if isinstance(node, (ast.If, ast.IfExp)) and isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
         new.test = ast.UnaryOp(ast.Not(), new.test)
         return new
@@ -92,11 +94,11 @@ def draw_breaks(only, count, seed):
         text = (ROOT / file).read_text()
         last = text[:text.index(end)].count("\n") if end else text.count("\n") + 1
         tree = ast.parse(text)
-        for path in [(("body", i),) for i in range(len(tree.body))]:
-            node = tree.body[path[0][1]]
-            if (not isinstance(node, ast.FunctionDef) or node.lineno > last or only not in node.name
-                    or names and node.name not in names):
+        for i, node in enumerate(tree.body):
+            wanted = isinstance(node, ast.FunctionDef) and node.lineno <= last and only in node.name
+            if not wanted or names and node.name not in names:
                 continue
+            path = (("body", i),)
             where = sorted(places(node, path), key=str)
             for each in random.Random(f"{seed} {node.name}").sample(where, min(count, len(where))):
                 found.append((file, node.name, *break_at(tree, each), tests))
@@ -108,7 +110,8 @@ def run_tests(folder, tests, *more, timeout=None):
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests, *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, text=True, capture_output=True)
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, text=True,
+                              capture_output=True)
     except subprocess.TimeoutExpired:
         return ["(hung)"], ""
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
@@ -136,8 +139,9 @@ def main():
             (copied / file).write_text(text)
             failed, _ = run_tests(copied, tests, *more, "-x", *skipped, timeout=limit)
             shutil.copy(ROOT / file, copied / file)
-            rows.append({"file": file, "function": name, "break": words, "caught by": failed[0] if failed else None})
-            print("caught  " if failed else "SURVIVED", f"{file}, {name}, {words}", *failed[:1], flush=True)
+            by = failed[0] if failed else None
+            rows.append({"file": file, "function": name, "break": words, "caught by": by})
+            print("caught  " if by else "SURVIVED", f"{file}, {name}, {words}", by or "", flush=True)
     survived = sum(row["caught by"] is None for row in rows)
     print(f"{len(rows) - survived} of {len(rows)} breaks caught")
     if not args.only:
