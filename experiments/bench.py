@@ -124,13 +124,12 @@ def naive_logps(model, ids, mask):
 
 def time_backward(side, model, rows):
     """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted micro-batches."""
-    rng = random.Random(1)
-    words = model.config.vocab_size
+    rng, words = random.Random(1), model.config.vocab_size
+    lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
     completions = []
-    for i, prompt in enumerate(draw_prompts(words, rows)):
-        length = min(CAP, 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)))
-        tokens = rng.choices(range(words), k=length)
-        completions.append(G.Completion(None, prompt, tokens, [True] * length, advantage=(-1.0) ** i))
+    for length, prompt in zip(lengths, draw_prompts(words, rows)):
+        tokens = rng.choices(range(words), k=min(CAP, 1 + length))
+        completions.append(G.Completion(None, prompt, tokens, [True] * len(tokens), advantage=1.0))
     cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
     model.zero_grad()
     started = time.perf_counter()
