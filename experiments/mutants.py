@@ -1,8 +1,7 @@
 """Do the tests notice? Break the code in one place at a time, in a copy of the project, and run its tests.
 
     python experiments/mutants.py                          two breaks of each function: prints which survive
-    python experiments/mutants.py --only token_weights     of the functions whose name has this text
-    python experiments/mutants.py --breaks 5 --seed 1      more of them, others; further flags go to pytest
+    python experiments/mutants.py --only token_weights --breaks 5 --seed 1      further flags go to pytest
 
 The functions are those of sections 1 to 6 of grpo_sg.py, the verifiers of tasks.py, and support/math_equal.py.
 A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a
@@ -35,8 +34,7 @@ SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.M
            ast.Or: ast.And}
 
 
-def broken(node):
-    """What may stand in the place of an expression or a statement; None: nothing."""
+def broken(node):  # what may stand in the place of an expression or a statement; None: nothing
     new = copy.deepcopy(node)
     if isinstance(node, ast.Compare) and type(node.ops[0]) in TURNED:
         new.ops[0] = TURNED[type(node.ops[0])]()
@@ -49,7 +47,6 @@ def broken(node):
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         new.value = not node.value if isinstance(node.value, bool) else node.value + 1
         return new
-    # Other conditions can be broken themselves.
     if isinstance(node, (ast.If, ast.IfExp)) and isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
         new.test = ast.UnaryOp(ast.Not(), new.test)
         return new
@@ -83,8 +80,8 @@ def break_at(tree, path):
         setattr(node, field, new)
     else:
         getattr(node, field)[i] = new
-    first = [ast.unparse(each).split("\n")[0] for each in (old, new)]
-    return ast.unparse(tree), f"line {old.lineno}: {first[0]} -> {first[1]}"
+    before, after = (ast.unparse(each).split("\n")[0] for each in (old, new))
+    return ast.unparse(tree), f"line {old.lineno}: {before} -> {after}"
 
 
 def draw_breaks(only, count, seed):
@@ -121,7 +118,7 @@ def run_tests(folder, tests, *more, timeout=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="functions whose name has this text")
-    parser.add_argument("--breaks", type=int, default=2, help="breaks of each function")
+    parser.add_argument("--breaks", type=int, default=2, help="of each function")
     parser.add_argument("--seed", type=int, default=0)
     args, more = parser.parse_known_args()
     rows = []
@@ -139,13 +136,13 @@ def main():
             (copied / file).write_text(text)
             failed, _ = run_tests(copied, tests, *more, "-x", *skipped, timeout=limit)
             shutil.copy(ROOT / file, copied / file)
-            by = failed[0] if failed else None
+            by = (failed or [None])[0]
             rows.append({"file": file, "function": name, "break": words, "caught by": by})
             print("caught  " if by else "SURVIVED", f"{file}, {name}, {words}", by or "", flush=True)
     survived = sum(row["caught by"] is None for row in rows)
     print(f"{len(rows) - survived} of {len(rows)} breaks caught")
     if not args.only:
-        (ROOT / "experiments" / "results" / "mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (ROOT / "experiments/results/mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(survived > 0)
 
 

@@ -131,7 +131,7 @@ def mistakes():
 def collapse():
     rows = read("stability.jsonl")
     T = {name: stability.collapse_rates(rows, name) for name in ("none", "sg")}
-    D = with_interval(stability.subtract(T["sg"], T["none"]))
+    D = with_interval(paired.subtract(T["sg"], T["none"]))
     yield EVIDENCE, "D = {} octaves, 95 % interval [{}, {}]", "stability.jsonl", "T(sg) - T(none)", D
 
 
