@@ -59,8 +59,8 @@ def draw_prompts(words, count=P):
 
 
 def compare(name, sides, rounds):
-    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and returns how many
-    times the seconds, or seconds a token, of "ours" the others need. The first round does not count."""
+    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and returns how
+    many times the seconds, or seconds a token, of "ours" the others need. The first round does not count."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
@@ -124,13 +124,12 @@ def naive_logps(model, ids, mask):
 
 def time_backward(side, model, rows):
     """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted micro-batches."""
-    rng = random.Random(1)
-    words = model.config.vocab_size
+    rng, words = random.Random(1), model.config.vocab_size
+    lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
     completions = []
-    for i, prompt in enumerate(draw_prompts(words, rows)):
-        length = min(CAP, 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)))
-        tokens = rng.choices(range(words), k=length)
-        completions.append(G.Completion(None, prompt, tokens, [True] * length, advantage=(-1.0) ** i))
+    for length, prompt in zip(lengths, draw_prompts(words, rows)):
+        tokens = rng.choices(range(words), k=min(CAP, 1 + length))
+        completions.append(G.Completion(None, prompt, tokens, [True] * len(tokens), advantage=1.0))
     cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
     model.zero_grad()
     started = time.perf_counter()
@@ -172,10 +171,10 @@ def step_of_ours(model, tokenizer, task, cfg, reference):
 
 def step_of_theirs(trainer):
     """The updates on one rollout, by TRL's own clock, which leaves out its start, and AdamW too."""
-    found = trainer._metrics["train"]
-    found.clear()
     trainer.train()
-    return {"seconds": sum(found["step_time"]), "tokens": found["completions/mean_length"][0] * P * N}
+    row = trainer.state.log_history[-1]
+    return {"seconds": row["step_time"] * trainer.args.max_steps,
+            "tokens": row["completions/mean_length"] * P * N}
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):

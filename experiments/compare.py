@@ -74,7 +74,7 @@ def ramble(task):
 # ---- Runs ----
 
 def jobs_of(part, seeds, rows):
-    """The runs of a part; the learning rate of a method is the best one of its grid, of a mistake that of sg."""
+    """The runs of a part. The learning rate of a method is the best one of its grid, of a mistake that of sg."""
     names, usual = PARTS[part]
     rates = paired.best_rates([row for row in rows if row["part"] == GRID_OF.get(part)])
     if part in GRID_OF and not rates:

@@ -1,6 +1,6 @@
 """A dose of damping: does it matter how much less unlikely tokens count than likely ones?
 
-    python -m experiments.dose run                    all of it, about 80 minutes on one core; goes on where it stopped
+    python -m experiments.dose run                    some 80 minutes on one core; goes on where it stopped
     python -m experiments.dose run --seeds 0 1 2      these of the counted seeds alone, after the grid
     python -m experiments.dose show                   the tables
 
@@ -9,26 +9,26 @@ Results are appended to results/dose.jsonl (--results), a run a line. Written do
 The dose d. Tokens have the weight w ** (log d / log 1.4), in which w is GRPO-SG's, from 1 to 1.4: a token with
 pi > 0.33 counts d times as much as one with pi < 0.12, and the curve between has the same shape. d = 1 is GRPO
 (none), 1.4 is GRPO-SG, 3 and 10 are more of it; 1/1.4 and 1/3 are the reverse, in which unlikely tokens count
-more. Beside these, w = pi, which damps without an end. In every update weights are divided by their mean over its
-tokens (an update is one micro-batch), so that all doses have the mean weight 1, and no dose is a larger step.
+more. Beside these, w = pi, which damps without an end. In every update weights are divided by their mean over
+its tokens (an update is one micro-batch): all doses have the mean weight 1, and no dose is a larger step.
 
 The regime. kk with three people, a warm-up of 150 steps, 60 steps of 16 prompts x 8 completions, 4 updates on a
-rollout, and else the defaults of the tiny model. It was found on seeds 100 and 101, on validation problems: there
-5.8 % of the tokens that are trained on have pi < 1/3 (at least 3 % were wanted), and avg@4 rises by some .1. A warm-up
-of 80 or 100 steps leaves more of them, 9 to 12 %, but hardly rises. The looks went on to doses 3, 10, pi and 1/3 at
-some rates; there, at 2e-4 and more, dose 10 and w = pi lost the form of their answers within 60 steps.
+rollout, and else the defaults of the tiny model. It was found on seeds 100 and 101, on validation problems:
+there 5 to 6 % of the tokens that are trained on have pi < 1/3 (at least 3 % were wanted), and avg@4 rises. A
+warm-up of 80 or 100 steps leaves more of them, 9 to 12 %, but avg@4 hardly rises. Doses 3, 10, pi and 1/3 were
+looked at, too, at some rates; at 2e-4 and more, dose 10 and w = pi lost the form of their answers.
 
-The learning rate of each dose is that with the best mean avg@4 on validation problems, over seeds 102 to 105, of
-three: 5e-5, 1e-4, 2e-4 for doses 10 and pi, which break at 2e-4; 1e-4, 2e-4, 4e-4 for all others.
+The learning rate of each dose is that with the best mean avg@4 on validation problems, over seeds 102 to 105,
+of three: 5e-5, 1e-4, 2e-4 for doses 10 and pi; 1e-4, 2e-4, 4e-4 for all others.
 
-The counted runs are of seeds 0 to 19, every dose from the same warm start of a seed, measured by avg@4 on the test
-problems. What counts: the slope of avg@4 over ln d, of a least-squares line through the six doses 1/3, 1/1.4, 1,
-1.4, 3 and 10 of each seed; its mean over the seeds, with a 95 % interval by Student's t. "More damping helps": the
-interval is above 0. "More damping harms": it is below 0. "No slope was seen": it contains 0.
+The counted runs are of seeds 0 to 19, every dose from the same warm start of a seed, measured by avg@4 on the
+test problems. What counts: the slope of avg@4 over ln d, of a least-squares line through the six doses 1/3,
+1/1.4, 1, 1.4, 3 and 10 of each seed; its mean over the seeds, with a 95 % interval by Student's t. "More damping
+helps": the interval is above 0. "More damping harms": it is below 0. "No slope was seen": it contains 0.
 
-Where it turns down: the dose with the highest mean avg@4, called a peak if the next larger dose's paired difference
-to it has an interval below 0. Secondary, and no test of the claim: the slope through the doses from 1 to 10 alone;
-each dose, and w = pi, minus dose 1. No interval is corrected for their number.
+Where it turns down: the dose with the highest mean avg@4, called a peak if the next larger dose's paired
+difference to it has an interval below 0. Secondary, and no test of the claim: the slope through the doses from
+1 to 10 alone; each dose, and w = pi, minus dose 1. No interval is corrected for their number.
 """
 import argparse
 import functools

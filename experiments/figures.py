@@ -188,17 +188,18 @@ def collapse():
 
 def doses():
     """Paired differences to GRPO, over the dose."""
-    figure, axis = plt.subplots(figsize=(5, 2.8))
+    figure, axis = plt.subplots(figsize=(6, 2.8))
     here = [row for row in read("dose.jsonl") if row["part"] == "count"]
     base = paired.select(here, name="none")
     xs, lists = [], []
     for name, size in dose.DOSES.items():
         xs.append(math.log(size or 30))  # w = pi stands beside the axis
-        lists.append(paired.differences(paired.select(here, name=name), base) if name != "none" else [0.0, 0.0])
+        lists.append(paired.differences(paired.select(here, name=name), base))
     axis.axhline(0, color=GREY, lw=1)
     plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-    axis.set_xticks(xs, dose.DOSES)
-    axis.set(xlabel="dose", ylabel="test avg@4 minus GRPO's")
+    axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
+    axis.set(xlabel="dose: how much more likely tokens count; at the right w = $\\pi$",
+             ylabel="test avg@4 minus GRPO's")
     save(figure, "dose")
 
 

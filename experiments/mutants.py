@@ -1,14 +1,13 @@
 """Do the tests notice? Break the code in one place at a time, in a copy of the project, and run its tests.
 
     python experiments/mutants.py                          two breaks of each function: prints which survive
-    python experiments/mutants.py --only token_weights     of the functions whose name has this text
-    python experiments/mutants.py --breaks 5 --seed 1      more of them, others; further flags go to pytest
+    python experiments/mutants.py --only token_weights --breaks 5 --seed 1      further flags go to pytest
 
 The functions are those of sections 1 to 6 of grpo_sg.py, the verifiers of tasks.py, and support/math_equal.py.
-A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a minus
-away, adds 1 to a number, turns a truth value round, or leaves out a statement. Which ones are tried is drawn by the
-seed. A break is caught if a test fails that passes on the unbroken copy, or if the tests hang. One that survives is a
-test to write, or changes nothing that matters. Writes results/mutants.json if all functions are tried.
+A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a
+minus away, adds 1 to a number, turns a truth value round, or leaves out a statement. Which ones are tried is
+drawn by the seed. A break is caught if a test fails that passes on the unbroken copy, or if the tests hang. One
+that survives is a test to write, or changes nothing that matters. Writes results/mutants.json if all are tried.
 """
 import argparse
 import ast
@@ -29,13 +28,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {"grpo_sg.py": (None, "# ---- Plumbing", ["test_grpo_sg.py"]),
            "tasks.py": (("verify_kk", "read_roles", "verify_math", "verify_qa"), "", ["test_grpo_sg.py"]),
            "support/math_equal.py": (None, "", ["support/test_math_equal.py"])}
-TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
-          ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
-SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And}
+TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
+          ast.LtE: ast.Gt, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or,
+           ast.Or: ast.And}
 
 
-def broken(node):
-    """What may stand in the place of an expression or a statement; None: nothing."""
+def broken(node):  # what may stand in the place of an expression or a statement; None: nothing
     new = copy.deepcopy(node)
     if isinstance(node, ast.Compare) and type(node.ops[0]) in TURNED:
         new.ops[0] = TURNED[type(node.ops[0])]()
@@ -81,8 +80,8 @@ def break_at(tree, path):
         setattr(node, field, new)
     else:
         getattr(node, field)[i] = new
-    first = [ast.unparse(each).split("\n")[0] for each in (old, new)]
-    return ast.unparse(tree), f"line {old.lineno}: {first[0]} -> {first[1]}"
+    before, after = (ast.unparse(each).split("\n")[0] for each in (old, new))
+    return ast.unparse(tree), f"line {old.lineno}: {before} -> {after}"
 
 
 def draw_breaks(only, count, seed):
@@ -92,11 +91,11 @@ def draw_breaks(only, count, seed):
         text = (ROOT / file).read_text()
         last = text[:text.index(end)].count("\n") if end else text.count("\n") + 1
         tree = ast.parse(text)
-        for path in [(("body", i),) for i in range(len(tree.body))]:
-            node = tree.body[path[0][1]]
-            if (not isinstance(node, ast.FunctionDef) or node.lineno > last or only not in node.name
-                    or names and node.name not in names):
+        for i, node in enumerate(tree.body):
+            wanted = isinstance(node, ast.FunctionDef) and node.lineno <= last and only in node.name
+            if not wanted or names and node.name not in names:
                 continue
+            path = (("body", i),)
             where = sorted(places(node, path), key=str)
             for each in random.Random(f"{seed} {node.name}").sample(where, min(count, len(where))):
                 found.append((file, node.name, *break_at(tree, each), tests))
@@ -108,7 +107,8 @@ def run_tests(folder, tests, *more, timeout=None):
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests, *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, text=True, capture_output=True)
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=timeout, text=True,
+                              capture_output=True)
     except subprocess.TimeoutExpired:
         return ["(hung)"], ""
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
@@ -118,7 +118,7 @@ def run_tests(folder, tests, *more, timeout=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="functions whose name has this text")
-    parser.add_argument("--breaks", type=int, default=2, help="breaks of each function")
+    parser.add_argument("--breaks", type=int, default=2, help="of each function")
     parser.add_argument("--seed", type=int, default=0)
     args, more = parser.parse_known_args()
     rows = []
@@ -136,12 +136,13 @@ def main():
             (copied / file).write_text(text)
             failed, _ = run_tests(copied, tests, *more, "-x", *skipped, timeout=limit)
             shutil.copy(ROOT / file, copied / file)
-            rows.append({"file": file, "function": name, "break": words, "caught by": failed[0] if failed else None})
-            print("caught  " if failed else "SURVIVED", f"{file}, {name}, {words}", *failed[:1], flush=True)
+            by = (failed or [None])[0]
+            rows.append({"file": file, "function": name, "break": words, "caught by": by})
+            print("caught  " if by else "SURVIVED", f"{file}, {name}, {words}", by or "", flush=True)
     survived = sum(row["caught by"] is None for row in rows)
     print(f"{len(rows) - survived} of {len(rows)} breaks caught")
     if not args.only:
-        (ROOT / "experiments" / "results" / "mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (ROOT / "experiments/results/mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(survived > 0)
 
 

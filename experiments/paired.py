@@ -163,3 +163,8 @@ def in_words(values):
 def differences(a, b, key="avg@4"):
     """A row's value minus that of the row in b with the same seed; a, b: seed -> row."""
     return [a[seed][key] - b[seed][key] for seed in sorted(a.keys() & b.keys())]
+
+
+def subtract(a, b):
+    """The values of a minus those of b, at the seeds of both; a, b: seed -> value."""
+    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]

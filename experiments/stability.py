@@ -4,9 +4,8 @@
     python -m experiments.stability run --seeds 0 1 2     these alone: two processes may share the file
     python -m experiments.stability show                  the tables
 
-A run takes about half a minute on one core. Rows are appended to results/stability.jsonl (--results), a run a
-line. The regime is compare.py's, the seeds are 0 to 9, and every method starts from the same warm start of a
-seed. Fixed before the first run:
+Results are appended to results/stability.jsonl (--results). The regime is compare.py's, the seeds are 0 to 9,
+and every method starts from the same warm start of a seed. Fixed before the first run:
 
 The map. Learning rates 1e-4 to 1.6e-3 in factors of two. A run has collapsed if its test avg@4 after the last
 step is below its own warm start's; equal is not below. A seed's collapse rate T, in octaves: its gain, avg@4
@@ -87,9 +86,9 @@ def work(part, seed, name, lr, updates, steps):
     if part == "few problems":
         task = task._replace(train=task.train[:64])
     start = model, tokenizer, task, cfg
-    shaping = name if name in ("none", "ar") else "sg"
-    model, row = paired.train_copy(start, PATCHES.get(name), lr=lr, updates=updates, steps=steps,
-                                   shaping=shaping)
+    settings = {"lr": lr, "updates": updates, "steps": steps}
+    settings["shaping"] = name if name in ("none", "ar") else "sg"
+    model, row = paired.train_copy(start, PATCHES.get(name), **settings)
     row = {**paired.measure(model, start, task.test), **row, "before": before}
     if part == "few problems":
         row.update({"before seen": seen, "avg@4 seen": paired.measure(model, start, task.train)["avg@4"]})
@@ -130,10 +129,6 @@ def judge(D, s, at_an_end):
     return "no difference" if -s < low and high < s else "unresolved"
 
 
-def subtract(a, b):
-    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
-
-
 def show_map(rows):
     for name in (*METHODS, THIRD):
         for lr in RATES:
@@ -157,7 +152,7 @@ def show_collapse(rows):
             middle, low, high = (2 ** x for x in paired.interval(list(found.values())))
             print(f"{name}: collapse rate {middle:.2e} [{low:.2e}, {high:.2e}], geometric mean of {len(found)} "
                   f"seeds, {ends[name]} at an end of the range")
-    D = subtract(T["sg"], T["none"])
+    D = paired.subtract(T["sg"], T["none"])
     if len(D) < 2:
         return print("no comparison yet: it needs two seeds with all five rates")
     s = math.log2(statistics.fmean(row["weight_mean"] for row in rows
@@ -166,8 +161,9 @@ def show_collapse(rows):
     print(f"mean weight of sg {2 ** s:.3f}, s = {s:.3f} octaves")
     print(f"D = T(sg) - T(none) = {paired.in_words(D)}: {judge(D, s, max(ends['sg'], ends['none']))}{interim}")
     for a, b in (("sg / mean", "none"), ("ar", "none"), ("sg", "sg / mean")):
-        if len(subtract(T[a], T[b])) > 1:
-            print(f"    T({a}) - T({b}) = {paired.in_words(subtract(T[a], T[b]))}")
+        pairs = paired.subtract(T[a], T[b])
+        if len(pairs) > 1:
+            print(f"    T({a}) - T({b}) = {paired.in_words(pairs)}")
 
 
 def show_part(rows, title, base, keys, **cell):
@@ -192,10 +188,8 @@ def show(rows):
     show_map(rows)
     show_collapse(rows)
     for updates, part in ((4, "updates"), (8, "map"), (16, "updates")):
-        show_part(rows, f"{updates} updates on a rollout, 4e-4", "none", ("avg@4",), part=part, lr=4e-4,
-                  updates=updates)
-    show_part(rows, "64 problems, 300 steps, 1e-4", "none", ("avg@4", "avg@4 seen", "gap"),
-              part="few problems")
+        show_part(rows, f"{updates} updates", "none", ("avg@4",), part=part, lr=4e-4, updates=updates)
+    show_part(rows, "64 problems", "none", ("avg@4", "avg@4 seen", "gap"), part="few problems")
     show_part(rows, "third reading of the weight, 1e-4", "sg", ("avg@4",), part="map", lr=1e-4)
 
 

@@ -3,10 +3,10 @@
     python -m experiments.numbers            prints them all; fails if one differs, or has no source
     python -m experiments.numbers --write    puts into the pages what the files say
 
-A source is (page, text, file, key, numbers): the text of the page with {} for each number, where in results/ these
-are from, and the numbers as they should stand there. A space in a text stands for any white space. A number of a page
-that no source explains, and that is not in NOT_MEASURED, has no source. What looks like a number is a decimal or a
-power of ten; what stands in code or in an address does not count.
+A source is (page, text, file, key, numbers): the text of the page with {} for each number, where in results/
+these are from, and the numbers as they should stand there. A space in a text stands for any white space, and
+bold marks may be missing. A number of a page that no source explains, and that is not in NOT_MEASURED, has no
+source. What counts as a number is a decimal or a power of ten that stands neither in code nor in an address.
 """
 import argparse
 import json
@@ -15,14 +15,15 @@ import re
 import statistics
 import sys
 
-from experiments import compare, paired
+from experiments import compare, dose, paired, stability
 
 ROOT = pathlib.Path(__file__).parents[2]
 README, EVIDENCE = "README.md", "experiments/README.md"
 NUMBER = r"(?<![\w.,-])[-+]?(?:\d*\.\d+(?:e-?\d+)?|\d+e-?\d+)(?![\w.]*\d)"
 NOT_CODE = r"```.*?```|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|arXiv\s+[\d.]+|<[a-z/!][^>\n]*>"
 # Settings, versions, what is computed by a formula or is the paper's own: by page, as they are written.
-NOT_MEASURED = {README: "", EVIDENCE: ""}
+NOT_MEASURED = {README: "1.4 0.12 0.33 1.41 0.25 0.122 1.22 0.2 0.327 0.8 1.24 -1.22 -0.5 0.5 1.5 .31 .12 .35",
+                EVIDENCE: "1e-4 2e-4 4e-4 8e-4 1.6e-3 5e-5 2.5e-4 2e-3 3.2e-3 1.4 0.33 0.12 0.2 0.8 0.25 0.5"}
 METHODS = {"none": "GRPO", "sg": "GRPO-SG", "sg / mean": "GRPO-SG, w divided by its mean", "ar": "AR-Lopti",
            "reverse": "`reverse`"}
 
@@ -85,30 +86,69 @@ def comparisons():
             numbers = []
             for lr in compare.RATES:
                 here = paired.select(rows, part=part, name=name, lr=lr).values()
-                numbers += with_error([row["avg@4"] for row in here])
+                numbers += with_error([row["avg@4"] for row in here]) if here else []
+            if not numbers:  # a method that has no runs
+                continue
             cells = " | ".join(3 * ["**{} ± {}**"])
             yield EVIDENCE, (text, f"| {label} | {cells} |"), "compare.jsonl", f"{part}, {name}", numbers
     for part, text in (("help", "| 20 seeds | learning"), ("noisy-help", "| 20 seeds, noisy")):
         base = paired.select(rows, part=part, name="none")
         for name, label in METHODS.items():
             here = paired.select(rows, part=part, name=name)
+            if not here:
+                continue
             numbers = [short(statistics.fmean(row["avg@4"] for row in here.values()))]
             if name != "none":
                 numbers += with_interval(paired.differences(here, base))
             numbers.append(f"{statistics.fmean(row['norm max'] for row in here.values()):.1f}")
             difference = "" if name == "none" else "**{} [{}, {}]**"
             row = f"| **{label}** | {here[0]['lr']:.0e} | {{}} | {difference} | {{}} |".replace("e-0", "e-")
-            yield EVIDENCE, (text, row), "compare.jsonl", f"{part}, {name}: avg@4, minus none, norm max", numbers
+            key = f"{part}, {name}: avg@4, minus none, norm max"
+            yield EVIDENCE, (text, row), "compare.jsonl", key, numbers
     for part, text in (("help", "avg@4 of GRPO-SG minus GRPO's is {}, 95 % interval [{}, {}];"),
                        ("noisy-help", "with noisy rewards {} [{}, {}]")):
         ours, theirs = (paired.select(rows, part=part, name=name) for name in ("sg", "none"))
-        yield README, text, "compare.jsonl", f"{part}: sg - none", with_interval(paired.differences(ours, theirs))
+        numbers = with_interval(paired.differences(ours, theirs))
+        yield README, text, "compare.jsonl", f"{part}: sg - none", numbers
+
+
+def mistakes():
+    rows = read("compare.jsonl")
+    base = paired.select(rows, part="traps", name="sg")
+    labels = {"clip(w r)": "the weight inside of the clip", "end token masked": "the end token left out",
+              "tau = 9": "tau = 9", "scored at another temperature": "log-probabilities at temperature 0.6"}
+    for name, label in labels.items():
+        here = paired.select(rows, part="traps", name=name)
+        numbers = with_interval(paired.differences(here, base))
+        numbers.append(f"{statistics.fmean(row['norm max'] for row in here.values()):.1f}")
+        text = f"| {label}", "| **{} [{}, {}]** | {} |"
+        yield EVIDENCE, text, "compare.jsonl", f"traps: {name} - sg, norm max", numbers
+    lost = paired.interval(paired.differences(base, paired.select(rows, part="traps", name="clip(w r)")))
+    text = "the clip lowers avg@4 by {} [{}, {}];"
+    yield README, text, "compare.jsonl", "traps: sg - clip(w r)", [short(value) for value in lost]
+
+
+def collapse():
+    rows = read("stability.jsonl")
+    T = {name: stability.collapse_rates(rows, name) for name in ("none", "sg")}
+    D = with_interval(paired.subtract(T["sg"], T["none"]))
+    yield EVIDENCE, "D = {} octaves, 95 % interval [{}, {}]", "stability.jsonl", "T(sg) - T(none)", D
+
+
+def dose_slope():
+    rows = read("dose.jsonl")
+    cells = {name: paired.select(rows, part="count", name=name) for name in dose.DOSES}
+    finite = list(dose.DOSES)[:-1]
+    found = dose.slopes(finite, cells)
+    if len(found) > 1:
+        yield EVIDENCE, "the slope is {} [{}, {}]", "dose.jsonl", "slope over ln d", with_interval(found)
 
 
 def premise():
     rows = read("premise.jsonl")
     labels = {**METHODS, "ar": "AR-Lopti, its reweighting w = 0.2 pi + 0.8 alone",
               "reverse": "`reverse`, the same curve over 1 - pi"}
+    means = {}
     for shaping in ("none", "sg", "ar", "reverse"):
         numbers = []
         for task in ("kk", "math", "qa"):
@@ -117,6 +157,10 @@ def premise():
         cells = " | ".join(3 * ["{} ± {} ({})"])
         text = "| share of the squared norms", f"| {labels[shaping]} | {cells} |"
         yield EVIDENCE, text, "premise.jsonl", f"share of squared norm, {shaping}", numbers
+        means[shaping] = sorted(numbers[::3])  # of the tasks
+    numbers = [means["none"][0], means["none"][-1], means["sg"][0], means["sg"][-1]]
+    text = "{} to {} under GRPO, {} to {} under GRPO-SG"
+    yield README, text, "premise.jsonl", "share of squared norm, none, sg", numbers
 
 
 def speed():
@@ -136,17 +180,17 @@ def speed():
         yield README, f"| {label} | {cells} |", "bench.json", side, numbers
 
 
-SOURCES = default_runs, comparisons, premise, speed
+SOURCES = default_runs, comparisons, mistakes, collapse, dose_slope, premise, speed
 
 
 # ---- Pages ----
 
 def find(page, text):
-    """The match of a text in a page, its numbers as groups; None if there is none. Text may be two texts: the second
-    is then looked for from the first on, as tables have equal rows. Bold marks may be missing."""
+    """The match of a text in a page, its numbers as groups; None if there is none. Text may be two texts: the
+    second is then looked for from the first on, as tables have equal rows."""
     start, text = text if isinstance(text, tuple) else ("", text)
     at = page.find(start)
-    pattern = re.escape(text).replace(r"\{\}", r"([^|\n]+?)").replace(r"\*\*", r"(?:\*\*)?")
+    pattern = re.escape(text).replace(r"\{\}", r"([-+.\de]+(?: to [-+.\d]+)?)").replace(r"\*\*", r"(?:\*\*)?")
     pattern = re.sub(r"(\\[ \n])+", r"\\s+", pattern) if not text.endswith("\n") else pattern
     return re.compile(pattern).search(page, at) if at >= 0 else None
 
