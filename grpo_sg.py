@@ -2,27 +2,34 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "tqdm==4.70.1"]
 # ///
-"""GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read from top to bottom.
+"""GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read
+from top to bottom.
 
-For each prompt, sample a group of completions from the policy and let a verifier give each a reward R. GRPO
-makes the completions that beat the mean of their group more likely, token by token, and the others less:
+For each prompt, sample a group of completions from the policy and let a verifier give
+each a reward R. GRPO makes the completions that beat the mean of their group more
+likely, token by token, and the others less:
 
-    maximise the mean over tokens of w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
+    maximise the mean over tokens of
+        w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
 
-    r = pi_theta(token) / pi_old(token)    A = (R - mean R) / std R in the group    KL: to a reference policy
-    w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
+    r = pi_theta(token) / pi_old(token)              A = (R - mean R) / std R in the group
+    w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)    KL: to a reference
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant, without a gradient, as
-it is to scale the advantage and not to be maximised; and as it is never negative, w * min(r A, clip(r) A) =
-min(r (wA), clip(r) (wA)). So GRPO-SG is GRPO in which every token has its own advantage wA. By default w is
-1 up to pi = 0.12 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they grow
-with 1 - pi), count for less in comparison. The loop is `train`, in section 5.
+The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
+without a gradient, as it is to scale the advantage and not to be maximised; and as it
+is never negative, w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)). So GRPO-SG is
+GRPO in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
+and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they
+grow with 1 - pi), count for less in comparison. The loop is `train`, in section 5.
 
-This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and inference engines.
+This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and
+inference engines.
 
-    python grpo_sg.py                                       a tiny model on a CPU, offline: 1 to 2 minutes
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk   the same loop on a real model and a GPU
-    python grpo_sg.py --eval_only --model runs/NAME/checkpoint      repeat a run's test: half a minute
+    python grpo_sg.py             a tiny model on a CPU, offline: 1 to 2 minutes
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
+                                  the same loop on a real model and a GPU
+    python grpo_sg.py --eval_only --model runs/NAME/checkpoint
+                                  repeat a run's test: half a minute
 """
 import dataclasses
 import math
@@ -33,7 +40,8 @@ import time
 import warnings
 from typing import Literal
 
-# Tensors that grow with every token would leave gaps in a GPU's memory. (WSL has no expandable segments.)
+# Tensors that grow with every token would leave gaps in a GPU's memory. (WSL has no
+# expandable segments.)
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
@@ -47,68 +55,85 @@ from support import graph, logs, models, offload, page, program, tiny
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
-# One letter, one meaning: P prompts, G completions of each, B rows of a batch (in the whole rollout B = P G),
-# T tokens of a row, right-padded, V words of the vocabulary, N tokens of a batch that the policy wrote.
+# One letter, one meaning:
+#   P  prompts of a rollout                 T  tokens of a row, padded on the right
+#   G  completions of each prompt           N  tokens of a batch that the policy wrote
+#   B  rows of a batch (P G in all)         V  words of the vocabulary
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
-    """GRPO-SG's weights w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), with pi = exp(logps).
+    """GRPO-SG's weights, w = clip(alpha * (sigmoid(pi / tau) - mu), L, U).
 
-    logps: log-probabilities, in nats, of the sampled tokens under the current policy, at the sampling
-    temperature; any shape. low, high: L, U. Returns float32 of that shape, detached: w says how much a
-    token's advantage counts, and is not itself something to maximise.
+    logps: log pi, in nats, of the sampled tokens under the current policy, at the
+    sampling temperature; any shape. low, high: L, U. Returns float32 of that
+    shape, detached: w says how much a token's advantage counts, and is not itself
+    something to maximise.
     """
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
 
 def group_advantages(rewards, *, eps=1e-6):
-    """A = (R - mean R) / (std R + eps) in each group. rewards: (P, G), G >= 2. Returns (P, G), float32.
+    """A = (R - mean R) / (std R + eps) in each group: (P, G), float32.
 
-    This is GRPO's (arXiv 2402.03300). std is the sample standard deviation (over G - 1), as in TRL and verl.
+    rewards: (P, G), G >= 2. This is GRPO's (arXiv 2402.03300). std is the sample
+    standard deviation (over G - 1), as in TRL and verl.
     """
-    assert rewards.dim() == 2 and rewards.shape[1] >= 2, f"(P, G) with G >= 2, not {tuple(rewards.shape)}"
+    shape = tuple(rewards.shape)
+    assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
     R = rewards.float()
     A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
-    # Exactly 0 for equal rewards, of which a rounding error, divided by eps, would make a signal.
-    return A.masked_fill(R.amax(1, keepdim=True) == R.amin(1, keepdim=True), 0.0)
+    # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
+    equal = R.amax(1, keepdim=True) == R.amin(1, keepdim=True)
+    return A.masked_fill(equal, 0.0)
 
 
-def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
-                 clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
-    """(loss to minimise, dict of statistics). weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
+def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None,
+                 clip_low=0.2, clip_high=0.2, beta=0.0, loss_agg_mode="token-mean",
+                 denominator=None):
+    """(loss to minimise, dict of statistics).
 
-    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with gradient), the
-    policy that sampled, the reference. advantages: (B,) or (B, T). mask: (B, T), true on the tokens that the
-    policy wrote; other positions are ignored. weights: (B, T). loss_agg_mode: "token-mean", or
-    "seq-mean-token-mean", the mean over completions of their token means (GRPO's first form: a token of a
-    long completion counts less). denominator: the number of tokens (in the second mode, of completions) of
-    the whole batch, if this is a part of one; losses and statistics of the parts then add up to the whole's.
+    weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    In the first update r = 1, and the loss is only the mean of -wA, near 0. Its gradient is not 0: that of r
-    is then that of log pi, so the update is REINFORCE with the advantage wA.
+    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
+    gradient), the policy that sampled, the reference. advantages: (B,) or (B, T). mask:
+    (B, T), true on the tokens that the policy wrote; other positions are ignored.
+    weights: (B, T). loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean
+    over completions of their token means (GRPO's first form: a token of a long
+    completion counts less). denominator: the number of tokens (in the second mode, of
+    completions) of the whole batch, if this is a part of one; losses and statistics of
+    the parts then add up to the whole's.
+
+    In the first update r = 1, and the loss is only the mean of -wA, near 0. Its
+    gradient is not 0: that of r is then that of log pi, so the update is REINFORCE with
+    the advantage wA.
     """
-    same = [x for x in (old_logps, mask, weights, ref_logps) if x is not None]
-    assert {x.shape for x in same} == {logps.shape} and advantages.shape in (logps.shape, logps.shape[:1])
-    assert loss_agg_mode in ("token-mean", "seq-mean-token-mean"), f"no loss_agg_mode {loss_agg_mode!r}"
+    for x in (old_logps, mask, weights, ref_logps):
+        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
+    shape = advantages.shape
+    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
+    by_completion = loss_agg_mode == "seq-mean-token-mean"
+    assert by_completion or loss_agg_mode == "token-mean", f"no mode {loss_agg_mode!r}"
     assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
-    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()  # masked first: no nan at a pad spreads
+    # Masked before exp, so that no nan at a pad spreads.
+    r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    # w is outside the clip. If it were inside, as clip(w r), a likely token (w = 1.4) with A > 0 would be
-    # above 1 + clip_high from the start, have no gradient, and never learn.
+    # w is outside the clip. If it were inside, as clip(w r), a likely token (w = 1.4)
+    # with A > 0 would be above 1 + clip_high from the start, have no gradient, and
+    # never learn.
     objective = w * torch.minimum(r * A, clipped * A)
     other = old_logps if ref_logps is None else ref_logps
     log_ratio = (other.detach() - logps).masked_fill(~mask, 0.0)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree; unbiased if r = 1.
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree;
+    # unbiased if r = 1.
     kl = torch.expm1(log_ratio) - log_ratio  # exp(x) - 1 - x, which would cancel near 0
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
 
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
-    by_completion = loss_agg_mode == "seq-mean-token-mean"
     if denominator is None:
         counted = mask.any(1) if by_completion else mask
         denominator = counted.sum().clamp(min=1)
@@ -116,12 +141,15 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     def aggregate(x):
         x = x.masked_fill(~mask, 0.0)
         return (x / lengths if by_completion else x).sum() / denominator
+
     with torch.no_grad():
-        stats = {"clip_frac": aggregate((clipped * A < r * A).float()),  # where the clip holds a token back
-                 "kl": aggregate(kl),  # to the reference policy; without one, to the policy that sampled
-                 "entropy": aggregate(-old_logps),  # of the policy that sampled, in nats, estimated
+        held_back = clipped * A < r * A  # by the clip
+        unlikely = logps < math.log(1/3)  # where, by default, w < U
+        stats = {"clip_frac": aggregate(held_back.float()),
+                 "kl": aggregate(kl),  # without a reference, to the policy that sampled
+                 "entropy": aggregate(-old_logps),  # of that policy, in nats, estimated
                  "weight_mean": aggregate(w),
-                 "low_prob_frac": aggregate((logps < math.log(1/3)).float())}  # pi < 1/3: by default, w < U
+                 "low_prob_frac": aggregate(unlikely.float())}
     return -aggregate(objective), stats
 
 
@@ -129,39 +157,44 @@ def shaping_weights(logps, cfg):
     """(B, T), the weights of the method that --shaping names; None (all 1) is GRPO."""
     if cfg.shaping == "none":
         return None
-    if cfg.shaping == "ar":  # AR-Lopti's advantage reweighting, the closest relative (arXiv 2505.12929)
+    if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
         return 0.2 * logps.detach().float().exp() + 0.8
-    return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low, high=cfg.high)
+    return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low,
+                         high=cfg.high)
 
 
 def pass_at_k(n, c, k):
-    """Unbiased estimate, from n samples of which c are right, of the chance that at least one of k is:
-    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
-    assert 0 <= c <= n and 1 <= k <= n, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
+    """Unbiased estimate, from n samples of which c are right, of the chance that at
+    least one of k is: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
+    right = 0 <= c <= n and 1 <= k <= n
+    assert right, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 # ---- 2. Log-probabilities of the policy ----
 
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """(B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]) at the temperature, 0 outside of mask.
+    """(B, T) float32: [b, t] is log pi(ids[b, t] | ids[b, :t]), 0 outside of mask.
 
-    ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True exactly on sampled
-    tokens, and never on a row's first token, which is predicted from nothing. No attention mask is needed:
-    pads come last, and nothing attends to what follows it. model: any causal language model of transformers.
+    ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True
+    exactly on sampled tokens, and never on a row's first token, which is predicted from
+    nothing. No attention mask is needed: pads come last, and nothing attends to what
+    follows it. model: any causal language model of transformers.
     """
     mask = mask.bool()
-    assert not mask[:, 0].any(), "mask[:, 0] must be False: the first token of a row has no context"
-    assert temperature > 0, f"log-probabilities need a temperature above 0, not {temperature}"
+    assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
+    assert temperature > 0, f"the temperature must be above 0, not {temperature}"
     if model.training and not getattr(model, "is_gradient_checkpointing", False):
-        warnings.warn("the model is in training mode: with dropout r is not 1 where nothing has changed; "
-                      "call model.eval()")
-    # Position t predicts token t + 1. Only the N positions before sampled tokens go through the matrix of
-    # the vocabulary: with Qwen's 151,936 words the other logits would take most of an update's memory.
+        warnings.warn("the model is in training mode: with dropout, r is not 1 where "
+                      "nothing has changed; call model.eval()")
+    # Position t predicts token t + 1. Only the N positions before sampled tokens go
+    # through the matrix of the vocabulary: with Qwen's 151,936 words the other logits
+    # would take most of an update's memory.
     output = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:])
     logits = output.logits.float() / temperature  # (N, V)
     del output  # or its logits would be kept beside these
-    # The N logits, ids[mask] and the cells of masked_scatter are in one order: row by row, from left to right.
+    # The N logits, ids[mask] and the cells of masked_scatter are in one order: row by
+    # row, from left to right.
     logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
     return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)
 
@@ -169,30 +202,41 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 # ---- 3. Sampling ----
 
 class Cache(DynamicCache):
-    def update(self, keys, values, *more, **named):  # rotary embedding makes keys float32: twice the memory
+    """Keys are kept as values are: rotary embedding makes them float32, under autocast,
+    and that takes twice the memory."""
+
+    def update(self, keys, values, *more, **named):
         return super().update(keys.to(values.dtype), values, *more, **named)
 
 
 def next_logits(model, ids, mask, position, cache):
-    """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys and values. mask:
-    (B, all columns so far), 0 on pads. position: (B, S)."""
+    """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys
+    and values. mask: (B, all columns so far), 0 on pads. position: (B, S)."""
     given = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
-    if "mamba" in type(model).__name__.lower():  # its state is no list of keys: a single token needs no mask
-        given = {"attention_mask": mask if ids.shape[1] > 1 else None, "cache_params": cache}
+    if "mamba" in type(model).__name__.lower():
+        # Its state is no list of keys, and has another name; one token needs no mask.
+        one_token = ids.shape[1] == 1
+        given = {"attention_mask": None if one_token else mask, "cache_params": cache}
     return model(input_ids=ids, use_cache=True, logits_to_keep=1, **given).logits[:, -1]
 
 
 def prefill(model, prompts):
-    """Read B prompts, equal ones once. Returns (logits, mask, position, cache): the logits of the first token
-    (B, V), the attention mask (B, S), the last position (B, 1), and the keys and values of B rows."""
-    assert prompts and all(prompts) and not model.training, "prompts with tokens, and a model in eval mode"
+    """Read B prompts, equal ones once. Returns (logits, mask, position, cache): the
+    logits of the first token (B, V), the attention mask (B, S), the last position (B,
+    1), and the keys and values of B rows."""
+    assert prompts and all(prompts), "there must be prompts, each with a token"
+    assert not model.training, "call model.eval() before sampling"
     rows = {}  # each different prompt: its row
-    index = torch.tensor([rows.setdefault(tuple(p), len(rows)) for p in prompts], device=model.device)
+    index = [rows.setdefault(tuple(p), len(rows)) for p in prompts]
     longest = max(map(len, rows))
-    # Padded on the left, so that every row continues at the last column; positions count real tokens only.
-    pads = [longest - len(p) for p in rows]
-    ids = torch.tensor([[0] * k + list(p) for k, p in zip(pads, rows)], device=model.device)
-    mask = torch.tensor([[0] * k + [1] * len(p) for k, p in zip(pads, rows)], device=model.device)
+    # Padded on the left, so that every row continues at the last column; positions
+    # count real tokens only.
+    ids, mask = [], []
+    for p in rows:
+        pads = longest - len(p)
+        ids.append([0] * pads + list(p))
+        mask.append([0] * pads + [1] * len(p))
+    ids, mask, index = (torch.tensor(x, device=model.device) for x in (ids, mask, index))
     position = (mask.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
     logits = next_logits(model, ids, mask, position, cache)
@@ -201,35 +245,40 @@ def prefill(model, prompts):
 
 
 def draw(logits, u, temperature):
-    """One token (B, 1) for each row of logits (B, V), by a uniform random number u (B, 1)."""
+    """A token (B, 1) for each row of logits (B, V), by a random number u (B, 1)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    # Invert the cumulative distribution; right=True, so that no token of probability 0 is ever drawn.
+    # Invert the cumulative distribution; right=True, so that no token of probability 0
+    # is ever drawn.
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
-    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
+    token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
+    return token.clamp(max=cdf.shape[1] - 1)
 
 
 @torch.no_grad()
-def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
-           stopping_criteria=None, bar=""):
-    """n completions of each of P prompts, lists of token ids: a list of P * n lists of ids, prompt-major.
+def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
+           generator=None, stopping_criteria=None, bar=""):
+    """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
-    A completion ends with a stop token; or it is cut off, at max_new_tokens or when stopping_criteria, which
-    is one of transformers', says so. Tokens are drawn from the whole of softmax(logits / temperature): with a
-    top-k or top-p that token_logps does not know of, r would compare two different distributions.
-    temperature=0 takes the likeliest token. The model must be in eval mode, and each prompt have a token.
-    bar: the text of a progress bar; "" shows none.
+    prompts: lists of ids. A completion ends with a stop token; or it is cut off, at
+    max_new_tokens or when stopping_criteria, which is one of transformers', says so.
+    Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
+    top-p that token_logps does not know of, r would compare two different distributions. temperature=0 takes the
+    likeliest token. The model must be in eval mode, and each prompt have a token. bar:
+    the text of a progress bar; "" shows none.
     """
     prompts = [p for p in prompts for _ in range(n)]
     logits, mask, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
-    # A row of uniform numbers for each completion: what one draws does not depend on when the others end.
+    # A row of uniform numbers for each completion: what one draws does not depend on
+    # when the others end.
     device = getattr(generator, "device", model.device)
-    u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device).to(model.device)
-    row = torch.arange(len(prompts), device=model.device)  # (B,): the unfinished completions, at first all
+    u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device)
+    u = u.to(model.device)
+    row = torch.arange(len(prompts), device=model.device)  # (B,): those not finished
     drawn = row.new_zeros(len(row), 0)  # (B, t): their tokens so far
     completions = [[] for _ in row]
-    steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, unit="token", disable=not bar)
+    steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, disable=not bar)
     for t in steps:
         token = draw(logits, u[row, t, None], temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
@@ -237,10 +286,12 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
         if stopping_criteria:
             ends |= stopping_criteria(drawn, None)
         going = (~ends).nonzero()[:, 0]
-        if len(going) < len(row):  # finished rows leave the batch and the cache: no more work
+        if len(going) < len(row):
+            # Finished rows leave the batch and the cache: no more work is done for them.
             for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
-            row, drawn, token, mask, position = (x[going] for x in (row, drawn, token, mask, position))
+            left = (row, drawn, token, mask, position)
+            row, drawn, token, mask, position = (x[going] for x in left)
             if len(going) == 0:
                 break
             cache.reorder_cache(going)
@@ -256,13 +307,16 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
 
 @dataclasses.dataclass
 class Completion:
+    """A problem's prompt, and what followed it. tokens are as they were sampled: never
+    decoded and read again. mask says of each whether the policy wrote it: a tool's
+    answer is not its own."""
     problem: tasks.Problem
     prompt: list[int]        # token ids
-    tokens: list[int] = dataclasses.field(default_factory=list)  # as sampled: never decoded and read again
-    mask: list[bool] = dataclasses.field(default_factory=list)   # for each, whether the policy wrote it
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    response: str = ""       # the part of it that the policy wrote, which is all that the verifier reads
+    response: str = ""       # what of it the policy wrote: all that the verifier reads
     truncated: bool = False  # no stop token within max_new_tokens
     correct: bool = False
     formatted: bool = False  # False if truncated
@@ -284,32 +338,38 @@ class Completion:
         return [token for token, own in zip(self.tokens, self.mask) if own]
 
 
-def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed, sampler=sample, bar="sampling"):
-    """n verified completions of each problem, problem-major. The same weights and seed give the same ones,
-    for any cfg.sample_batch (but for rounding, which differs a little with the number of rows)."""
+def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
+            sampler=sample, bar="sampling"):
+    """n verified completions of each problem, problem-major. The same weights and seed
+    give the same ones, for any cfg.sample_batch (but for rounding, which differs a
+    little with the number of rows)."""
     model.eval()
     stop_ids = models.find_stop_ids(model, tokenizer)
-    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers for every device
+    # On the CPU, so that every device gets the same numbers.
+    generator = torch.Generator().manual_seed(seed)
     completions = []
     for problem in problems:
         prompt = encode_problem(tokenizer, task, problem, cfg)
         completions += [Completion(problem, prompt) for _ in range(n)]
-    # Without a tool there is one turn. With one there are max_turns in which a call of it ends the turn, is
-    # answered, and the completion goes on; and a last turn, in which the tool is closed.
+    # Without a tool there is one turn. With one there are max_turns in which a call of
+    # it ends the turn, is answered, and the completion goes on; and a last turn, in
+    # which the tool is closed.
     calls = models.StopText(tokenizer, task.stop_text) if task.observe else None
     turns = cfg.max_turns if task.observe else 0
     unfinished = completions
     for turn in range(turns + 1):
         closed = turn == turns
+        contexts = [c.prompt + c.tokens for c in unfinished]
         drawn = sample_in_parts(
-            sampler, model, [c.prompt + c.tokens for c in unfinished], cfg.sample_batch, generator,
-            max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, temperature=temperature,
-            stopping_criteria=None if closed else calls, bar=bar)
+            sampler, model, contexts, cfg.sample_batch, generator,
+            max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, bar=bar,
+            temperature=temperature, stopping_criteria=None if closed else calls)
         for c, tokens in zip(unfinished, drawn):
             c.add(tokens, own=True)
         if closed:
             break
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if calls(torch.tensor([tokens]))]
+        ended = [calls(torch.tensor([tokens])) for tokens in drawn]
+        unfinished = [c for c, called in zip(unfinished, ended) if called]
         texts = [tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
             # The policy did not write the answer, and does not learn it.
@@ -327,8 +387,8 @@ def encode_problem(tokenizer, task, problem, cfg):
 
 
 def sample_in_parts(sampler, model, contexts, most, generator, **settings):
-    """A completion of each context, by the sampler on `most` rows at once; on half as many if a GPU's memory
-    is full, with the same random numbers."""
+    """A completion of each context, by the sampler on `most` rows at once; on half as
+    many if a GPU's memory is full, with the same random numbers."""
     completions = []
     while len(completions) < len(contexts):
         part = contexts[len(completions):][:most]
@@ -341,37 +401,40 @@ def sample_in_parts(sampler, model, contexts, most, generator, **settings):
                 raise
             most = len(part) // 2
             generator.set_state(state)
-            program.say(f"out of GPU memory: sampling {most} at once; with --sample_batch {most} no attempt "
-                        "would fail")
+            program.say(f"out of GPU memory: sampling {most} at once; with "
+                        f"--sample_batch {most} no attempt would fail")
     return completions
 
 
 def grade(c, tokenizer, task, stop_ids):
-    """Set the completion's texts, the task's verdict on what the policy wrote, and the reward."""
+    """Set the completion's texts, the verdict on what the policy wrote, the reward."""
     c.truncated = c.tokens[-1] not in stop_ids
     end = None if c.truncated else -1
-    opening = models.find_opening(tokenizer, c.prompt, task.opening)  # in the prompt, but of the response
+    # A tag that the prompt ends with, such as <think>, belongs to the response.
+    opening = models.find_opening(tokenizer, c.prompt, task.opening)
     c.response = opening + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opening + tokenizer.decode(c.tokens[:end])
     try:
         correct, formatted = task.verify(c.response, c.problem.answer)
         if not {correct, formatted} <= {0, 1}:
-            raise TypeError(f"a verdict is two of True and False, not {correct!r} and {formatted!r}; partial "
-                            "credit is for Task.reward")
+            raise TypeError(f"{correct!r} and {formatted!r} must each be True or False; "
+                            "partial credit is for Task.reward")
         c.correct = bool(correct)
         c.formatted = bool(formatted) and not c.truncated
         c.reward = float(task.reward(c))
         if not math.isfinite(c.reward):
             raise ValueError(f"the reward {c.reward} is not finite")
     except Exception as error:
-        raise program.UserError(f"verify or reward of --task {task.name}: {program.first_line(error)}, for "
-                                f"{c.response!r}")
+        reason = program.first_line(error)
+        raise program.UserError(
+            f"verify or reward of --task {task.name}: {reason}, for {c.response!r}")
 
 
 def set_advantages(completions, group_size):
     """Compare each completion with its group."""
-    rewards = torch.tensor([c.reward for c in completions]).view(-1, group_size)  # (P, G)
-    for c, A in zip(completions, group_advantages(rewards).flatten().tolist()):
+    rewards = torch.tensor([c.reward for c in completions])
+    advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
+    for c, A in zip(completions, advantages.flatten().tolist()):
         c.advantage = A
 
 
@@ -382,78 +445,19 @@ MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
 SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
 
 
-def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, sampler=sample):
-    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also written to `out`, the
-    run's folder, and why it ended: "finished", "not finite" (too many updates were not), or the name of a
-    signal, such as "SIGINT", after which the step is finished and saved.
+def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
+          sampler=sample):
+    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also
+    written to `out`, the run's folder, and why it ended: "finished", "not finite" (too
+    many updates were not), or the name of a signal, such as "SIGINT", after which the
+    step is finished and saved.
 
-    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the checkpoint to resume."""
-    AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
-    optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
-    if state:
-        optimizer.load_state_dict(state.pop("optimizer"))
-    done = state["step"] if state else 0
-    rows = []
-    bad_steps = 0  # in a row without one finite update
-    ending = "finished"
-    saved = time.time()
-    bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
-    with program.hold_signals("finishing this step, then saving; a second signal stops at once") as received:
-        for step in bar:
-            started = time.time()
-            # What is drawn is a function of the seed and the step, so there is no random state to save.
-            seed = cfg.seed * 1_000_003 + step
-            problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
-            try:
-                # Sample: G completions of each problem.
-                completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
-                                      temperature=cfg.temperature, sampler=sampler)
-            except (program.UserError, torch.OutOfMemoryError):
-                if out and rows:  # a task's verifier, say: the steps before are not lost
-                    save_checkpoint(out, step - 1, model, tokenizer, optimizer)
-                raise
-            # Compare: each completion with its group.
-            set_advantages(completions, cfg.group_size)
-            sampled = time.time()
-            # Learn: more of the better ones, less of the others.
-            stats = update(model, optimizer, completions, cfg, reference=reference, seed=seed)
-
-            row = logs.log_step(out, step, completions, cfg.group_size, stats, sampled - started,
-                                time.time() - sampled)
-            rows.append(row)
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-            bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
-            if received:
-                ending = received[0]
-            elif bad_steps == MAX_BAD_STEPS:
-                ending = "not finite"
-            last = ending != "finished" or step == cfg.steps
-            if out and (last or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
-                save_checkpoint(out, step, model, tokenizer, optimizer)
-                saved = time.time()
-            if ending != "finished":
-                break
-            if step % cfg.eval_every == 0:
-                assess(out, model, tokenizer, task, task.valid, cfg, step=step, split="valid", sampler=sampler)
-    return rows, ending
-
-
-# ---- 5. Training ----
-
-STATISTICS = ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
-MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
-SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
-
-
-def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, sampler=sample):
-    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also written to `out`, the
-    run's folder, and why it ended: "finished", "not finite" (too many updates were not), or the name of a
-    signal, such as "SIGINT", after which the step is finished and saved.
-
-    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the checkpoint to resume.
+    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the
+    checkpoint to resume.
     """
     AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
-    optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
+    optimizer = AdamW(
+        model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
         optimizer.load_state_dict(state.pop("optimizer"))
     done = state["step"] if state else 0
@@ -462,40 +466,49 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
     bad_steps = 0  # in a row without one finite update
     saved = time.time()
     bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
-    with program.hold_signals("finishing this step, then saving; a second signal stops at once") as received:
+    message = "finishing this step, then saving; a second signal stops at once"
+    with program.hold_signals(message) as received:
         for step in bar:
-            # What is drawn is a function of the seed and the step, so there is no random state to save.
+            # What is drawn is a function of the seed and the step, so there is no
+            # random state to save.
             seed = cfg.seed * 1_000_003 + step
-            problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
+            count = min(cfg.prompts, len(task.train))
+            problems = random.Random(seed).sample(task.train, count)
             try:
                 if step > 1 and (step - 1) % cfg.eval_every == 0:
-                    assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1, split="valid",
-                           sampler=sampler)
+                    assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1,
+                           split="valid", sampler=sampler)
                 started = time.time()
                 # Sample: G completions of each problem.
-                completions = rollout(model, tokenizer, task, problems, cfg, n=cfg.group_size, seed=seed,
+                completions = rollout(model, tokenizer, task, problems, cfg,
+                                      n=cfg.group_size, seed=seed,
                                       temperature=cfg.temperature, sampler=sampler)
             except (program.UserError, torch.OutOfMemoryError):
-                if out and rows:  # a task's own verifier raised, say: the steps before are not lost
+                if out and rows:
+                    # A task's own verifier raised, say: the steps before are not lost.
                     save_checkpoint(out, step - 1, model, tokenizer, optimizer)
                 raise
             # Compare: each completion with its group.
             set_advantages(completions, cfg.group_size)
             sampled = time.time()
             # Learn: more of the better ones, less of the others.
-            stats = update(model, optimizer, completions, cfg, reference=reference, seed=seed)
+            stats = update(model, optimizer, completions, cfg, reference=reference,
+                           seed=seed)
 
-            row = logs.log_step(out, step, completions, cfg.group_size, stats, sampled - started,
-                                time.time() - sampled)
+            seconds = (sampled - started, time.time() - sampled)
+            row = logs.log_step(out, step, completions, cfg.group_size, stats, *seconds)
             rows.append(row)
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")})
-            bad_steps = bad_steps + 1 if stats["skipped"] and not stats["grad_norm"] else 0
+            shown = ("reward", "accuracy", "grad_norm")
+            bar.set_postfix({key: f"{row[key]:.2f}" for key in shown})
+            bad = stats["skipped"] > 0 and stats["grad_norm"] == 0
+            bad_steps = bad_steps + 1 if bad else 0
             if received:
                 ending = received[0]
             elif bad_steps == MAX_BAD_STEPS:
                 ending = "not finite"
             last = ending != "finished" or step == cfg.steps
-            if out and (last or step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS):
+            due = step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS
+            if out and (last or due):
                 save_checkpoint(out, step, model, tokenizer, optimizer)
                 saved = time.time()
             if ending != "finished":
@@ -504,14 +517,16 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None, 
 
 
 def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on a rollout, each on its own random share: no completion is used twice.
-    Groups are cut across the shares, so that the advantages of one share need not sum to 0.
+    """cfg.updates optimizer steps on a rollout, each on its own random share: no
+    completion is used twice. Groups are cut across the shares, so that the advantages
+    of one share need not sum to 0.
 
-    A completion with A = 0, such as all of a group with equal rewards, has no gradient: if beta is 0 it is
-    left out of the passes, but not out of what the loss is divided by. Returns a dict: grad_norm, the largest
-    norm before clipping (0: none was finite); skipped, the updates left out as loss or gradient was not
-    finite; loss, the mean over the updates; grpo_sg_loss's statistics, means over what was trained on (None:
-    nothing, or not finite).
+    A completion with A = 0, such as all of a group with equal rewards, has no gradient:
+    if beta is 0 it is left out of the passes, but not out of what the loss is divided
+    by. Returns a dict: grad_norm, the largest norm before clipping (0: none was
+    finite); skipped, the updates left out as loss or gradient was not finite; loss, the
+    mean over the updates; grpo_sg_loss's statistics, means over what was trained on
+    (None: nothing, or not finite).
     """
     shuffled = random.Random(seed).sample(completions, len(completions))
     shares = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
@@ -522,7 +537,8 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         plan.append(micro_batches(trained[-1], cfg, model.device))
     model.train(cfg.gradient_checkpointing)  # dropout is off in both modes, by read_model
     with torch.no_grad():
-        # The first update needs no old_logps, as it changes the policy that sampled: r = 1. The later ones do.
+        # The first update needs no old_logps: the policy is still the one that sampled,
+        # and r = 1. The later ones do.
         for batch in sum(plan[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
         for batch in sum(plan, []) if cfg.beta else []:
@@ -535,38 +551,48 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         losses.append(0.0)
         for batch in batches:
             logps = compute_logps(model, batch, cfg)  # (B, T)
+            old_logps = batch.get("old_logps", logps.detach())
+            # With denominator=1 these are sums. The loss is divided by the size of the
+            # whole share, of which this is a part, and the statistics once, below.
             loss, stats = grpo_sg_loss(
-                logps, batch.get("old_logps", logps.detach()), batch["advantages"], batch["mask"],
-                weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"), beta=cfg.beta,
-                clip_low=cfg.clip_low, clip_high=cfg.clip_high, loss_agg_mode=cfg.loss_agg_mode,
-                denominator=1)  # sums: the loss is divided by the whole share's size, whatever its batches
+                logps, old_logps, batch["advantages"], batch["mask"],
+                weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"),
+                clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
+                loss_agg_mode=cfg.loss_agg_mode, denominator=1)
             loss = loss / loss_size(share, cfg)
             loss.backward()
             losses[-1] += loss.item()
             for key in STATISTICS:
                 sums[key] += float(stats[key])
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-        if math.isfinite(norm) and math.isfinite(losses[-1]):  # nan never reaches the weights
+        if math.isfinite(norm) and math.isfinite(losses[-1]):
+            # Else the weights stay as they are: nan never reaches them.
             norms.append(norm)
             optimizer.step()
         optimizer.zero_grad()
+    row = {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms)}
+    row["loss"] = finite_mean(sum(losses), len(losses))
     size = loss_size(sum(trained, []), cfg)
-    row = {"loss": sum(losses) / len(losses) if losses else math.nan}
-    row.update({key: sums[key] / size if size else math.nan for key in STATISTICS})
-    return {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms),
-            **{key: value if math.isfinite(value) else None for key, value in row.items()}}
+    for key in STATISTICS:
+        row[key] = finite_mean(sums[key], size)
+    return row
+
+
+def finite_mean(total, count):
+    """None if there is none, as JSON has no nan."""
+    return total / count if count and math.isfinite(total) else None
 
 
 def loss_size(completions, cfg):
-    """What a loss is divided by: the number of tokens that the policy wrote, or of completions."""
+    """What a loss is divided by: the number of the policy's tokens, or of completions."""
     if cfg.loss_agg_mode == "token-mean":
         return sum(sum(c.mask) for c in completions)
     return len(completions)
 
 
 def micro_batches(completions, cfg, device):
-    """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads included (a longer one
-    gets its own), sorted by length, so that few are pads."""
+    """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
+    included (a longer one gets its own), sorted by length, so that few are pads."""
     left = sorted(completions, key=Completion.length, reverse=True)
     batches = []
     while left:
@@ -577,16 +603,18 @@ def micro_batches(completions, cfg, device):
 
 
 def make_batch(completions, device):
-    """ids (B, T) and mask (B, T), right-padded, and advantages (B,), of completions with their prompts."""
+    """ids (B, T) and mask (B, T), right-padded, and advantages (B,), of completions
+    with their prompts."""
     longest = max(c.length() for c in completions)
     ids, mask = [], []
     for c in completions:
         pads = longest - c.length()
         ids.append(c.prompt + c.tokens + [0] * pads)
-        # By position, never by `ids != pad`: many models pad with their end token, which must be learned.
+        # By position, never by `ids != pad`: many models pad with their end token,
+        # which must be learned.
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
-    return {"ids": torch.tensor(ids, device=device), "mask": torch.tensor(mask, device=device),
-            "advantages": torch.tensor([c.advantage for c in completions], device=device)}
+    columns = {"ids": ids, "mask": mask, "advantages": [c.advantage for c in completions]}
+    return {key: torch.tensor(x, device=device) for key, x in columns.items()}
 
 
 def compute_logps(model, batch, cfg):
@@ -596,17 +624,20 @@ def compute_logps(model, batch, cfg):
 
 # ---- 6. Evaluation ----
 
-def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample, bar="validation"):
-    """(row, greedy completions). The row has the means of greedy decoding, as "eval/accuracy"; with samples =
-    k > 0 also eval/truncated@k, eval/avg@k, the mean over problems of the mean of k samples, and eval/pass@2,
-    4.. up to k. `_se` is the standard error of a mean over the problems: how far it would vary with others."""
-    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0, seed=cfg.seed,
-                     sampler=sampler, bar=bar)
+def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample,
+             bar="validation"):
+    """(row, greedy completions). The row has the means of greedy decoding, as
+    "eval/accuracy"; with samples = k > 0 also eval/truncated@k, eval/avg@k, the mean
+    over problems of the mean of k samples, and eval/pass@2, 4.. up to k. `_se` is the
+    standard error of a mean over the problems: how far it would vary with others."""
+    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0,
+                     seed=cfg.seed, sampler=sampler, bar=bar)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
     if samples:
-        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples, temperature=cfg.temperature,
-                        seed=cfg.seed, sampler=sampler, bar=f"{bar}, {samples} samples")
+        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples,
+                        temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
+                        bar=f"{bar}, {samples} samples")
         row[f"eval/truncated@{samples}"] = sum(c.truncated for c in drawn) / len(drawn)
         right = []  # of each problem, how many
         for i in range(0, len(drawn), samples):
@@ -614,7 +645,8 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample
         add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
         k = 2
         while k <= samples:
-            add_mean(row, f"eval/pass@{k}", [pass_at_k(samples, count, k) for count in right])
+            each = [pass_at_k(samples, count, k) for count in right]
+            add_mean(row, f"eval/pass@{k}", each)
             k *= 2
     return row, greedy
 
@@ -623,13 +655,15 @@ def add_mean(row, key, values):
     """Add the mean of the values and its standard error to the row."""
     values = torch.tensor(values, dtype=torch.float64)
     row[key] = values.mean().item()
-    row[f"{key}_se"] = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
+    error = values.std() / math.sqrt(len(values))
+    row[f"{key}_se"] = error.item() if len(values) > 1 else None
 
 
-def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0, sampler=sample,
-           bar="validation"):
+def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0,
+           sampler=sample, bar="validation"):
     """Evaluate, and write the results and the run's page."""
-    row, greedy = evaluate(model, tokenizer, task, problems, cfg, samples=samples, sampler=sampler, bar=bar)
+    row, greedy = evaluate(model, tokenizer, task, problems, cfg, samples=samples,
+                           sampler=sampler, bar=bar)
     row = {"step": step, "split": split, **row}
     logs.log(out, row, greedy)
     if out:
@@ -640,115 +674,159 @@ def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0
 
 @torch.no_grad()
 def watch(out, model, tokenizer, task, cfg, step, sampler):
-    """Log a group of completions of each of three fixed validation problems to tokens.jsonl, with advantages
-    and every token's probability and weight, for the run's page."""
-    completions = rollout(model, tokenizer, task, task.valid[:3], cfg, n=cfg.group_size, seed=cfg.seed,
-                          temperature=cfg.temperature, sampler=sampler, bar="watched problems")
+    """Log a group of completions of each of three fixed validation problems to
+    tokens.jsonl, with advantages and every token's probability and weight, for the
+    run's page."""
+    completions = rollout(model, tokenizer, task, task.valid[:3], cfg, n=cfg.group_size,
+                          temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
+                          bar="watched problems")
     set_advantages(completions, cfg.group_size)
     for i in range(0, len(completions), cfg.group_size):
         group = completions[i:i + cfg.group_size]
         logps, weights = [], []
         for c in group:
-            each = compute_logps(model, make_batch([c], model.device), cfg)[0, len(c.prompt):]  # (T,)
-            w = shaping_weights(each, cfg)
-            logps.append(each)
-            weights.append(torch.ones_like(each) if w is None else w)
+            row = compute_logps(model, make_batch([c], model.device), cfg)  # (1, T)
+            logps.append(row[0, len(c.prompt):])
+            w = shaping_weights(logps[-1], cfg)
+            weights.append(torch.ones_like(logps[-1]) if w is None else w)
         logs.log_tokens(out, step, group, tokenizer, logps, weights)
 
 
 # ---- Plumbing below, nothing specific to GRPO-SG: settings, checkpoints, a run ----
 
-def setting(group, default, help, *, least=None, most=math.inf, useless=(), resumable=False):
-    """A field of Config. Numbers are positive, or from `least` on, up to `most`. useless: tasks or shapings
-    with which it has no effect. resumable: may change on --resume, as it changes results by rounding only."""
-    value = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return dataclasses.field(**value, metadata={"group": group, "help": help, "least": least, "most": most,
-                                               "useless": useless, "resumable": resumable})
+def setting(group, default, help, *, least=None, most=math.inf, useless=(),
+            resumable=False):
+    """A field of Config. Numbers are positive, or from `least` on, up to `most`.
+    useless: tasks or shapings with which it has no effect. resumable: it may change on
+    --resume, as it changes results by rounding only."""
+    value = {"default": default}
+    if isinstance(default, list):
+        value = {"default_factory": default.copy}
+    metadata = {"group": group, "help": help, "least": least, "most": most,
+                "useless": useless, "resumable": resumable}
+    return dataclasses.field(**value, metadata=metadata)
+
+
+DATA, METHOD, SIZES, MEMORY, RUN = (
+    "model and data", "method", "sizes", "memory", "run")
+NOT_SG = ("none", "ar")
 
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the same name; TINY has the tiny model's own defaults."""
-    model: str = setting("model and data", "",
-                         "hub name or folder of a causal language model; none: a tiny one made here")
-    task: str = setting("model and data", "kk", "what to learn: kk, math or qa")
-    data: str = setting("model and data", "synthetic",
-                        "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
-    eval_data: str = setting("model and data", "",
-                             "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: the set of --data")
-    people: list[int] = setting("model and data", [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more is harder",
-                                useless=("math", "qa"))
-    brief: bool = setting("model and data", False, "claims without a story, as the tiny model reads them",
-                          useless=("math", "qa"))
-    train_problems: int = setting("model and data", 4500, "of a generated training set, or most of hotpotqa")
-    eval_problems: int = setting("model and data", 200,
-                                 "of a generated validation or test set, or most of hotpotqa")
-    max_turns: int = setting("model and data", 2, "searches that are answered, before one last turn", least=0,
-                             useless=("kk", "math"))
-    retriever: str = setting("model and data", "", "URL of a search server, as Search-R1's; none: the passages "
-                             "of the questions", useless=("kk", "math"), resumable=True)
-    chat_template_kwargs: str = setting("model and data", "{}", "JSON that the chat template is given, such "
-                                        "as '{\"enable_thinking\": false}'")
-    shaping: Literal["sg", "none", "ar"] = setting("method", "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
-    alpha: float = setting("method", 2.0, "scale of the weight", least=0, useless=("none", "ar"))
-    tau: float = setting("method", 1/9, "temperature of the weight's sigmoid: higher is flatter",
-                         useless=("none", "ar"))
-    mu: float = setting("method", 0.25, "offset of the weight: higher is smaller", least=0,
-                        useless=("none", "ar"))
-    low: float = setting("method", 1.0, "L, the least weight", least=0, useless=("none", "ar"))
-    high: float = setting("method", 1.4, "U, the greatest weight", useless=("none", "ar"))
-    clip_low: float = setting("method", 0.2, "the ratio is clipped from below at 1 - clip_low", least=0)
-    clip_high: float = setting("method", 0.24, "the ratio is clipped from above at 1 + clip_high", least=0)
-    beta: float = setting("method", 0.0, "weight of the KL to the first policy, which stays closer to it; "
-                          "above 0 a second model is held", least=0)
+    """The settings, each a flag of the same name; TINY has the tiny model's own."""
+    model: str = setting(
+        DATA, "", "hub name or folder of a causal language model; none: a tiny one")
+    task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
+    data: str = setting(
+        DATA, "synthetic",
+        "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
+    eval_data: str = setting(
+        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
+    people: list[int] = setting(
+        DATA, [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more people are harder",
+        useless=("math", "qa"))
+    brief: bool = setting(
+        DATA, False, "claims without a story, as the tiny model reads them",
+        useless=("math", "qa"))
+    train_problems: int = setting(
+        DATA, 4500, "of a generated training set, or most of hotpotqa")
+    eval_problems: int = setting(
+        DATA, 200, "of a generated validation or test set, or most of hotpotqa")
+    max_turns: int = setting(
+        DATA, 2, "searches that are answered, before one last turn", least=0,
+        useless=("kk", "math"))
+    retriever: str = setting(
+        DATA, "", "URL of a search server, as Search-R1's; none: the questions' passages",
+        useless=("kk", "math"), resumable=True)
+    chat_template_kwargs: str = setting(
+        DATA, "{}",
+        "JSON for the chat template, such as '{\"enable_thinking\": false}'")
+    shaping: Literal["sg", "none", "ar"] = setting(
+        METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
+    alpha: float = setting(METHOD, 2.0, "scale of the weight", least=0, useless=NOT_SG)
+    tau: float = setting(
+        METHOD, 1/9, "temperature of the weight's sigmoid: higher is flatter",
+        useless=NOT_SG)
+    mu: float = setting(
+        METHOD, 0.25, "offset of the weight: higher is smaller", least=0, useless=NOT_SG)
+    low: float = setting(METHOD, 1.0, "L, the least weight", least=0, useless=NOT_SG)
+    high: float = setting(METHOD, 1.4, "U, the greatest weight", useless=NOT_SG)
+    clip_low: float = setting(
+        METHOD, 0.2, "r is clipped from below at 1 - clip_low: higher is freer", least=0)
+    clip_high: float = setting(
+        METHOD, 0.24, "r is clipped from above at 1 + clip_high: higher is freer", least=0)
+    beta: float = setting(
+        METHOD, 0.0, "weight of the KL to the first policy, of which a copy is then held: "
+        "higher stays closer to it", least=0)
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
-        "method", "token-mean", "mean over all tokens, or over completions of their token means")
-    lr: float = setting("method", 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
-    grad_clip: float = setting("method", 1.0, "gradients with a larger norm are scaled down to it")
-    temperature: float = setting("method", 0.7, "of sampling and of all log-probabilities: higher is more varied")
-    steps: int = setting("sizes", 350, "training steps, each a rollout and its updates", resumable=True)
-    prompts: int = setting("sizes", 64, "P, prompts in a rollout: more is slower and steadier")
-    group_size: int = setting("sizes", 8, "G, completions of each prompt: more make equal groups rarer", least=2)
-    updates: int = setting("sizes", 2, "optimizer updates per rollout, each on its own share of the completions")
-    max_new_tokens: int = setting("sizes", 2048,
-                                  "a turn is cut off here, and then counts as badly formed")
-    tokens_per_micro_batch: int = setting("memory", 3072, "most tokens in a backward pass: more is faster",
-                                          resumable=True)
-    sample_batch: int = setting("memory", 256, "most completions sampled at once: more is faster",
-                                resumable=True)
-    sampler: Literal["auto", "plain"] = setting("memory", "auto", "auto: on a GPU a recorded step, if it "
-                                                "proves right", resumable=True)
-    gradient_checkpointing: bool = setting("memory", False, "less memory in the backward pass, for a third "
-                                           "more time", resumable=True)
-    offload: bool = setting("memory", False, "AdamW's averages in host memory, not on the GPU", resumable=True)
-    eval_every: int = setting("run", 10, "steps between evaluations on the validation set", resumable=True)
-    eval_samples: int = setting("run", 4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone",
-                                least=0)
-    save_every: int = setting("run", 50, "steps between checkpoints; the last step always leaves one",
-                              resumable=True)
-    eval_only: bool = setting("run", False, "no training, only the evaluation on the test set")
-    resume: bool = setting("run", False, "go on with the run in --out, from its newest checkpoint",
-                           resumable=True)
-    seed: int = setting("run", 0, "of everything that is random", least=0, most=10 ** 9)
-    out: str = setting("run", "", "a folder for the run's files, new or empty; none: a new one under runs/",
-                       resumable=True)
+        METHOD, "token-mean", "over all tokens, or over completions of their token means")
+    lr: float = setting(
+        METHOD, 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
+    grad_clip: float = setting(
+        METHOD, 1.0, "gradients with a larger norm are scaled down to it")
+    temperature: float = setting(
+        METHOD, 0.7, "of sampling and of all log-probabilities: higher is more varied")
+    steps: int = setting(
+        SIZES, 350, "training steps, each a rollout and its updates", resumable=True)
+    prompts: int = setting(
+        SIZES, 64, "P, prompts in a rollout: more is slower and steadier")
+    group_size: int = setting(
+        SIZES, 8, "G, completions of each prompt: more make equal groups rarer", least=2)
+    updates: int = setting(
+        SIZES, 2, "optimizer updates per rollout, each on its own share of completions")
+    max_new_tokens: int = setting(
+        SIZES, 2048, "a turn is cut off here, and then counts as badly formed")
+    tokens_per_micro_batch: int = setting(
+        MEMORY, 3072, "most tokens in a backward pass: more is faster", resumable=True)
+    sample_batch: int = setting(
+        MEMORY, 256, "most completions sampled at once: more is faster", resumable=True)
+    sampler: Literal["auto", "plain"] = setting(
+        MEMORY, "auto", "auto: on a GPU a recorded step, if its tokens are right",
+        resumable=True)
+    gradient_checkpointing: bool = setting(
+        MEMORY, False, "less memory in the backward pass, for a third more time",
+        resumable=True)
+    offload: bool = setting(
+        MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
+    eval_every: int = setting(
+        RUN, 10, "steps between evaluations on the validation set", resumable=True)
+    eval_samples: int = setting(
+        RUN, 4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone", least=0)
+    save_every: int = setting(
+        RUN, 50, "steps between checkpoints; the last one always leaves one",
+        resumable=True)
+    eval_only: bool = setting(RUN, False, "no training, only the test")
+    resume: bool = setting(
+        RUN, False, "go on with the run in --out, from its newest checkpoint",
+        resumable=True)
+    seed: int = setting(RUN, 0, "of everything that is random", least=0, most=10 ** 9)
+    out: str = setting(
+        RUN, "", "a folder for the run's files, new or empty; none: one under runs/",
+        resumable=True)
 
 
-TINY = dict(people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
-            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024)
-FULL_MEMORY = ("lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing or --offload; "
-               "--resume takes all of these. A smaller --model and --beta 0 need less")
+TINY = dict(
+    people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32,
+    updates=4, lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
+    sample_batch=1024)
+FULL_MEMORY = (
+    "lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing "
+    "or --offload; --resume takes all of these. A smaller --model and --beta 0 need less")
 
 
 def parse(argv=None, **defaults):
-    """The command line as a checked Config. Flags override the settings of the run that they name, by
-    --resume or --model RUN/checkpoint, and these override TINY. `defaults`: of a script that calls main."""
-    tiny_words = ", ".join(f"{name} {program.shown(value)}" for name, value in TINY.items())
-    about = f"{__doc__.splitlines()[0]}\nDefaults of the tiny model, without --model:\n{tiny_words}."
+    """The command line as a checked Config. Flags override the settings of the run that
+    they name, by --resume or --model RUN/checkpoint, and these override TINY.
+    `defaults`: of a script that calls main."""
+    own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
+    title = __doc__.replace("\n", " ").split(".")[0]
+    about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
     given = {**defaults, **program.read_flags(Config, argv, about)}
     program.check_values(Config, given)
     for name in ("model", "data", "eval_data"):
-        if os.path.exists(given.get(name, "")):  # a file or a folder, from wherever the run is resumed
+        if os.path.exists(given.get(name, "")):
+            # A file or a folder, which is found from wherever the run is resumed.
             given[name] = os.path.abspath(given[name])
     saved = program.find_saved(Config, given)
     cfg = Config(**{**(saved if saved or "model" in given else TINY), **given})
@@ -757,56 +835,70 @@ def parse(argv=None, **defaults):
 
 
 def check(cfg, given):
-    """Raise UserError if settings do not fit together, or one of those given has no effect."""
+    """Raise UserError if settings do not fit together, or one given has no effect."""
     if cfg.task not in tasks.TASKS:
+        hint = program.suggest(cfg.task, tasks.TASKS)
         raise program.UserError(
-            f"there is no --task {cfg.task}{program.suggest(cfg.task, tasks.TASKS)}: give one of "
-            f"{', '.join(tasks.TASKS)}, or start the script that defines it")
+            f"there is no --task {cfg.task}{hint}: give one of {', '.join(tasks.TASKS)}, "
+            "or start the script that defines it")
     program.check_useful(Config, given, {"task": cfg.task, "shaping": cfg.shaping})
     if given.get("model") == "":
-        raise program.UserError("--model is empty: give a name or a folder, or leave it out for the tiny model")
+        raise program.UserError(
+            "--model is empty: give a name or a folder, or leave it out for the tiny model")
     if cfg.eval_only and not cfg.model:
-        raise program.UserError("--eval_only needs --model, for example runs/NAME/checkpoint")
+        raise program.UserError(
+            "--eval_only needs --model, for example runs/NAME/checkpoint")
     if cfg.low > cfg.high:
-        raise program.UserError(f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
-    if os.path.lexists(cfg.out) and not cfg.resume and not (os.path.isdir(cfg.out) and not os.listdir(cfg.out)):
-        raise program.UserError(f"--out {cfg.out} exists: name another folder, or add --resume to go on with "
-                                "the run in it")
+        raise program.UserError(
+            f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
+    empty = os.path.isdir(cfg.out) and not os.listdir(cfg.out)
+    if os.path.lexists(cfg.out) and not cfg.resume and not empty:
+        raise program.UserError(
+            f"--out {cfg.out} exists: name another folder, or add --resume to go on with "
+            "the run in it")
     if cfg.shaping == "sg":
-        least, greatest = shaping_weights(torch.tensor([0.0, 1.0]).log(), cfg)  # w is monotone
+        ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
+        least, greatest = shaping_weights(ends, cfg)
         if least == greatest:
-            program.say(f"warning: these settings give every token the weight {least:.4g}, which is plain GRPO")
+            program.say("warning: these settings give every token the weight "
+                        f"{least:.4g}, which is plain GRPO")
 
 
 def save_checkpoint(out, step, model, tokenizer, optimizer):
-    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the step and the lengths of
-    the logs. Random states are not needed, as what a step draws is a function of seed and step."""
+    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the
+    step and the lengths of the logs. Random states are not needed, as what a step draws
+    is a function of seed and step."""
     try:
         with program.whole_folder(os.path.join(out, "checkpoint")) as new:
             models.save_model(new, model, tokenizer)
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
             sizes = program.file_sizes(out, "*.jsonl")
-            program.write_json(os.path.join(new, "state.json"), {"step": step, "sizes": sizes})
-    except Exception as error:  # no space, no permission, no folder: each library has its own exception
+            state = {"step": step, "sizes": sizes}
+            program.write_json(os.path.join(new, "state.json"), state)
+    except Exception as error:  # no space, no permission: each library has its own
+        reason = program.first_line(error)
         raise program.UserError(
-            f"cannot write the checkpoint of step {step} to {out} ({program.first_line(error)}): make room, "
+            f"cannot write the checkpoint of step {step} to {out} ({reason}): make room, "
             f"and go on from the last one: {program.resume_command(out)}")
 
 
 def read_checkpoint(folder):
     """(model, tokenizer, state). state: step, sizes, optimizer."""
     state = program.read_json(os.path.join(folder, "state.json"))
-    state["optimizer"] = torch.load(os.path.join(folder, "optimizer.pt"), "cpu", weights_only=True)
+    path = os.path.join(folder, "optimizer.pt")
+    state["optimizer"] = torch.load(path, "cpu", weights_only=True)
     return *models.read_model(folder, local=True), state
 
 
 def load(cfg):
-    """(task, model, tokenizer, sampler, state): everything that a run needs. state: of the checkpoint to
-    resume, None without one."""
+    """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
+    checkpoint to resume, None without one."""
     torch.manual_seed(cfg.seed)
     task = tasks.make_task(cfg)
-    state = None
-    newest = program.read_newest(os.path.join(cfg.out, "checkpoint"), read_checkpoint) if cfg.resume else None
+    state, newest = None, None
+    if cfg.resume:
+        path = os.path.join(cfg.out, "checkpoint")
+        newest = program.read_newest(path, read_checkpoint)
     if newest:
         folder, (model, tokenizer, state) = newest
         print(f"resuming after step {state['step']}, from {folder}")
@@ -819,15 +911,17 @@ def load(cfg):
     check_start(model, tokenizer, task, cfg)
     sampler = sample
     if cfg.sampler == "auto" and model.device.type == "cuda":
+        prompt = encode_problem(tokenizer, task, task.test[0], cfg)
         with models.in_bfloat16(model.device):
-            sampler, line = graph.choose(model, sample, encode_problem(tokenizer, task, task.test[0], cfg))
+            sampler, line = graph.choose(model, sample, prompt)
         print(line)
     return task, model, tokenizer, sampler, state
 
 
 def keep_short(task, model, tokenizer, cfg):
-    """The task without the problems whose prompts leave too little room in the model's context for a
-    completion and the tool's answers; prints how many these are. Raises UserError if none is left."""
+    """The task without the problems whose prompts leave too little room in the model's
+    context for a completion and the tool's answers; prints how many these are. Raises
+    UserError if none is left."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     turns = cfg.max_turns if task.observe else 0
     most = context - (turns + 1) * cfg.max_new_tokens - turns * models.TOOL_TOKENS
@@ -837,25 +931,28 @@ def keep_short(task, model, tokenizer, cfg):
         lengths = []
         for problem in tqdm(problems, f"{split} prompts", leave=False, delay=2):
             lengths.append(len(encode_problem(tokenizer, task, problem, cfg)))
-        kept[split] = [problem for problem, length in zip(problems, lengths) if length <= most]
+        kept[split] = [p for p, length in zip(problems, lengths) if length <= most]
         gone = len(problems) - len(kept[split])
         if not kept[split]:
             raise program.UserError(
-                f"all {split} problems have prompts of {min(lengths)} tokens or more, which leave no room for "
-                f"a completion in the model's context of {context}: lower --max_new_tokens")
+                f"all {split} problems have prompts of {min(lengths)} tokens or more, "
+                "which leave no room for a completion in the model's context of "
+                f"{context}: lower --max_new_tokens")
         if gone:
-            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, of up to "
-                  f"{max(lengths)} tokens, leave too little room in the model's context of {context}")
+            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, "
+                  f"of up to {max(lengths)} tokens, leave too little room in the model's "
+                  f"context of {context}")
     return task._replace(**kept)
 
 
 @torch.no_grad()
 def check_start(model, tokenizer, task, cfg):
-    """Try every part of a run once, before anything long begins. Raises UserError if one does not work."""
+    """Try every part of a run once, before anything long. Raises UserError if one does
+    not work."""
     stop_ids = models.find_stop_ids(model, tokenizer)
     if not stop_ids or max(stop_ids) >= model.config.get_text_config().vocab_size:
-        raise program.UserError("the tokenizer saved with the model is not usable: it has no end token, or one "
-                                "that the model does not know")
+        raise program.UserError("the tokenizer saved with the model is not usable: it "
+                                "has no end token, or one that the model does not know")
     unknown, known = 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
         c = Completion(problem, encode_problem(tokenizer, task, problem, cfg))
@@ -866,74 +963,96 @@ def check_start(model, tokenizer, task, cfg):
             models.call_tool(task, [tokenizer.decode(c.tokens)])
         grade(c, tokenizer, task, stop_ids)
     if unknown > known / 20:
-        raise program.UserError(f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} words of "
-                                f"--task {cfg.task}: it belongs to another task")
-    # Four greedy tokens, each the likeliest by a plain forward pass: else cache, padding or positions do not
-    # work as they do for most models.
+        raise program.UserError(
+            f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
+            f"words of --task {cfg.task}: it belongs to another task")
     prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]
     try:
         drawn = sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
         for prompt, tokens in zip(prompts, drawn):
-            ids = torch.tensor([prompt + tokens], device=model.device)
-            logits = model(input_ids=ids).logits[0, -5:-1].float()
-            logps = token_logps(model, ids, torch.tensor([[False] * len(prompt) + [True] * 4]).to(ids.device))
-            behind = logits.max(-1).values - logits.gather(1, ids[0, -4:, None])[:, 0]
-            off = (logps[0, -4:] - logits.log_softmax(-1).gather(1, ids[0, -4:, None])[:, 0]).abs()
-            works = max(behind.max(), off.max()) <= 0.01 * logits.abs().max()
-            if not works:
-                raise ValueError("its cache or its padding gives other tokens than a plain forward pass")
+            compare_passes(model, prompt, tokens)
     except Exception as error:
-        raise program.UserError(f"--model {cfg.model} cannot be sampled or trained here: "
-                                f"{program.first_line(error)}")
+        reason = program.first_line(error)
+        raise program.UserError(
+            f"--model {cfg.model} cannot be sampled or trained here: {reason}")
+
+
+def compare_passes(model, prompt, tokens):
+    """Raise ValueError unless each of the greedy tokens is the likeliest one by a plain
+    forward pass, and token_logps is what that says: else the cache, padding or positions
+    of the model do not work as they do for most."""
+    ids = torch.tensor([prompt + tokens], device=model.device)
+    mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
+    logits = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float()
+    chosen = ids[0, len(prompt):, None]
+    behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
+    logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+    off = (token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
+    if not max(behind.max(), off.max()) <= 0.01 * logits.abs().max():
+        raise ValueError("it gives other tokens than a plain forward pass")
 
 
 def run(cfg, out):
-    """Warm-up, test, training, test, report; with cfg.resume, continue from the newest checkpoint."""
+    """Warm-up, test, training, test, report; with cfg.resume, from a checkpoint on."""
     task, model, tokenizer, sampler, state = load(cfg)
     if state and state["step"] > cfg.steps:
-        raise program.UserError(f"--steps {cfg.steps}, but the run has done {state['step']} already: give more")
+        done = state["step"]
+        raise program.UserError(
+            f"--steps {cfg.steps}, but the run has done {done} already: give more")
     # Cut off what was logged after the checkpoint.
-    program.cut_files(out, state["sizes"] if state else dict.fromkeys(program.file_sizes(out, "*.jsonl"), 0))
+    sizes = dict.fromkeys(program.file_sizes(out, "*.jsonl"), 0)
+    program.cut_files(out, state["sizes"] if state else sizes)
     program.write_json(os.path.join(out, "config.json"), vars(cfg))
+    changes = program.tell_changes(Config, vars(cfg))
     print(f"files of this run: {out}/")
-    print(f"settings that differ from the defaults: {program.tell_changes(Config, vars(cfg))}")
-    print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} problems to train on, "
-          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    print(f"settings that differ from the defaults: {changes}")
+    print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} "
+          f"problems to train on, {len(task.test)} to test on (best constant answer: "
+          f"{task.floor:.2f} right)")
     if len(task.train) < cfg.prompts:
-        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step has all of them")
-    first = os.path.join(out, "warm_start")  # the policy before training: a reference, or a start
+        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
+              "has all of them")
+    first = os.path.join(out, "warm_start")  # a reference, or another run's start
     if not state:
         if not cfg.model:
             tiny.warm_up(model, tokenizer, task, cfg)
         if not cfg.eval_only and (cfg.beta or not cfg.model):
             models.save_model(first, model, tokenizer)
-        test(out, model, tokenizer, task, cfg, 0, "test" if cfg.eval_only else "test before training", sampler)
+        name = "test" if cfg.eval_only else "test before training"
+        test(out, model, tokenizer, task, cfg, 0, name, sampler)
         if cfg.eval_only:
             return
-    reference = models.prepare(models.read_model(first, local=True)[0], False) if cfg.beta else None
-    rows, ending = train(model, tokenizer, task, cfg, out, reference=reference, state=state, sampler=sampler)
+    reference = None
+    if cfg.beta:
+        weights = models.read_weights(first, local=True)
+        reference = models.prepare(weights, gradient_checkpointing=False)
+    rows, ending = train(model, tokenizer, task, cfg, out, reference=reference,
+                         state=state, sampler=sampler)
     page.write(out)
     if ending == "not finite":
         raise program.UserError(
-            f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and completions in "
-            f"{out}; a lower --lr may help. The weights in {out}/checkpoint are from before those steps")
+            f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and "
+            f"completions in {out}; a lower --lr may help. The weights in "
+            f"{out}/checkpoint are from before those steps")
     if ending != "finished":
-        raise program.UserError(f"stopped by {ending}; to go on: {program.resume_command(out)}",
+        command = program.resume_command(out)
+        raise program.UserError(f"stopped by {ending}; to go on: {command}",
                                 program.exit_status(ending))
     test(out, model, tokenizer, task, cfg, cfg.steps, "test after training", sampler)
     if rows and not state and all(row["equal_groups"] == 1 for row in rows):
-        print("no group ever had different rewards, so nothing was learned: README.md, \"Is it broken?\"")
+        print("no group ever had different rewards, so nothing was learned: README.md, "
+              "\"Is it broken?\"")
     print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
 
 
 def test(out, model, tokenizer, task, cfg, step, name, sampler):
     """Evaluate on the test set, and print the result."""
-    row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples, step=step, split="test",
-                 sampler=sampler, bar=name)
+    row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples,
+                 step=step, split="test", sampler=sampler, bar=name)
     print(f"{name}: {logs.in_words(row)}")
     if step == 0 and row["eval/format_rate"] < 0.01:
-        print("hardly any completion is well formed, and where all are badly formed nothing is learned: "
-              "take an Instruct model, or easier problems (kk: --people 2 3)")
+        print("hardly any completion is well formed, and if all are badly formed nothing "
+              "is learned: take an Instruct model, or easier problems (kk: --people 2 3)")
 
 
 def main(argv=None, **defaults):

@@ -1,8 +1,10 @@
-"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics: problems and verifiers.
+"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics:
+problems and verifiers.
 
-A `Task` is problems to train on and to test on, the system prompt, and a verifier that says of one response
-whether its answer is right, and whether it is well formed. To a verifier the response is hostile, being the
-text of a model that is paid for fooling it: nothing here executes such a text, no verifier raises or hangs.
+A `Task` is problems to train on and to test on, the system prompt, and a verifier that
+says of one response whether its answer is right, and whether it is well formed. To a
+verifier the response is hostile, being the text of a model that is paid for fooling it:
+nothing here executes such a text, no verifier raises or hangs.
 """
 import functools
 import hashlib
@@ -25,9 +27,12 @@ from support.text import FAKE_TURN, visible, without_end
 
 class Problem(NamedTuple):
     question: str
-    answer: object      # what the verifier compares with: a dict name -> role, a gold answer or several
-    solution: str = ""  # worked text that ends in the answer, which the tiny model imitates in its warm-up
-    shortcut: str = ""  # a text with a bad habit, for the warm-up too: for RL to find out that it does not pay
+    # what the verifier compares with: a dict name -> role, a gold answer or several
+    answer: object
+    # worked text that ends in the answer, which the tiny model imitates in its warm-up
+    solution: str = ""
+    # a text with a bad habit, for the warm-up too: for RL to find out that it does not pay
+    shortcut: str = ""
     meaning: int = 0    # equal for problems that are the same up to wording
 
 
@@ -37,8 +42,9 @@ class Verdict(NamedTuple):
 
 
 def reward(completion):
-    """AR-Lopti's: +3 right, -0.5 well formed but not right, -3 badly formed. completion: has `correct` and
-    `formatted`, which is False also where it was cut off."""
+    """AR-Lopti's: +3 right, -0.5 well formed but not right, -3 badly formed.
+    completion: has `correct` and `formatted`, which is False also where it was cut
+    off."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
@@ -48,21 +54,28 @@ class Task(NamedTuple):
     name: str
     system: str              # the system prompt
     train: list[Problem]
-    valid: list[Problem]     # for choosing settings and for the curve; the test set is for the last number
+    # for choosing settings and for the curve; the test set is for the last number
+    valid: list[Problem]
     test: list[Problem]
     verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
     floor: float             # test accuracy of the best constant answer
-    reward: Callable[[object], float] = reward    # of a grpo_sg.Completion: one's own may give partial credit
-    opening: str = ""        # what every response begins with: the prompt ends with it, the policy goes on
+    # of a grpo_sg.Completion: one's own may give partial credit
+    reward: Callable[[object], float] = reward
+    # what every response begins with: the prompt ends with it, the policy goes on
+    opening: str = ""
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
-    observe: Callable[[list[str]], list[str]] | None = None  # the tool's answers to texts that end with a call
+    # the tool's answers to texts that end with a call
+    observe: Callable[[list[str]], list[str]] | None = None
     warmup: int = 300        # steps of the tiny model's warm-up
-    shortcuts: float = 0.0   # share of the warm-up's texts that are shortcuts, in place of solutions
-    tokens: str = r"\s?\S+"  # pattern of the tiny model's tokens: words, each with the space before it
+    # share of the warm-up's texts that are shortcuts, in place of solutions
+    shortcuts: float = 0.0
+    # pattern of the tiny model's tokens: words, each with the space before it
+    tokens: str = r"\s?\S+"
 
 
 def make_task(cfg):
-    """The task that cfg.task names. Raises UserError if what makes it returns no usable Task."""
+    """The task that cfg.task names. Raises UserError if what makes it returns no usable
+    Task."""
     task = TASKS[cfg.task](cfg)
     source = f"tasks.TASKS[{cfg.task!r}]"
     if not isinstance(task, Task):
@@ -70,15 +83,20 @@ def make_task(cfg):
     for name in ("train", "valid", "test"):
         problems = getattr(task, name)
         if not isinstance(problems, list) or not problems:
-            raise UserError(f"the Task of {source} needs a list of tasks.Problem as {name}, not {problems!r:.60}")
+            raise UserError(f"the Task of {source} needs a list of tasks.Problem as {name}, "
+                            f"not {problems!r:.60}")
         for problem in problems:
-            if not isinstance(problem, Problem) or not isinstance(problem.question, str) or not problem.question:
-                raise UserError(f"the Task of {source} has no tasks.Problem with a question in {name}: "
+            if not isinstance(problem, Problem) or not isinstance(problem.question,
+                                                                  str) or not problem.question:
+                raise UserError(f"the Task of {source} has no tasks.Problem with a question in "
+                                f"{name}: "
                                 f"{problem!r:.60}")
-    for name, kind in (("system", str), ("floor", (int, float)), ("opening", str), ("stop_text", str),
+    for name, kind in (("system", str), ("floor", (int, float)), ("opening", str),
+                       ("stop_text", str),
                        ("warmup", int), ("tokens", str), ("shortcuts", (int, float))):
         if not isinstance(getattr(task, name), kind):
-            raise UserError(f"the Task of {source} has {getattr(task, name)!r:.60} as {name}: see tasks.Task")
+            raise UserError(f"the Task of {source} has {getattr(task, name)!r:.60} as {name}: "
+                            f"see tasks.Task")
     if not callable(task.verify) or not callable(task.reward):
         raise UserError(f"the Task of {source} needs functions as verify and reward")
     return task
@@ -91,7 +109,8 @@ def most_frequent(answers):
 
 
 def digest(*parts):
-    """An integer made of the parts, which does not change from run to run or between versions of Python."""
+    """An integer made of the parts, which does not change from run to run or between
+    versions of Python."""
     text = repr(parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -103,28 +122,38 @@ def split_of(meaning):
 
 # ---- Knights and Knaves: each of n people makes a claim, true of a knight, false of a knave ----
 
-NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma Eric Eva Felix "
-         "Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria Max Mia Nina "
+NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma "
+         "Eric Eva Felix "
+         "Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria "
+         "Max Mia Nina "
          "Noah Olga Oscar Paul Peter Rosa Ruth Sam Sara Simon Theo Tom Vera Zoe").split()
-KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> and </think>. "
-             "Then name everybody's role inside <answer> and </answer>, for example: <answer> (1) Zoey is a "
+KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> and "
+             "</think>. "
+             "Then name everybody's role inside <answer> and </answer>, for example: <answer> "
+             "(1) Zoey is a "
              "knight (2) Oliver is a knave </answer>. Write nothing after that.")
-KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a knave, who always "
-            "lies. You meet {n} inhabitants of it on the shore: {names}. {told} Who is a knight and who is "
+KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a "
+            "knave, who always "
+            "lies. You meet {n} inhabitants of it on the shore: {names}. {told} Who is a "
+            "knight and who is "
             "a knave?")
-SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.", "{} told you that {}.",
-           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.", "{} declares that {}.",
+SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.",
+           "{} told you that {}.",
+           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.",
+           "{} declares that {}.",
            "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.",
            "{} mentioned that {}.", "{} swears that {}.", "{} lets you know that {}.",
-           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.", "If you believe {}, {}."]
-KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}", "or": "{0} or {1}",
+           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.",
+           "If you believe {}, {}."]
+KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
+         "or": "{0} or {1}",
          "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim: its words
 BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # and without a story
 
 
 def kk_claim(n, speaker, rng):
-    """One claim, such as ("if", (0, "knight"), (2, "knave")): its kind, and its one or two leaves, each a
-    person and the role that it gives them."""
+    """One claim, such as ("if", (0, "knight"), (2, "knave")): its kind, and its one or
+    two leaves, each a person and the role that it gives them."""
     kind = rng.choice(tuple(KINDS))
     leaves = [kk_leaf(n, speaker, rng)]
     while kind not in ("leaf", "not") and len(leaves) < 2:
@@ -144,10 +173,12 @@ def kk_leaf(n, speaker, rng):
 
 
 def kk_truth(claim, knight, every):
-    """The assignments of roles in which the claim is true. Assignments are numbers, and a set of them is an
-    integer with their bits: knight[person] is those in which the person is a knight, `every` is all."""
+    """The assignments of roles in which the claim is true. Assignments are numbers, and
+    a set of them is an integer with their bits: knight[person] is those in which the
+    person is a knight, `every` is all."""
     kind, *leaves = claim
-    said = [knight[person] if role == "knight" else every ^ knight[person] for person, role in leaves]
+    said = [knight[person] if role == "knight" else every ^ knight[person] for person,
+            role in leaves]
     x, y = said[0], said[-1]
     if kind == "leaf":
         return x
@@ -173,15 +204,16 @@ def kk_words(claim, names, brief=False):
 
 @functools.cache
 def kk_assignments(n):
-    """(knight, every), as kk_truth has them, of n people: bit `person` of an assignment is 1 for a knave."""
+    """(knight, every), as kk_truth has them, of n people: bit `person` of an assignment
+    is 1 for a knave."""
     numbers = range(2 ** n)
     knight = [sum(1 << a for a in numbers if not a >> person & 1) for person in range(n)]
     return knight, (1 << 2 ** n) - 1
 
 
 def kk_left(claims):
-    """For each claim the assignments, as bits, that fit it and the claims before it: a knight's is true, a
-    knave's is not."""
+    """For each claim the assignments, as bits, that fit it and the claims before it: a
+    knight's is true, a knave's is not."""
     knight, left = kk_assignments(len(claims))
     every = left
     found = []
@@ -197,7 +229,8 @@ def kk_word(assignment, n):
 
 
 def kk_text(left, names):
-    """A response: for each person the assignments that their claim leaves, the last of which is the answer."""
+    """A response: for each person the assignments that their claim leaves, the last of
+    which is the answer."""
     lines = []
     for name, bits in zip(names, left):
         words = [kk_word(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
@@ -208,10 +241,11 @@ def kk_text(left, names):
 
 
 def kk_puzzle(n, rng, *, brief=False):
-    """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles; its answer is a dict
-    name -> "knight" or "knave". `brief` leaves out the story and keeps the first n names: the claims alone,
-    which a tiny model can learn to read. Random draws are rejected until one has a single solution; a third
-    have. The shortcut breaks off before the last claim. Raises UserError for other sizes."""
+    """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles;
+    its answer is a dict name -> "knight" or "knave". `brief` leaves out the story and
+    keeps the first n names: the claims alone, which a tiny model can learn to read.
+    Random draws are rejected until one has a single solution; a third have. The
+    shortcut breaks off before the last claim. Raises UserError for other sizes."""
     if not 2 <= n <= 8:
         raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
@@ -234,17 +268,20 @@ def kk_puzzle(n, rng, *, brief=False):
 
 @functools.lru_cache(10_000)
 def kk_table(claim, first, second=None):
-    """The claim's truth table over the roles of these people, as the bits of an integer."""
+    """The claim's truth table over the roles of these people, as the bits of an
+    integer."""
     if second is None:
         return kk_truth(claim, {first: 0b10}, 0b11)
     return kk_truth(claim, {first: 0b1010, second: 0b1100}, 0b1111)
 
 
 def kk_meaning(claims):
-    """An integer that puzzles share which are the same but for names and logically equivalent words: colour
-    refinement on the graph of who speaks of whom. Others can share it too (symmetric ones, rarely): then a
-    held-out split has only one of them, and still none gets into two splits."""
-    mentions = []  # (speaker, person, the claim's truth table with that person first, the other person)
+    """An integer that puzzles share which are the same but for names and logically
+    equivalent words: colour refinement on the graph of who speaks of whom. Others can
+    share it too (symmetric ones, rarely): then a held-out split has only one of them,
+    and still none gets into two splits."""
+    # (speaker, person, the claim's truth table with that person first, the other person)
+    mentions = []
     for speaker, claim in enumerate(claims):
         x, *others = dict.fromkeys(person for person, _ in claim[1:])
         if others:
@@ -259,7 +296,8 @@ def kk_meaning(claims):
     for _ in claims:
         seen = [[] for _ in claims]
         for speaker, person, table, other in mentions:
-            edge = (speaker == person, other == speaker, table, -1 if other is None else colours[other])
+            edge = (speaker == person, other == speaker, table, -1 if other is None
+                    else colours[other])
             seen[speaker].append((0, colours[person], *edge))
             seen[person].append((1, colours[speaker], *edge))
         colours = [digest(colour, sorted(edges)) for colour, edges in zip(colours, seen)]
@@ -267,11 +305,13 @@ def kk_meaning(claims):
 
 
 def kk_split(split, count, people, seed, *, brief=False):
-    """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in `people` in turn.
+    """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in
+    `people` in turn.
 
-    Its meaning decides a puzzle's split, so that none of one split occurs in another, of whatever seed, in
-    other names or words. In its own it occurs once (in "train": once word for word). Of a size that has no
-    new puzzle in 1,000 draws no more come: for two people there are only 41 meanings.
+    Its meaning decides a puzzle's split, so that none of one split occurs in another,
+    of whatever seed, in other names or words. In its own it occurs once (in "train":
+    once word for word). Of a size that has no new puzzle in 1,000 draws no more come:
+    for two people there are only 41 meanings.
     """
     problems = []
     seen = set()
@@ -289,8 +329,8 @@ def kk_split(split, count, people, seed, *, brief=False):
 
 
 def kk_new(split, n, rng, brief, seen):
-    """A puzzle of the split that is not in the set `seen` of meanings or, for "train", of questions, to
-    which it is added; None after 1,000 draws."""
+    """A puzzle of the split that is not in the set `seen` of meanings or, for "train",
+    of questions, to which it is added; None after 1,000 draws."""
     for _ in range(1000):
         problem = kk_puzzle(n, rng, brief=brief)
         key = problem.question if split == "train" else problem.meaning
@@ -308,21 +348,23 @@ BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
 
 def verify_kk(response, roles):
-    """Grade one response to a puzzle; `roles`: dict name -> "knight" or "knave". Give it the response without
-    the prompt.
+    """Grade one response to a puzzle; `roles`: dict name -> "knight" or "knave". Give
+    it the response without the prompt.
 
-    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles `</answer>`, each tag
-    once and in lower case, something in the thoughts, and nothing else but white space, end tokens and a
-    full stop at the end; no turn of a dialogue is faked inside. `correct`: it is well formed, and the answer
-    gives everybody the right role and says nothing else.
+    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles
+    `</answer>`, each tag once and in lower case, something in the thoughts, and nothing
+    else but white space, end tokens and a full stop at the end; no turn of a dialogue
+    is faked inside. `correct`: it is well formed, and the answer gives everybody the
+    right role and says nothing else.
     """
     body = without_end(response)
     shown = visible(body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
     if tags != ["<think>", "</think>", "<answer>", "</answer>"] or FAKE_TURN.search(shown):
         return Verdict(False, False)
-    # Logic-RL and AR-Lopti let anything follow the answer. A full stop says nothing, but one more line could
-    # take the answer back or hedge it; as some of a group end without one, not to write it is learned.
+    # Logic-RL and AR-Lopti let anything follow the answer. A full stop says nothing,
+    # but one more line could take the answer back or hedge it; as some of a group end
+    # without one, not to write it is learned.
     parts = re.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*\.?", body, re.S)
     if not parts or not any(c.isalnum() and c not in BLANK for c in parts[1]):
         return Verdict(False, False)
@@ -330,12 +372,13 @@ def verify_kk(response, roles):
 
 
 def read_roles(answer, names):
-    """The roles that an answer gives, as a dict name -> role, or None where anything in it is not a clause
-    of the form `NAME is a ROLE`: a negation, a hedge, a quotation, a retraction, a stranger, or two roles
-    for one name."""
+    """The roles that an answer gives, as a dict name -> role, or None where anything in
+    it is not a clause of the form `NAME is a ROLE`: a negation, a hedge, a quotation, a
+    retraction, a stranger, or two roles for one name."""
     if len(answer) > sum(200 + 2 * len(name) for name in names):
         return None  # nobody needs that much: a bound on the work
-    shown = "".join(names) + "".join(unicodedata.normalize(form, "".join(names)) for form in ("NFC", "NFD"))
+    shown = "".join(names) + "".join(unicodedata.normalize(form, "".join(names))
+                                     for form in ("NFC", "NFD"))
     letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
     if not all(c.isascii() or c in letters for c in answer):
         return None  # a letter that only looks like one of a name or of a role
@@ -345,7 +388,8 @@ def read_roles(answer, names):
         return unicodedata.normalize("NFC", text).casefold()
     plain = {" ".join(same_case(name).split()): name for name in names}
     answer = same_case(answer.replace("**", "").replace("__", ""))
-    name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in sorted(plain, key=len, reverse=True))
+    name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in sorted(plain, key=len,
+                                                                              reverse=True))
     clause = re.compile(KK_CLAUSE.format(name))
     found = {}
     at = 0
@@ -361,8 +405,9 @@ def read_roles(answer, names):
 
 
 def kk_published(people):
-    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123), split as Logic-RL does:
-    of the 1,000 of a size, 200 of two people, the last 100 are for the test."""
+    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123),
+    split as Logic-RL does: of the 1,000 of a size, 200 of two people, the last 100 are
+    for the test."""
     train = []
     test = []
     for n in people:
@@ -376,16 +421,19 @@ def kk_published(people):
 
 
 def kk_task(cfg):
-    """Knights and Knaves. cfg has data ("synthetic" or "published"), eval_data (""), people, brief, seed,
-    train_problems, eval_problems. Validation puzzles are always generated. Raises UserError where these do
-    not fit."""
+    """Knights and Knaves. cfg has data ("synthetic" or "published"), eval_data (""),
+    people, brief, seed, train_problems, eval_problems. Validation puzzles are always
+    generated. Raises UserError where these do not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
-        raise UserError(f"--people must be sizes from 2 to 8, not {' '.join(map(str, cfg.people))}")
+        raise UserError(f"--people must be sizes from 2 to 8, not "
+                        f"{' '.join(map(str, cfg.people))}")
     data.check_name("--data", cfg.data, ("synthetic", "published"), files=False)
     if cfg.eval_data:
-        raise UserError(f"--task kk has its own test puzzles: leave out --eval_data {cfg.eval_data}")
+        raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
+                        f"{cfg.eval_data}")
     if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has no --brief form, which the tiny model needs: add --model, or "
+        raise UserError("--data published has no --brief form, which the tiny model needs: add "
+                        "--model, or "
                         "leave out --brief")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if cfg.data == "published":
@@ -404,23 +452,26 @@ def kk_task(cfg):
 
 # ---- Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator ----
 
-MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."  # Qwen2.5's own
+# Qwen2.5's own
+MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def verify_math(response, gold):
-    """Grade one response; `gold`: the answer, or several of which any will do. `formatted`: there is a
-    final_answer, of at most 500 characters. `correct`: it equals a gold one, by math_equal."""
+    """Grade one response; `gold`: the answer, or several of which any will do.
+    `formatted`: there is a final_answer, of at most 500 characters. `correct`: it
+    equals a gold one, by math_equal."""
     answer = final_answer(response)
     golds = [gold] if isinstance(gold, str) else gold
-    return Verdict(bool(answer) and any(math_equal(answer, each) for each in golds), bool(answer))
+    return Verdict(bool(answer) and any(math_equal(answer, each) for each in golds),
+                   bool(answer))
 
 
 def arithmetic(rng):
-    """A sum of two numbers of three digits, or a product of one with a digit. The worked solution adds to
-    each column, from the right, what the one before carries over; for 347*6 it is
-    "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It writes zeros too, so that a digit always stands at the same
-    distance from those that it is made of, which is learned sooner. The meaning is the unordered pair of
-    operands."""
+    """A sum of two numbers of three digits, or a product of one with a digit. The
+    worked solution adds to each column, from the right, what the one before carries
+    over; for 347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It writes zeros too,
+    so that a digit always stands at the same distance from those that it is made of,
+    which is learned sooner. The meaning is the unordered pair of operands."""
     a = rng.randrange(100, 1000)
     sign = rng.choice("+*")
     b = rng.randrange(100, 1000) if sign == "+" else rng.randrange(2, 10)
@@ -441,10 +492,12 @@ def arithmetic(rng):
 
 
 def arithmetic_split(split, count, seed):
-    """`count` problems of a split, "train", or at most 20,000 of "valid" or "test", which have 58,000 pairs.
+    """`count` problems of a split, "train", or at most 20,000 of "valid" or "test",
+    which have 58,000 pairs.
 
-    The pair of operands decides a problem's split, so that no two numbers that meet in one split meet in
-    another, of whatever seed, order or operation. In a held-out split they meet once; training repeats.
+    The pair of operands decides a problem's split, so that no two numbers that meet in
+    one split meet in another, of whatever seed, order or operation. In a held-out split
+    they meet once; training repeats.
     """
     problems = []
     seen = set()
@@ -460,9 +513,10 @@ def arithmetic_split(split, count, seed):
 
 
 def math_task(cfg):
-    """Mathematics. cfg has data ("synthetic", a name of data.MATH_TRAIN, or a file), eval_data ("synthetic",
-    a name of data.MATH_TEST, a file, or "" for the set that belongs to data), model, seed, train_problems,
-    eval_problems. Problems to validate on come from a set's training. Raises UserError as kk_task does."""
+    """Mathematics. cfg has data ("synthetic", a name of data.MATH_TRAIN, or a file),
+    eval_data ("synthetic", a name of data.MATH_TEST, a file, or "" for the set that
+    belongs to data), model, seed, train_problems, eval_problems. Problems to validate
+    on come from a set's training. Raises UserError as kk_task does."""
     eval_data = data.choose_eval_data(cfg, data.MATH_PAIRS)
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
@@ -475,15 +529,16 @@ def math_task(cfg):
         found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN)]
         train, valid = data.hold_out(found, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
-                floor=most_frequent(str(problem.answer) for problem in test), tokens=r"\\boxed\{|.")
+                floor=most_frequent(str(problem.answer) for problem in test),
+                tokens=r"\\boxed\{|.")
 
 
 # ---- Question answering with a search tool: support/qa.py has its texts, its tool and its world ----
 
 def verify_qa(response, golds):
-    """Grade one response, what the policy wrote without what the tool answered; `golds`: any will do.
-    `formatted`: by qa.read_answer. `correct`: well formed, and the answer is one of the golds but for case,
-    accents, articles and punctuation."""
+    """Grade one response, what the policy wrote without what the tool answered;
+    `golds`: any will do. `formatted`: by qa.read_answer. `correct`: well formed, and
+    the answer is one of the golds but for case, accents, articles and punctuation."""
     golds = [golds] if isinstance(golds, str) else golds
     answer = qa.read_answer(response, max(map(len, golds), default=0))
     if answer is None:
@@ -492,9 +547,10 @@ def verify_qa(response, golds):
 
 
 def qa_task(cfg):
-    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data (the same, or "" for
-    that of data), model, max_turns, retriever, seed, train_problems and eval_problems. The passages of all
-    questions are searched together, or those of the server at the URL cfg.retriever. Raises UserError where
+    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data
+    (the same, or "" for that of data), model, max_turns, retriever, seed,
+    train_problems and eval_problems. The passages of all questions are searched
+    together, or those of the server at the URL cfg.retriever. Raises UserError where
     the settings do not fit."""
     eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
     passages = {}  # a dict for its keys, each once and in order
@@ -518,8 +574,10 @@ def qa_task(cfg):
         train, valid = data.hold_out(train, test, eval_data, cfg)
     search = retriever.connect(cfg.retriever) if cfg.retriever else qa.make_search(list(passages))
     return Task("qa", qa.SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa,
-                floor=most_frequent(problem.answer[0] for problem in test), stop_text="</search>",
+                floor=most_frequent(problem.answer[0] for problem in test),
+                stop_text="</search>",
                 observe=functools.partial(qa.answer_calls, search), shortcuts=0.6)
 
 
-TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}  # name -> function of the settings, to a Task
+# name -> function of the settings, to a Task
+TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}

@@ -1,7 +1,8 @@
 """Problems from the hub and from files of JSON lines, and the care that both need.
 
-A row is (question, golds), of which golds any will do; a row of question answering is (question, golds,
-passages). All functions raise UserError for what a user can get wrong.
+A row is (question, golds), of which golds any will do; a row of question answering is
+(question, golds, passages). All functions raise UserError for what a user can get
+wrong.
 """
 import json
 import random
@@ -15,9 +16,11 @@ MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
               "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
 MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
              "math500": ("HuggingFaceH4/MATH-500", None, "test"),
-             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}  # its only split: 30 problems
+             # its only split: 30 problems
+             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
 # --data: the set to test on
-MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500", "deepscaler": "aime24"}
+MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
+              "deepscaler": "aime24"}
 # What a line of a file looks like. Golds may be text, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
 QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
@@ -30,7 +33,8 @@ def load_hub(name, configuration, split):
     import datasets  # slow to import, and needed for data from the hub only
     try:
         return datasets.load_dataset(name, configuration, split=split)
-    except RuntimeError:  # a set that comes as a script, which is not run: the hub's own copy of its rows,
+    # a set that comes as a script, which is not run: the hub's own copy of its rows,
+    except RuntimeError:
         try:              # on a branch where each configuration has a folder of its name
             return datasets.load_dataset(name, data_dir=configuration, split=split,
                                          revision="refs/convert/parquet")
@@ -42,7 +46,8 @@ def load_hub(name, configuration, split):
 
 
 def load_math(name, places):
-    """Rows of the set that `name` names in `places` (MATH_TRAIN or MATH_TEST), or of a file."""
+    """Rows of the set that `name` names in `places` (MATH_TRAIN or MATH_TEST), or of a
+    file."""
     if name not in places:
         return with_golds(name, read_file(name, MATH_LINE))
     rows = []
@@ -58,7 +63,8 @@ def load_math(name, places):
 
 
 def load_hotpotqa(split, count, seed):
-    """`count` rows drawn at random; the test is the set's validation split, its own test has no answers."""
+    """`count` rows drawn at random; the test is the set's validation split, its own
+    test has no answers."""
     place = "validation" if split == "test" else split
     rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
     chosen = random.Random(seed).sample(range(len(rows)), min(count, len(rows)))
@@ -71,7 +77,8 @@ def load_hotpotqa(split, count, seed):
 
 
 def with_golds(name, rows):
-    """The rows without blank golds, and without those that have no other; prints how many these are."""
+    """The rows without blank golds, and without those that have no other; prints how
+    many these are."""
     kept = []
     for question, golds, *passages in rows:
         golds = [gold for gold in golds if gold and gold.strip()]
@@ -80,7 +87,8 @@ def with_golds(name, rows):
     if not kept:
         raise UserError(f"{name} has no problem with a gold answer: name another set or file")
     if len(kept) < len(rows):
-        print(f"dropped {len(rows) - len(kept)} of {len(rows)} problems of {name}: no gold answer")
+        print(f"dropped {len(rows) - len(kept)} of {len(rows)} problems of {name}: no gold "
+              f"answer")
     return kept
 
 
@@ -108,7 +116,8 @@ def read_line(line, example, where):
         raise UserError(f"{where}: {line[:60]!r} is not like {json.dumps(example)}") from None
     golds = golds if isinstance(golds, list) else [golds]
     if any(type(gold) in (bool, dict, list) for gold in golds):
-        raise UserError(f"{where}: an answer is a text, a number or a list of these, not {golds!r:.60}")
+        raise UserError(f"{where}: an answer is a text, a number or a list of these, not "
+                        f"{golds!r:.60}")
     if passages and not isinstance(passages[0], list):
         raise UserError(f"{where}: passages are a list of texts, not {passages[0]!r:.60}")
     golds = ["" if gold is None else str(gold) for gold in golds]
@@ -117,9 +126,11 @@ def read_line(line, example, where):
             raise UserError(f"{where}: {text!r:.60} is no text")
     for gold in golds:
         if "\n" in gold.strip():
-            raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give the final answer alone")
+            raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give the "
+                            f"final answer alone")
         if any(ord(c) < 32 for c in gold.strip(" \t\r\n")):
-            raise UserError(f"{where}: the answer {gold!r:.60} has a control character: in JSON a backslash is "
+            raise UserError(f"{where}: the answer {gold!r:.60} has a control character: in "
+                            f"JSON a backslash is "
                             r'written twice, as in "\\frac{1}{2}"')
     return question, golds, *passages
 
@@ -127,7 +138,8 @@ def read_line(line, example, where):
 # ---- Which sets, and what is held out ----
 
 def check_name(flag, name, known, *, files=True):
-    """Raises UserError, with a suggestion, unless the name is known or, with `files`, ends in .jsonl."""
+    """Raises UserError, with a suggestion, unless the name is known or, with `files`,
+    ends in .jsonl."""
     if name not in known and not (files and name.endswith(".jsonl")):
         or_file = ", or a file that ends in .jsonl" if files else ""
         raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}"
@@ -139,16 +151,19 @@ def choose_eval_data(cfg, pairs):
     check_name("--data", cfg.data, pairs)
     eval_data = cfg.eval_data or pairs.get(cfg.data)
     if not eval_data:
-        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file, --eval_data")
+        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file, "
+                        f"--eval_data")
     check_name("--eval_data", eval_data, pairs.values())
     if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
-        raise UserError(f"the tiny model can only read synthetic problems, not --data {cfg.data} and "
+        raise UserError(f"the tiny model can only read synthetic problems, not --data "
+                        f"{cfg.data} and "
                         f"--eval_data {eval_data}: add --model")
     return eval_data
 
 
 def drop_questions(problems, held_out):
-    """The problems whose question is not, white space and case aside, one of those held out."""
+    """The problems whose question is not, white space and case aside, one of those held
+    out."""
     def key(problem):
         return " ".join(problem.question.split()).casefold()
     keys = {key(problem) for problem in held_out}
@@ -156,14 +171,16 @@ def drop_questions(problems, held_out):
 
 
 def hold_out(found, test, eval_data, cfg):
-    """(train, valid) of the problems found, without those that occur in the test; prints how many these are.
-    A tenth of the others at most, and at most cfg.eval_problems, are for validation."""
+    """(train, valid) of the problems found, without those that occur in the test;
+    prints how many these are. A tenth of the others at most, and at most
+    cfg.eval_problems, are for validation."""
     train = drop_questions(found, test)
     if len(train) < len(found):
         print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
     valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
     train = drop_questions(train, valid)
     if not valid or not train:
-        raise UserError(f"--data {cfg.data} has too few different problems that are not in {eval_data}: give "
+        raise UserError(f"--data {cfg.data} has too few different problems that are not in "
+                        f"{eval_data}: give "
                         "10 or more, a tenth of which are for validation")
     return train, valid

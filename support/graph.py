@@ -1,8 +1,10 @@
-"""Sampling whose decode step is recorded once, then replayed: grpo_sg.sample at a GPU's pace.
+"""Sampling whose decode step is recorded once, then replayed: grpo_sg.sample at a GPU's
+pace.
 
-A decode step of 24 layers is about a thousand kernels. Python takes some 15 microseconds to launch
-each, most run for less, and so the GPU waits. A CUDA graph is a recording of launches that one call
-plays again: the same kernels on the same addresses. So these have to be fixed:
+A decode step of 24 layers is about a thousand kernels. Python takes some 15
+microseconds to launch each, most run for less, and so the GPU waits. A CUDA graph is a
+recording of launches that one call plays again: the same kernels on the same addresses.
+So these have to be fixed:
 - shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
 - addresses: what changes from step to step, the column too, is a tensor changed in place;
 - the way: no step waits for a value to decide something. A row that has ended goes on until the
@@ -27,8 +29,9 @@ NOT_RECORDED = "decode steps could not be recorded, and run one by one"
 
 
 class Buffers(DynamicLayer):
-    """The keys and values of a layer, (B, heads, columns, width). While prompts are read, column is
-    None, and each part's are kept; after that new ones are written at `column`, in place."""
+    """The keys and values of a layer, (B, heads, columns, width). While prompts are
+    read, column is None, and each part's are kept; after that new ones are written at
+    `column`, in place."""
 
     def __init__(self):
         super().__init__()
@@ -46,8 +49,9 @@ class Buffers(DynamicLayer):
 
 
 def cast_weights(model):
-    """{name: tensor}: weights and biases of the linear layers as autocast would cast them anew in
-    each step, the vocabulary matrix left out; nothing where autocast is off."""
+    """{name: tensor}: weights and biases of the linear layers as autocast would cast
+    them anew in each step, the vocabulary matrix left out; nothing where autocast is
+    off."""
     kind = model.device.type
     head = model.get_output_embeddings()
     cast = {}
@@ -60,8 +64,8 @@ def cast_weights(model):
 
 
 def next_logits(model, weights, ids, mask, position, cache):
-    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the model with
-    `weights` in place of its own ones of these names."""
+    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the
+    model with `weights` in place of its own ones of these names."""
     inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
                   use_cache=True, logits_to_keep=1)
     output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
@@ -69,7 +73,8 @@ def next_logits(model, weights, ids, mask, position, cache):
 
 
 def draw(logits, u, temperature):
-    """A token (B, 1) for each row of logits (B, V), by uniform numbers u (B, 1), as in grpo_sg.py."""
+    """A token (B, 1) for each row of logits (B, V), by uniform numbers u (B, 1), as in
+    grpo_sg.py."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
@@ -77,9 +82,9 @@ def draw(logits, u, temperature):
 
 
 def read_prompts(model, weights, prompts):
-    """Read each different one of the B prompts once, padded on the left to S columns. Returns the
-    logits (B, V) of the first tokens, and the state s, in which a step draws one more token for
-    each row."""
+    """Read each different one of the B prompts once, padded on the left to S columns.
+    Returns the logits (B, V) of the first tokens, and the state s, in which a step
+    draws one more token for each row."""
     different = list(dict.fromkeys(map(tuple, prompts)))
     longest = max(map(len, different))
     ids = torch.zeros(len(different), longest, dtype=torch.long)
@@ -113,7 +118,8 @@ def read_prompts(model, weights, prompts):
 
 
 def step(model, weights, s, temperature):
-    """Read the token that each row drew last, number s.t of its completion, and draw the next."""
+    """Read the token that each row drew last, number s.t of its completion, and draw
+    the next."""
     s.mask.index_fill_(3, s.column, 0.0)
     logits = next_logits(model, weights, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
@@ -123,8 +129,8 @@ def step(model, weights, s, temperature):
 
 
 def start(s, rows, columns, one_step):
-    """New buffers of so many columns for some rows of s, and a step on them. Returns a function
-    that does the next one."""
+    """New buffers of so many columns for some rows of s, and a step on them. Returns a
+    function that does the next one."""
     more = columns - s.mask.shape[3]
     for layer in s.cache.layers:  # one by one, so that two whole caches never coexist
         layer.keys = F.pad(layer.keys[rows], (0, 0, 0, more))
@@ -136,7 +142,8 @@ def start(s, rows, columns, one_step):
         return one_step
     recording = torch.cuda.CUDAGraph()
     try:
-        # The outer context leads back to this stream where recording fails; the inner does not.
+        # The outer context leads back to this stream where recording fails; the inner
+        # does not.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
             one_step()  # noted down, and not done
     except torch.OutOfMemoryError:
@@ -154,8 +161,9 @@ def first_line(error):
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None, bar=""):
-    """grpo_sg.sample, for models whose layers keep all keys and values: raises ValueError for
-    others. stopping_criteria is asked after each block, about each of its tokens."""
+    """grpo_sg.sample, for models whose layers keep all keys and values: raises
+    ValueError for others. stopping_criteria is asked after each block, about each of
+    its tokens."""
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
@@ -179,7 +187,8 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
 
 
 def decode(s, one_step, stop_ids, stopping_criteria, shown):
-    """Take steps until all rows have ended. Returns where they have, a boolean (B, T)."""
+    """Take steps until all rows have ended. Returns where they have, a boolean (B,
+    T)."""
     ended = torch.zeros_like(s.drawn, dtype=torch.bool)
     stops = torch.tensor(stop_ids, device=ended.device).long()
     longest, limit = s.mask.shape[3], ended.shape[1]
@@ -209,10 +218,11 @@ def decode(s, one_step, stop_ids, stopping_criteria, shown):
 
 @torch.no_grad()
 def misfit(model, sampler, prompt):
-    """How far off a sampler's tokens are, in probability. A token is right if the uniform number
-    that it was drawn by lies in its share of the model's distribution, in float32; the result is
-    the mean distance from there. Two prompts of unequal length, eight rows each, of which half end
-    in each block of tokens, so that graph.sample makes several recordings."""
+    """How far off a sampler's tokens are, in probability. A token is right if the
+    uniform number that it was drawn by lies in its share of the model's distribution,
+    in float32; the result is the mean distance from there. Two prompts of unequal
+    length, eight rows each, of which half end in each block of tokens, so that
+    graph.sample makes several recordings."""
     limit = 3 * BLOCK + 5
     prompts = [prompt, prompt[len(prompt) // 2:]]
 
@@ -236,10 +246,10 @@ def misfit(model, sampler, prompt):
 
 
 def choose(model, plain, prompt, fast=sample):
-    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no further off
-    than those of `plain`, which is grpo_sg.sample; else `plain`, and why. prompt: at least two
-    token ids. The model should be trained: no token is wrong where all are equally likely. To be
-    called under autocast if the sampler will be."""
+    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no
+    further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
+    prompt: at least two token ids. The model should be trained: no token is wrong where
+    all are equally likely. To be called under autocast if the sampler will be."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NOT_RECORDED)

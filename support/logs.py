@@ -1,5 +1,5 @@
-"""The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl, a JSON object a
-line. A completion here has the attributes of grpo_sg.Completion."""
+"""The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl,
+a JSON object a line. A completion here has the attributes of grpo_sg.Completion."""
 import json
 import os
 from statistics import fmean as mean
@@ -10,16 +10,16 @@ from support.page import with_error
 
 
 def append_rows(out, name, rows):
-    """Add the rows to a file of the run's folder `out`. What JSON does not know, such as a set, is written as
-    its text."""
+    """Add the rows to a file of the run's folder `out`. What JSON does not know, such
+    as a set, is written as its text."""
     lines = [json.dumps(row, default=str) + "\n" for row in rows]  # ASCII: any text survives
     with open(os.path.join(out, name), "a") as file:
         file.writelines(lines)
 
 
 def log(out, row, completions):
-    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl; nothing if `out` is
-    None."""
+    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl;
+    nothing if `out` is None."""
     if out is None:
         return
     append_rows(out, "metrics.jsonl", [row])
@@ -32,7 +32,8 @@ def log(out, row, completions):
 
 
 def verdict_of(c):
-    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct, "formatted": c.formatted,
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
+            "formatted": c.formatted,
             "truncated": c.truncated, "solved": c.solved}
 
 
@@ -46,11 +47,12 @@ def describe(completions):
 
 
 def log_step(out, step, completions, group_size, stats, seconds_sampling, seconds_update):
-    """The row of a training step; logs it with one group, whose rewards differ if there is such a one, and
-    with all completions if an update was skipped."""
+    """The row of a training step; logs it with one group, whose rewards differ if there
+    is such a one, and with all completions if an update was skipped."""
     groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
     unequal = [group for group in groups if any(c.advantage for c in group)]
-    row = {"step": step, "reward": mean(c.reward for c in completions), **describe(completions), **stats,
+    row = {"step": step, "reward": mean(c.reward for c in completions),
+           **describe(completions), **stats,
            "equal_groups": 1 - len(unequal) / len(groups),
            "tokens_per_second": sum(sum(c.mask) for c in completions) / seconds_sampling,
            "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
@@ -62,21 +64,25 @@ def log_step(out, step, completions, group_size, stats, seconds_sampling, second
 
 
 def log_tokens(out, step, group, tokenizer, logps, weights):
-    """Add a line to tokens.jsonl: the completions of one problem, each with its tokens as text, and their
-    probabilities and weights to four digits. logps, weights: for each completion (T,), of its T tokens."""
+    """Add a line to tokens.jsonl: the completions of one problem, each with its tokens
+    as text, and their probabilities and weights to four digits. logps, weights: for
+    each completion (T,), of its T tokens."""
     def short(x):
         return [float(f"{value:.4g}") for value in x.tolist()]
     completions = []
     for c, lp, w in zip(group, logps, weights):
-        completions.append({"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
+        completions.append({"tokens": [tokenizer.decode([token]) for token in c.tokens],
+                            "own": c.mask,
                             "pi": short(lp.exp()), "w": short(w), **verdict_of(c)})
     problem = group[0].problem
-    append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question, "answer": problem.answer,
+    append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question,
+                                       "answer": problem.answer,
                                        "completions": completions}])
 
 
 def in_words(row):
-    """The means in a row of metrics.jsonl that have a standard error beside them, KEY_se, as text."""
+    """The means in a row of metrics.jsonl that have a standard error beside them,
+    KEY_se, as text."""
     parts = []
     for key in row:
         if f"{key}_se" in row:

@@ -1,15 +1,19 @@
-"""Do two answers say the same mathematics? math_equal(answer, gold) reads both and compares.
+"""Do two answers say the same mathematics? math_equal(answer, gold) reads both and
+compares.
 
-An answer is LaTeX or plain text. It is cut into tokens; a recursive descent reads them as items: values,
-tuples, intervals, sets, matrices, equations, words; and items are compared. A value is an exact fraction as
-long as it can be. With a root, pi or a logarithm it is a complex number, and with free symbols its values at
-seven fixed points. Two expressions are equal where all their values are, up to a relative error of 1e-11,
-which fractions are not granted. What cannot be read is compared as text.
+An answer is LaTeX or plain text. It is cut into tokens; a recursive descent reads them
+as items: values, tuples, intervals, sets, matrices, equations, words; and items are
+compared. A value is an exact fraction as long as it can be. With a root, pi or a
+logarithm it is a complex number, and with free symbols its values at seven fixed
+points. Two expressions are equal where all their values are, up to a relative error of
+1e-11, which fractions are not granted. What cannot be read is compared as text.
 
-An answer may leave no work undone that its gold has not left undone: 347*6 is not the answer 2082.
+An answer may leave no work undone that its gold has not left undone: 347*6 is not the
+answer 2082.
 
-Answers are hostile input: nothing here runs them as code, and their length, integers and exponents are
-bounded, so that none takes longer than some milliseconds, in any thread.
+Answers are hostile input: nothing here runs them as code, and their length, integers
+and exponents are bounded, so that none takes longer than some milliseconds, in any
+thread.
 """
 import cmath
 import functools
@@ -25,8 +29,9 @@ MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: 
 
 
 def bounded(x):
-    """A number: a Fraction as long as it can be, and 0 always; else a complex, here without rounding dust.
-    Overflow and underflow are failures: they become neither infinity nor 0."""
+    """A number: a Fraction as long as it can be, and 0 always; else a complex, here
+    without rounding dust. Overflow and underflow are failures: they become neither
+    infinity nor 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
@@ -81,8 +86,9 @@ OPERATIONS = FUNCTIONS | {
     "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
     "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
 
-# A symbol's values are of both signs, below and above 1, in the first three places positive, for roots and
-# logarithms. They are odd numbers over 1024, and never whole: (-1)^n is neither 1 nor -1.
+# A symbol's values are of both signs, below and above 1, in the first three places
+# positive, for roots and logarithms. They are odd numbers over 1024, and never whole:
+# (-1)^n is neither 1 nor -1.
 SPANS = (211, 951), (1711, 3001), (1101, 5001), (-2999, -211), (-2999, 3001), (-2999, 3001), (-5999, 6001)
 
 
@@ -186,7 +192,8 @@ UNIT = re.compile(
 
 
 def math_tokens(text):
-    """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in double quotes."""
+    """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in
+    double quotes."""
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     tokens = []
@@ -205,14 +212,16 @@ def math_tokens(text):
 
 
 def plain(tokens):
-    """Tokens as one text; only numbers are kept apart, and a brace around one token is left out."""
+    """Tokens as one text; only numbers are kept apart, and a brace around one token is
+    left out."""
     text = "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
     return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
 
 
 # ---- 3. Items: what an answer says, and what it leaves undone ----
 class Item(NamedTuple):
-    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or words."""
+    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or
+    words."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
     parts: tuple     # of a value its numbers, as many as SPANS; of an equation what must be 0
     name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
@@ -234,9 +243,10 @@ class Item(NamedTuple):
 
 
 def undone(op, first, last, constant):
-    """What an operation leaves to be done: "+" to add constants, "*" to multiply, divide or cancel numerals
-    or to raise constants to a power, "/" to divide by a sum, "√" a root, "s" to take a factor out of it,
-    "f" any other function of constants, "c" symbols that cancel. Others on symbols leave nothing."""
+    """What an operation leaves to be done: "+" to add constants, "*" to multiply,
+    divide or cancel numerals or to raise constants to a power, "/" to divide by a sum,
+    "√" a root, "s" to take a factor out of it, "f" any other function of constants, "c"
+    symbols that cancel. Others on symbols leave nothing."""
     n, d = first.factor, last.factor
     if constant and not (first.constant and last.constant):
         return "c"
@@ -263,8 +273,9 @@ def factors_of(item):
 
 
 def root_at(point, base, exponent):
-    """A power that is not whole, of a product the product of the powers of its factors, as if they were
-    positive: the root of L/g is the root of L over that of g. Constants stay together."""
+    """A power that is not whole, of a product the product of the powers of its factors,
+    as if they were positive: the root of L/g is the root of L over that of g. Constants
+    stay together."""
     times = OPERATIONS["*"]
     result, constant = Fraction(1), Fraction(1)
     for item, sign in factors_of(base):
@@ -325,16 +336,16 @@ def symbol(name):
 
 
 def unknown(name, argument):
-    """A function of symbols whose values say too little: floors of n / 3 and n / 4 are often equal. It is a
-    symbol of its own for each argument."""
+    """A function of symbols whose values say too little: floors of n / 3 and n / 4 are
+    often equal. It is a symbol of its own for each argument."""
     if argument.kind != "value":
         raise ValueError("no argument")
     return symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))._replace(name="")
 
 
 def absolute(item):
-    """|x|. Where x never changes its sign at the points, as x - 9, they cannot tell |x| from x or -x: then it
-    is unknown, but for its scale."""
+    """|x|. Where x never changes its sign at the points, as x - 9, they cannot tell |x|
+    from x or -x: then it is unknown, but for its scale."""
     signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
     if item.constant or len(signs) == 2 and all(isinstance(part, Fraction) for part in item.parts):
         return each("\\lvert", item)
@@ -356,7 +367,8 @@ MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}":
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
 def read_items(tokens, left):
-    """The items up to the closing bracket. A union is one set, and so is an interval without points."""
+    """The items up to the closing bracket. A union is one set, and so is an interval
+    without points."""
     items, union = [], False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
@@ -413,8 +425,9 @@ def read_side(tokens):
 
 
 def read_expression(tokens, level=0):
-    """A sum (level 0), a product (1), an argument without brackets (2), or a power (3). An argument, the y
-    of "sin y cos x" and "sin y (x + 1)", ends before a sign, a bracket and another function."""
+    """A sum (level 0), a product (1), an argument without brackets (2), or a power (3).
+    An argument, the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a
+    bracket and another function."""
     value = read_atom(tokens)
     while True:
         after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
@@ -433,7 +446,8 @@ def read_expression(tokens, level=0):
 
 
 def read_atom(tokens):
-    """A number, a symbol, a function, a fraction, a root, items in brackets; or a power with a sign."""
+    """A number, a symbol, a function, a fraction, a root, items in brackets; or a power
+    with a sign."""
     token = tokens.pop()
     if token in ("+", "-"):
         value = read_expression(tokens, 3)
@@ -492,7 +506,8 @@ def read_function(tokens, name):
 
 
 def read_symbol(tokens, name):
-    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t) = 6t."""
+    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t)
+    = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
         raise ValueError(name)
     argument = ""
@@ -519,7 +534,8 @@ def read_number(token):
 
 
 def relation(sides, signs):
-    """A ratio, a matrix's row, membership, an equation, or an inequality that says where a symbol lies."""
+    """A ratio, a matrix's row, membership, an equation, or an inequality that says
+    where a symbol lies."""
     if {*signs} in ({":"}, {"&"}):
         return Item(signs[0], tuple(sides))
     if signs == ["∈"] and sides[0].name:
@@ -564,7 +580,8 @@ def ratio(a, b):
 
 
 def same_decimal(x, y, least=100_000):
-    """Is x a decimal of at least six digits that is the irrational y, rounded or cut off there?"""
+    """Is x a decimal of at least six digits that is the irrational y, rounded or cut
+    off there?"""
     if x.digits < least or not y.constant or least > 1 and y.rational:
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
@@ -572,7 +589,8 @@ def same_decimal(x, y, least=100_000):
 
 
 def same(a, b):
-    """Does a say what the gold b says, and leave no more undone? A unit or a name may be missing in one."""
+    """Does a say what the gold b says, and leave no more undone? A unit or a name may
+    be missing in one."""
     if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
         return False
     if a.equation and b.equation and a.name != b.name:
@@ -606,14 +624,16 @@ def same(a, b):
 
 
 def read(tokens):
-    """What an answer says: an item, or a list. An item with +- is two, one with + and one with -."""
+    """What an answer says: an item, or a list. An item with +- is two, one with + and
+    one with -."""
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     return items[0] if len(items) == 1 else Item("list", tuple(items))
 
 
-# What is computed, and follows on no number: a + b =, |S| =, P(X = 3) =, Area = or i =, but not -x =.
+# What is computed, and follows on no number: a + b =, |S| =, P(X = 3) =, Area = or i =,
+# but not -x =.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
 LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
     (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
@@ -631,8 +651,8 @@ OTHERWISE = {  # what must not follow
 
 
 def said_last(answer):
-    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The area is } 5. No number
-    and no hedge goes before."""
+    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The
+    area is } 5. No number and no hedge goes before."""
     before, rest = "", ""
     for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
         before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
@@ -645,9 +665,10 @@ def said_last(answer):
 
 
 def said_first(answer, gold):
-    """Is the gold the letter of a choice, or yes or no, and does the answer begin with it and explain it? B
-    is said by "(B) cosine" and by "b", yes by "Yes, it is stable.", but not by "(B) or (C)", "Yes and no".
-    Where the gold is (B), a bare b is a variable."""
+    """Is the gold the letter of a choice, or yes or no, and does the answer begin with
+    it and explain it? B is said by "(B) cosine" and by "b", yes by "Yes, it is
+    stable.", but not by "(B) or (C)", "Yes and no". Where the gold is (B), a bare b is
+    a variable."""
     if len(answer) == 1 < len(gold):
         return False
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
@@ -660,8 +681,8 @@ def said_first(answer, gold):
 
 
 def math_equal(answer, gold):
-    """Are two answers equal as mathematics or, failing that, as texts? Not where one has more than MAX_CHARS
-    characters. Any strings will do: nothing is raised."""
+    """Are two answers equal as mathematics or, failing that, as texts? Not where one
+    has more than MAX_CHARS characters. Any strings will do: nothing is raised."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False

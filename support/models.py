@@ -1,5 +1,5 @@
-"""A causal language model and its tokenizer: from a folder or the hub, to the device, and back to a folder;
-what a prompt looks like to it, and what ends its completions."""
+"""A causal language model and its tokenizer: from a folder or the hub, to the device,
+and back to a folder; what a prompt looks like to it, and what ends its completions."""
 import datetime
 import json
 import os
@@ -19,24 +19,29 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 # ---- From a folder or the hub, and back ----
 
 def read_model(folder, local):
-    """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model is run."""
+    """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model
+    is run."""
     return read_weights(folder, local), read_tokenizer(folder, local)
 
 
 def read_weights(folder, local):
-    """The model, its weights in float32. Dropout is 0 in all layers, so that it is off in training mode too,
-    in which layers that are checkpointed must be: in the first update r = 1, exactly."""
+    """The model, its weights in float32. Dropout is 0 in all layers, so that it is off
+    in training mode too, in which layers that are checkpointed must be: in the first
+    update r = 1, exactly."""
     config = AutoConfig.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
-    for part in (config, config.get_text_config()):  # one and the same, or the language part of two
+    # one and the same, or the language part of two
+    for part in (config, config.get_text_config()):
         for name, value in part.to_dict().items():
             if re.search("drop|jitter", name) and type(value) is float:
                 setattr(part, name, 0.0)
-    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype="float32", local_files_only=local,
+    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype="float32",
+                                                local_files_only=local,
                                                 trust_remote_code=False)
 
 
 def read_tokenizer(folder, local):
-    # AutoTokenizer would put Qwen2's own rules in place of those in another model's tokenizer.json.
+    # AutoTokenizer would put Qwen2's own rules in place of those in another model's
+    # tokenizer.json.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
     tokenizer.chat_template = fix_date(tokenizer.chat_template)
     return tokenizer
@@ -48,9 +53,9 @@ def hide_bars():
 
 
 def fix_date(template):
-    """Some chat templates (Llama 3.2's, SmolLM3's) write the date of the day on which they are used. It
-    becomes the present one for good, as the tokenizer is saved with the run: all prompts of a run are equal,
-    whenever it is resumed."""
+    """Some chat templates (Llama 3.2's, SmolLM3's) write the date of the day on which
+    they are used. It becomes the present one for good, as the tokenizer is saved with
+    the run: all prompts of a run are equal, whenever it is resumed."""
     if not isinstance(template, str):
         return template
     def write_today(call):
@@ -64,31 +69,37 @@ def save_model(folder, model, tokenizer):
 
 
 def load_model(name):
-    """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for whatever reason."""
+    """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for
+    whatever reason."""
     try:
         return read_model(name, os.path.isdir(name))
-    except Exception as error:  # no such name, no access, no network, half a folder: each has its own type
+    # no such name, no access, no network, half a folder: each has its own type
+    except Exception as error:
         if os.path.isdir(os.path.join(name, "checkpoint")):
             raise UserError(f"--model {name} is the folder of a run: did you mean --model "
                             f"{name}/checkpoint?") from None
-        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give a folder written by "
+        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give a "
+                        f"folder written by "
                         f"save_pretrained, or a hub name and a network ({first_line(error)})") from None
 
 
 # ---- To the device ----
 
 def prepare(model, gradient_checkpointing):
-    """The model on the GPU if there is one, in eval mode, with its vocabulary matrix in float32."""
+    """The model on the GPU if there is one, in eval mode, with its vocabulary matrix in
+    float32."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         set_up_gpu()
         keep_logits_in_float32(model)
     elif model.num_parameters() < 1_000_000:
-        # Threads wait for each other at each of thousands of small operations: with one, a tiny model is not
-        # slower, also beside other work, and its sums are the same on any number of cores.
+        # Threads wait for each other at each of thousands of small operations: with
+        # one, a tiny model is not slower, also beside other work, and its sums are the
+        # same on any number of cores.
         torch.set_num_threads(1)
     else:
-        say(f"no GPU that PyTorch {torch.__version__} can use (built for CUDA {torch.version.cuda}): "
+        say(f"no GPU that PyTorch {torch.__version__} can use (built for CUDA "
+            f"{torch.version.cuda}): "
             "computing on the CPU, which takes long for a model of this size")
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -96,19 +107,22 @@ def prepare(model, gradient_checkpointing):
 
 
 def set_up_gpu():
-    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each shape, and a decode
-    # step has one of its own each time: minutes a step (huggingface/transformers#48163). On B200 it is
-    # silently wrong for models with fewer than 8 key-value heads (pytorch/pytorch#193893).
+    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each
+    # shape, and a decode step has one of its own each time: minutes a step
+    # (huggingface/transformers#48163). On B200 it is silently wrong for models with
+    # fewer than 8 key-value heads (pytorch/pytorch#193893).
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cuda.matmul.allow_tf32 = True  # for what stays in float32: the vocabulary matrix
+    # for what stays in float32: the vocabulary matrix
+    torch.backends.cuda.matmul.allow_tf32 = True
     if not bfloat16_works("cuda"):
-        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in float32, which takes "
+        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in float32, "
+            f"which takes "
             "more time and memory")
 
 
 def keep_logits_in_float32(model):
-    """Take the vocabulary matrix out of autocast: from logits in bfloat16 the ratio r would be off by more
-    than the clip allows."""
+    """Take the vocabulary matrix out of autocast: from logits in bfloat16 the ratio r
+    would be off by more than the clip allows."""
     head = model.get_output_embeddings()
     multiply = head.forward
 
@@ -123,18 +137,20 @@ def bfloat16_works(device_type):  # not on a T4 or V100, where it would be slow
 
 
 def in_bfloat16(device):
-    """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32: at a learning rate of
-    1e-6 bfloat16 weights would round most updates away."""
+    """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32:
+    at a learning rate of 1e-6 bfloat16 weights would round most updates away."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device.type))
 
 
 # ---- Prompts, and what ends a completion ----
 
 def encode_prompt(tokenizer, system, question, opening="", template_kwargs="{}"):
-    """Token ids of a prompt, through the tokenizer's chat template if it has one. It ends with `opening`,
-    such as <think>: base models hardly ever begin with that, and a group of badly formed completions teaches
-    nothing. Some templates open the thoughts themselves, or close them at once where thinking is turned off:
-    then nothing is added. template_kwargs: what else the template is given, as JSON: {"enable_thinking": false}."""
+    """Token ids of a prompt, through the tokenizer's chat template if it has one. It
+    ends with `opening`, such as <think>: base models hardly ever begin with that, and a
+    group of badly formed completions teaches nothing. Some templates open the thoughts
+    themselves, or close them at once where thinking is turned off: then nothing is
+    added. template_kwargs: what else the template is given, as JSON:
+    {"enable_thinking": false}."""
     text = f"{system}\n\n{question}\n\n"
     if tokenizer.chat_template:
         text = render_chat(tokenizer, system, question, read_kwargs(template_kwargs))
@@ -149,18 +165,21 @@ def read_kwargs(text):
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"--chat_template_kwargs must be a JSON object, such as '{{\"enable_thinking\": false}}', "
+        raise UserError(f"--chat_template_kwargs must be a JSON object, such as "
+                        f"'{{\"enable_thinking\": false}}', "
                         f"not {text}")
     return found
 
 
 def render_chat(tokenizer, system, question, template_kwargs):
-    """The text of a chat. If the template refuses a system role (Gemma 2's), one turn has both texts."""
+    """The text of a chat. If the template refuses a system role (Gemma 2's), one turn
+    has both texts."""
     both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     one = [{"role": "user", "content": f"{system}\n\n{question}"}]
     for chat in (both, one):
         try:
-            return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False,
+            return tokenizer.apply_chat_template(chat, add_generation_prompt=True,
+                                                 tokenize=False,
                                                  **template_kwargs)
         except jinja2.TemplateError as error:
             reason = first_line(error)
@@ -168,7 +187,8 @@ def render_chat(tokenizer, system, question, template_kwargs):
 
 
 def find_opening(tokenizer, prompt, opening):
-    """The tag that a prompt, token ids, ends with, "" if there is none: it belongs to the response."""
+    """The tag that a prompt, token ids, ends with, "" if there is none: it belongs to
+    the response."""
     text = tokenizer.decode(prompt).rstrip()
     for tag in (opening, "<think>"):
         if tag and text.endswith(tag):
@@ -177,14 +197,15 @@ def find_opening(tokenizer, prompt, opening):
 
 
 def call_tool(task, texts):
-    """The answers of the task's tool to texts that end with a call of it. Raises UserError if it raises, or
-    returns something else than as many texts."""
+    """The answers of the task's tool to texts that end with a call of it. Raises
+    UserError if it raises, or returns something else than as many texts."""
     if not texts:
         return []
     try:
         answers = task.observe(texts)
         if len(answers) != len(texts) or not all(isinstance(answer, str) for answer in answers):
-            raise TypeError(f"observe gets {len(texts)} texts and must return as many, not {answers!r:.60}")
+            raise TypeError(f"observe gets {len(texts)} texts and must return as many, not "
+                            f"{answers!r:.60}")
     except UserError:
         raise
     except Exception as error:
@@ -193,9 +214,10 @@ def call_tool(task, texts):
 
 
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
-    """Token ids of a tool's answer: at most `most` in all, of which the last are its last line, so that
-    </information> is never cut off. A special token that the text spells, such as <|im_end|>, becomes
-    ordinary ones: what a tool says opens no turn and closes none."""
+    """Token ids of a tool's answer: at most `most` in all, of which the last are its
+    last line, so that </information> is never cut off. A special token that the text
+    spells, such as <|im_end|>, becomes ordinary ones: what a tool says opens no turn
+    and closes none."""
     end = text.rfind("\n") if "\n" in text else len(text)
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     body = tokenizer(text[:end], **plain)["input_ids"]
@@ -204,8 +226,9 @@ def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
 
 
 class StopText(transformers.StoppingCriteria):
-    """True of rows of token ids (B, t) that have just completed a text, which ends in many spellings, also in
-    the middle of a token. (transformers' StopStringCriteria cannot read tokenizers that know words alone.)"""
+    """True of rows of token ids (B, t) that have just completed a text, which ends in
+    many spellings, also in the middle of a token. (transformers' StopStringCriteria
+    cannot read tokenizers that know words alone.)"""
 
     def __init__(self, tokenizer, text):
         self.tokenizer = tokenizer
@@ -218,9 +241,9 @@ class StopText(transformers.StoppingCriteria):
 
 
 def find_stop_ids(model, tokenizer):
-    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models' texts in
-    <|endoftext|>, and the tokenizer calls only one of them its end token: stop on both, and on all that the
-    model's generation_config names."""
+    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models'
+    texts in <|endoftext|>, and the tokenizer calls only one of them its end token: stop
+    on both, and on all that the model's generation_config names."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
     stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}

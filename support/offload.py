@@ -1,11 +1,12 @@
-"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the same
-steps, bit by bit."""
+"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the
+same steps, bit by bit."""
 import torch
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, but that its two averages of each weight rest in host memory. A step
-    brings those of one parameter after the other to the GPU and back: of N weights, 16 N bytes."""
+    """torch.optim.AdamW, but that its two averages of each weight rest in host memory.
+    A step brings those of one parameter after the other to the GPU and back: of N
+    weights, 16 N bytes."""
 
     @torch.no_grad()
     def step(self):
@@ -24,8 +25,10 @@ class HostAdamW(torch.optim.AdamW):
         state.update({key: x.to(device) for key, x in state.items() if key != "step"})
 
     def load_state_dict(self, state_dict):
-        """AdamW's own would bring all averages to the GPU. Here they stay in host memory."""
-        saved = state_dict["state"]  # of parameters by their numbers, in the order of the groups
+        """AdamW's own would bring all averages to the GPU. Here they stay in host
+        memory."""
+        # of parameters by their numbers, in the order of the groups
+        saved = state_dict["state"]
         steps = {number: {"step": state["step"]} for number, state in saved.items()}
         super().load_state_dict({**state_dict, "state": steps})
         parameters = [p for group in self.param_groups for p in group["params"]]

@@ -1,9 +1,11 @@
-"""A page for every run: its curves, what the update does to each token, transcripts before and after.
+"""A page for every run: its curves, what the update does to each token, transcripts
+before and after.
 
     python -m support.page runs/NAME            writes runs/NAME/report.html, for a run that was killed too
     python -m support.page runs/A runs/B ...    lays curves over each other, in runs/report.html
 
-Completions can hold any character: all text goes through `shown`, and the page allows no script but its own.
+Completions can hold any character: all text goes through `shown`, and the page allows
+no script but its own.
 """
 import base64
 import contextlib
@@ -21,7 +23,8 @@ CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation, greedy",  # 
 
 
 def read(folder, name, wanted=""):
-    """The rows of a file of JSON lines that hold `wanted`. A killed run leaves half a line, or no file."""
+    """The rows of a file of JSON lines that hold `wanted`. A killed run leaves half a
+    line, or no file."""
     rows = []
     if (path := folder / name).exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -31,7 +34,8 @@ def read(folder, name, wanted=""):
 
 
 def shown(value, limit=4000):
-    """Any value as harmless HTML: cut to size, a character without a glyph of its own as its code point."""
+    """Any value as harmless HTML: cut to size, a character without a glyph of its own
+    as its code point."""
     text = str(value)
     text = text if len(text) <= limit else f"{text[:limit // 2]} [... cut ...] {text[-(limit // 2):]}"
     return html.escape("".join(c if c.isprintable() or c == "\n" else f"⟨U+{ord(c):04X}⟩" for c in text))
@@ -43,7 +47,8 @@ def verdict(row):
 
 
 def with_error(row, key):
-    """A mean in a row of metrics.jsonl and its standard error, which one problem alone does not have."""
+    """A mean in a row of metrics.jsonl and its standard error, which one problem alone
+    does not have."""
     error = row[f"{key}_se"]
     return f"{row[key]:.3f}" if error is None else f"{row[key]:.3f} ± {error:.3f}"
 
@@ -59,7 +64,8 @@ def summary(settings, rows):
 
 
 def chart(title, lines, last):
-    """A figure. lines: [(label, CSS classes, {step: value})]; those with a label can be read at a step."""
+    """A figure. lines: [(label, CSS classes, {step: value})]; those with a label can be
+    read at a step."""
     values = [0, *(y for *_, line in lines for y in line.values())]
     low, high = min(values), max(values) or 1
 
@@ -78,7 +84,8 @@ def chart(title, lines, last):
 
 
 def curves(folders):
-    """The charts of a run; or of several, with the mean of those that differ in nothing but the seed."""
+    """The charts of a run; or of several, with the mean of those that differ in nothing
+    but the seed."""
     charts = {key: [] for key in CURVES}
     kinds = {}
     for folder in folders:
@@ -103,7 +110,8 @@ def curves(folders):
 
 
 def evaluation(step, rows, hidden):
-    """The watched groups at a step, a box a token, and the 20 tokens with the largest |w A| (1 - pi)."""
+    """The watched groups at a step, a box a token, and the 20 tokens with the largest
+    |w A| (1 - pi)."""
     groups = ""
     moves = []
     for problem, row in enumerate(rows, 1):
@@ -130,7 +138,8 @@ def evaluation(step, rows, hidden):
 
 
 def tokens(folder, rows):
-    """The evaluations in tokens.jsonl; of many, some that are evenly spaced, with the last."""
+    """The evaluations in tokens.jsonl; of many, some that are evenly spaced, with the
+    last."""
     steps = {}
     for row in read(folder, "tokens.jsonl"):
         steps.setdefault(row["step"], {})[row["question"]] = row
@@ -146,7 +155,8 @@ def tokens(folder, rows):
 
 
 def transcripts(folder):
-    """Greedy completions of 200 test problems or less, before training beside after, by their verdicts."""
+    """Greedy completions of 200 test problems or less, before training beside after, by
+    their verdicts."""
     tests = {}
     for row in read(folder, "samples.jsonl", wanted='"split": "test"'):
         tests.setdefault(row["step"], []).append(row)
@@ -165,7 +175,8 @@ def transcripts(folder):
 
 
 def write(*folders):
-    """Write the page of a run, or of several; return its path. Does not raise for a run that was cut off."""
+    """Write the page of a run, or of several; return its path. Does not raise for a run
+    that was cut off."""
     folder, *more = folders = [Path(folder).resolve() for folder in folders]
     path = (folder.parent if more else folder) / "report.html"
     body = curves(folders)

@@ -1,6 +1,6 @@
-"""What any program that runs long needs: flags made from a dataclass, one line for a user's mistake, files and
-folders that are whole or not there, signals that wait for a good moment. Nothing here knows of reinforcement
-learning."""
+"""What any program that runs long needs: flags made from a dataclass, one line for a
+user's mistake, files and folders that are whole or not there, signals that wait for a
+good moment. Nothing here knows of reinforcement learning."""
 import argparse
 import contextlib
 import difflib
@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 
 class UserError(ValueError):
-    """A mistake of the user's, or a fault of the machine's. Its text is one line that says what was given,
-    what is allowed and what to do; `main` prints it in place of a traceback, and exits with `status`."""
+    """A mistake of the user's, or a fault of the machine's. Its text is one line that
+    says what was given, what is allowed and what to do; `main` prints it in place of a
+    traceback, and exits with `status`."""
 
     def __init__(self, message, status=2):
         super().__init__(message.split("\n")[0])
@@ -33,8 +34,8 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
-    """End the program with one line if what happens is no mistake of the program's own. out_of_memory: what
-    the line says of a GPU whose memory is full."""
+    """End the program with one line if what happens is no mistake of the program's own.
+    out_of_memory: what the line says of a GPU whose memory is full."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
@@ -56,7 +57,8 @@ def one_line_errors(out_of_memory):
 
 
 def say(text):
-    """Print to standard error, on a line of its own even while a progress bar is shown."""
+    """Print to standard error, on a line of its own even while a progress bar is
+    shown."""
     tqdm.write(text, file=sys.stderr)
 
 
@@ -65,7 +67,8 @@ def first_line(error):
 
 
 def suggest(word, words):
-    """" (did you mean X?)" for a word that begins like the given one, or is similar; "" if none is."""
+    """" (did you mean X?)" for a word that begins like the given one, or is similar; ""
+    if none is."""
     found = [each for each in words if each.startswith(word)]
     found = found or difflib.get_close_matches(word, list(words), 1)
     return f" (did you mean {found[0]}?)" if found else ""
@@ -74,15 +77,18 @@ def suggest(word, words):
 # ---- Settings: a dataclass, each field of which is a flag ----
 
 def read_flags(settings, argv, about):
-    """What a command line gives, as a dict: `--group_size 4`, or `--group-size 4`, is {"group_size": 4}.
+    """What a command line gives, as a dict: `--group_size 4`, or `--group-size 4`, is
+    {"group_size": 4}.
 
-    settings: a dataclass. The metadata of each field has its "help" and the "group" under which --help prints
-    it. argv: a list of strings, None for those of the process. Raises UserError for a flag that does not
-    exist and for a value that the field's type cannot have.
+    settings: a dataclass. The metadata of each field has its "help" and the "group"
+    under which --help prints it. argv: a list of strings, None for those of the
+    process. Raises UserError for a flag that does not exist and for a value that the
+    field's type cannot have.
     """
     if argv is None and hasattr(sys, "ps1"):
         argv = []  # a notebook or a shell of Python: the process's arguments are not ours
-    parser = argparse.ArgumentParser(description=about, usage="%(prog)s [--setting value ...]", add_help=False,
+    parser = argparse.ArgumentParser(description=about,
+                                     usage="%(prog)s [--setting value ...]", add_help=False,
                                      allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-h", "--help", action="help", help="print this and exit")
     groups = {}
@@ -92,8 +98,10 @@ def read_flags(settings, argv, about):
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        words = f"{field.metadata['help']} ({shown(getattr(defaults, name))})".replace("%", "%%")
-        groups[title].add_argument(f"--{name}", default=None, help=words, **flag_of(types[name]))
+        words = f"{field.metadata['help']} ({shown(getattr(defaults, name))})".replace("%",
+                                                                                       "%%")
+        groups[title].add_argument(f"--{name}", default=None, help=words,
+                                   **flag_of(types[name]))
     arguments = [with_underscores(each) for each in (sys.argv[1:] if argv is None else argv)]
     try:
         given, unknown = parser.parse_known_args(arguments)
@@ -101,7 +109,8 @@ def read_flags(settings, argv, about):
         raise UserError(f"{error.argument_name}: {error.message}") from None
     if unknown:
         name = unknown[0].split("=")[0].removeprefix("--")
-        raise UserError(f"there is no setting {unknown[0]}{suggest(name, types)}; --help lists them all")
+        raise UserError(f"there is no setting {unknown[0]}{suggest(name, types)}; --help lists "
+                        f"them all")
     return {name: value for name, value in vars(given).items() if value is not None}
 
 
@@ -138,9 +147,9 @@ def read_bool(text):
 
 
 def check_values(settings, values):
-    """Raise UserError unless all names in the dict `values` are fields of the dataclass `settings`, with
-    values of the field's type, and numbers that are finite and within the metadata's "least" (None: positive)
-    and "most"."""
+    """Raise UserError unless all names in the dict `values` are fields of the dataclass
+    `settings`, with values of the field's type, and numbers that are finite and within
+    the metadata's "least" (None: positive) and "most"."""
     types = typing.get_type_hints(settings)
     for name, value in values.items():
         if name not in types:
@@ -151,11 +160,13 @@ def check_values(settings, values):
             right = value in typing.get_args(kind)
             words = f"one of {', '.join(typing.get_args(kind))}"
         elif kind == list[int]:
-            right = isinstance(value, list) and value and all(type(each) is int for each in value)
+            right = isinstance(value, list) and value and all(type(each) is int
+                                                              for each in value)
             words = "a list of whole numbers"
         else:
             right = type(value) is kind or kind is float and type(value) is int
-            words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}[kind]
+            words = {int: "a whole number", float: "a number", str: "a text",
+                     bool: "True or False"}[kind]
         if not right:
             raise UserError(f"--{name} must be {words}, not {value!r}")
         if type(value) not in (int, float):
@@ -169,8 +180,9 @@ def check_values(settings, values):
 
 
 def check_useful(settings, given, chosen):
-    """Raise UserError if something given has no effect: the metadata of its field has, as "useless", values
-    of other settings with which it has none; chosen: the values of such settings, a dict."""
+    """Raise UserError if something given has no effect: the metadata of its field has,
+    as "useless", values of other settings with which it has none; chosen: the values of
+    such settings, a dict."""
     for name in given:
         for other, value in chosen.items():
             if value in settings.__dataclass_fields__[name].metadata["useless"]:
@@ -178,38 +190,43 @@ def check_useful(settings, given, chosen):
 
 
 def read_settings(settings, run):
-    """The settings in the config.json of a run's folder, as a dict; {} if there is none that a run wrote.
-    Raises UserError if it has values that are not allowed."""
+    """The settings in the config.json of a run's folder, as a dict; {} if there is none
+    that a run wrote. Raises UserError if it has values that are not allowed."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete it, or name another "
+        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete it, "
+                        f"or name another "
                         "run") from None
     if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
         return {}  # another program's
-    known = {name: value for name, value in saved.items() if name in settings.__dataclass_fields__}
+    known = {name: value for name, value in saved.items()
+             if name in settings.__dataclass_fields__}
     check_values(settings, known)
     return known
 
 
 def find_saved(settings, given):
-    """The settings of the run that those given name, a dict; {} if they name none. --resume --out RUN goes on
-    with the run's settings but for those that are "resumable", by their metadata. --model RUN/checkpoint
-    begins with them, if the run had the same task."""
+    """The settings of the run that those given name, a dict; {} if they name none.
+    --resume --out RUN goes on with the run's settings but for those that are
+    "resumable", by their metadata. --model RUN/checkpoint begins with them, if the run
+    had the same task."""
     out = given.get("out", "")
     if given.get("resume"):
         saved = read_settings(settings, out) if out else {}
         if not saved:
             runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
-            raise UserError(f"--resume needs --out and the folder of a run, which {out or 'nothing'} is not"
+            raise UserError(f"--resume needs --out and the folder of a run, which "
+                            f"{out or 'nothing'} is not"
                             f"{suggest(out, runs) if out else ''}; the newest under runs/: "
                             f"{', '.join(runs[-5:]) or 'none'}")
         for name, value in given.items():
             resumable = settings.__dataclass_fields__[name].metadata["resumable"]
             if not resumable and name in saved and saved[name] != value:
-                raise UserError(f"--resume goes on with the run's own --{name} {shown(saved[name])}: leave it "
+                raise UserError(f"--resume goes on with the run's own --{name} "
+                                f"{shown(saved[name])}: leave it "
                                 "out, or start another run")
         return saved
     folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
@@ -223,7 +240,8 @@ def find_saved(settings, given):
 def tell_changes(settings, values):
     """The settings in the dict `values` that differ from the defaults, in words."""
     usual = vars(settings())
-    changed = [f"{name} {shown(value)}" for name, value in values.items() if value != usual[name]]
+    changed = [f"{name} {shown(value)}" for name, value in values.items()
+               if value != usual[name]]
     return ", ".join(changed) or "none"
 
 
@@ -247,8 +265,9 @@ def new_name(start):
 
 @contextlib.contextmanager
 def hold_folder(folder):
-    """The folder, made if it is new, for this process alone until the block is left. If that happens by an
-    error before anything was logged, a new folder is removed. Raises UserError if another process has it."""
+    """The folder, made if it is new, for this process alone until the block is left. If
+    that happens by an error before anything was logged, a new folder is removed. Raises
+    UserError if another process has it."""
     made = []  # what has to go in that case, the innermost first
     parent = folder
     while parent and not os.path.isdir(parent):
@@ -274,8 +293,9 @@ def hold_folder(folder):
 
 @contextlib.contextmanager
 def whole_folder(path):
-    """A folder to write into, which becomes `path` when the block is left without an error. What was there
-    before becomes PATH.before: whatever stops the program, even while it writes, one of the two is whole."""
+    """A folder to write into, which becomes `path` when the block is left without an
+    error. What was there before becomes PATH.before: whatever stops the program, even
+    while it writes, one of the two is whole."""
     shutil.rmtree(f"{path}.tmp", ignore_errors=True)
     os.makedirs(f"{path}.tmp")
     yield f"{path}.tmp"
@@ -286,20 +306,22 @@ def whole_folder(path):
 
 
 def read_newest(path, read):
-    """(folder, read(folder)) of the folder at `path`; or of PATH.before if that cannot be read, which is
-    said; None if there is neither. Raises UserError if none can be read: then all stay as they are, as the
-    fault may be a passing one."""
+    """(folder, read(folder)) of the folder at `path`; or of PATH.before if that cannot
+    be read, which is said; None if there is neither. Raises UserError if none can be
+    read: then all stay as they are, as the fault may be a passing one."""
     reasons = []
     for folder in (path, f"{path}.before"):
         if not os.path.isdir(folder):
             continue
         try:
             found = read(folder)
-        except Exception as error:  # a torn file, too little memory: each library has its own exception
+        # a torn file, too little memory: each library has its own exception
+        except Exception as error:
             reasons.append(f"{folder} cannot be read ({first_line(error)})")
             continue
         for reason in reasons:
-            # Only now, so that the next checkpoint does not take the place of the one that was read.
+            # Only now, so that the next checkpoint does not take the place of the one
+            # that was read.
             say(f"{reason}: it is kept as {path}.unreadable, and the one before it is used")
             shutil.rmtree(f"{path}.unreadable", ignore_errors=True)
             os.rename(path, f"{path}.unreadable")
@@ -335,9 +357,10 @@ def resume_command(out):
 
 @contextlib.contextmanager
 def hold_signals(message):
-    """A list that gets the name of a SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed terminal), with the message
-    printed; the second one exits at once. Outside of the main thread, where Python knows no signals, it stays
-    empty; and a signal that the user has set to be ignored, as nohup does, stays ignored."""
+    """A list that gets the name of a SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed
+    terminal), with the message printed; the second one exits at once. Outside of the
+    main thread, where Python knows no signals, it stays empty; and a signal that the
+    user has set to be ignored, as nohup does, stays ignored."""
     received = []
 
     def handler(number, frame):

@@ -1,16 +1,20 @@
-"""The third task, questions that are answered with a search tool: its texts, its tool, its generated world,
-and what is read of a response. The setting is that of Search-R1 (arXiv 2503.09516); tasks.py makes a task
-of it."""
+"""The third task, questions that are answered with a search tool: its texts, its tool,
+its generated world, and what is read of a response. The setting is that of Search-R1
+(arXiv 2503.09516); tasks.py makes a task of it."""
 import functools
 import random
 import re
 
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
 
-SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up write a few "
-          "words inside <search> and </search>: the best passages follow between <information> and "
-          "</information>, which you never write yourself. At most {} searches are answered. End with "
-          "the answer alone, a name or a few words, inside <answer> and </answer>, for example <answer> "
+SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up write "
+          "a few "
+          "words inside <search> and </search>: the best passages follow between <information> "
+          "and "
+          "</information>, which you never write yourself. At most {} searches are answered. "
+          "End with "
+          "the answer alone, a name or a few words, inside <answer> and </answer>, for example "
+          "<answer> "
           "Ada Lovelace </answer>. Write nothing after that.")
 
 
@@ -18,7 +22,8 @@ SYSTEM = ("Answer the question. Think inside <think> and </think>. To look somet
 
 PASSAGES = 3  # in an answer
 QUERY = 300  # most characters of a query: more are cut off
-# A passage may be anybody's text. Without angle brackets it has none of our tags, and no tokenizer's <|end|>.
+# A passage may be anybody's text. Without angle brackets it has none of our tags, and
+# no tokenizer's <|end|>.
 HARMLESS = str.maketrans("<>", "()")
 
 
@@ -32,8 +37,9 @@ def make_search(passages):
 
 
 def answer_calls(search, texts):
-    """The tool's answers to texts that end with a call <search>query</search>: the best passages. search:
-    as make_search or retriever.connect returns it; it is asked once, for all texts together."""
+    """The tool's answers to texts that end with a call <search>query</search>: the best
+    passages. search: as make_search or retriever.connect returns it; it is asked once,
+    for all texts together."""
     queries = [read_query(text) for text in texts]
     asked = list(dict.fromkeys(query for query in queries if query))
     found = dict(zip(asked, search(asked, PASSAGES))) if asked else {}
@@ -51,8 +57,8 @@ def write_answer(passages):
 
 
 def read_query(text):
-    """What stands in the last <search>...</search> of a text that ends with one; None if it does not, or if
-    that is blank."""
+    """What stands in the last <search>...</search> of a text that ends with one; None
+    if it does not, or if that is blank."""
     _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
     if not opened or "</search>" in query:
         return None
@@ -66,10 +72,11 @@ TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
 
 
 def read_answer(response, longest):
-    """The text of the answer; None if the response is badly formed. It is well formed if it ends with its
-    only <answer>...</answer>, outside of thoughts and searches, not empty, and of at most 200 characters
-    more than twice the `longest` gold (a bound on the work); and if nowhere in it is a tag <information>,
-    in whatever spelling, which would make the policy its own witness, nor a faked turn of a dialogue."""
+    """The text of the answer; None if the response is badly formed. It is well formed
+    if it ends with its only <answer>...</answer>, outside of thoughts and searches, not
+    empty, and of at most 200 characters more than twice the `longest` gold (a bound on
+    the work); and if nowhere in it is a tag <information>, in whatever spelling, which
+    would make the policy its own witness, nor a faked turn of a dialogue."""
     body = without_end(response)
     shown = visible(body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
@@ -83,31 +90,40 @@ def read_answer(response, longest):
 
 
 def equals_any(answer, golds):
-    """Whether the answer is one of the golds, but for case, accents, articles and punctuation."""
+    """Whether the answer is one of the golds, but for case, accents, articles and
+    punctuation."""
     forms = plain_answers(answer)
     return any(forms & plain_answers(gold) for gold in golds)
 
 
 # ---- A generated world, in which a question takes two searches ----
 
-SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart Holm Jansen "
-            "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth Sander Stone "
+SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart "
+            "Holm Jansen "
+            "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth "
+            "Sander Stone "
             "Strand Thorn Vance Vogel Wagner Weber Winter Wolf").split()
-BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor Indigo Iron "
-          "Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal Ruby Sierra "
+BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor "
+          "Indigo Iron "
+          "Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal "
+          "Ruby Sierra "
           "Silver Solar Star Summit Tiger Velvet Violet Willow Zenith Zephyr").split()
-FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels Labs Media "
+FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels "
+         "Labs Media "
          "Metals Motors Optics Paper Tools").split()
-CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana Kyoto Lagos "
-          "Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo Paris Porto Prague Quito Riga Rome "
+CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana "
+          "Kyoto Lagos "
+          "Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo Paris Porto Prague Quito "
+          "Riga Rome "
           "Seoul Sofia Sydney Tokyo Tunis Turin Vienna Vilnius Warsaw Zurich").split()
 
 
 def make_world(names, split, count, seed):
-    """Up to `count` rows (question, golds, passages, solution, shortcut) of a split of a world in which
-    2,000 people, with these first names, work for 666 companies, each based in one of 40 cities. A question
-    names a person and asks for the city, so it takes two searches. The shortcut is one search and a guess.
-    A seventh of the companies, with all who work there, is for "test", a seventh for "valid": their
+    """Up to `count` rows (question, golds, passages, solution, shortcut) of a split of
+    a world in which 2,000 people, with these first names, work for 666 companies, each
+    based in one of 40 cities. A question names a person and asks for the city, so it
+    takes two searches. The shortcut is one search and a guess. A seventh of the
+    companies, with all who work there, is for "test", a seventh for "valid": their
     questions share no person and no company with training."""
     rng = random.Random(seed)
     people = rng.sample([f"{name} {surname}" for name in names for surname in SURNAMES], 2000)

@@ -1,11 +1,12 @@
-"""A search engine behind a server that speaks Search-R1's protocol (github.com/PeterGriffinJin/Search-R1,
-search_r1/search/retrieval_server.py), by which 21 million passages can be searched without being held here:
+"""A search engine behind a server that speaks Search-R1's protocol
+(github.com/PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py), by which
+21 million passages can be searched without being held here:
 
     POST URL   {"queries": ["...", ...], "topk": 3, "return_scores": true}
     answer     {"result": [[{"document": {"contents": "..."}, "score": 1.5}, ...], ...]}
 
-with a list of passages, the best first, for each query. What it sends is hostile text, as any text from the
-web is: qa.answer_calls makes it harmless.
+with a list of passages, the best first, for each query. What it sends is hostile text,
+as any text from the web is: qa.answer_calls makes it harmless.
 """
 import functools
 import json
@@ -16,17 +17,20 @@ from support.program import UserError, first_line, say
 
 BATCH = 128        # queries in a request
 SECONDS = 60       # to wait for the answer to one
-PATIENCE = 600     # seconds to wait for a server that went away: a large index takes minutes to load
+# seconds to wait for a server that went away: a large index takes minutes to load
+PATIENCE = 600
 LONGEST = 2000     # characters of a passage
 
 
 def connect(url):
-    """search(queries, most): for each query the texts of at most `most` passages. Raises UserError if nothing
-    answers at the URL; search raises it if the server goes away and stays away."""
+    """search(queries, most): for each query the texts of at most `most` passages.
+    Raises UserError if nothing answers at the URL; search raises it if the server goes
+    away and stays away."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--retriever must be the URL of a search server, such as "
                         f"http://127.0.0.1:8000/retrieve, not {url}")
-    ask(url, ["Who was Ada Lovelace ?"], 1, patience=0)  # now, and not when the first completion searches
+    # now, and not when the first completion searches
+    ask(url, ["Who was Ada Lovelace ?"], 1, patience=0)
     return functools.partial(search, url)
 
 
@@ -38,7 +42,8 @@ def search(url, queries, most):
 
 
 def ask(url, queries, most, patience):
-    """The passages for the queries of one request, repeated for `patience` seconds while it fails."""
+    """The passages for the queries of one request, repeated for `patience` seconds
+    while it fails."""
     content = json.dumps({"queries": queries, "topk": most, "return_scores": True}).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     end = time.monotonic() + patience
@@ -47,10 +52,12 @@ def ask(url, queries, most, patience):
         try:
             with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 return read_passages(json.load(answer), len(queries), most)
-        except Exception as error:  # no server, no answer in time, half an answer, another program's answer
+        # no server, no answer in time, half an answer, another program's answer
+        except Exception as error:
             reason = first_line(error)
         if time.monotonic() + pause > end:
-            raise UserError(f"no search server that speaks Search-R1's protocol answers at --retriever {url} "
+            raise UserError(f"no search server that speaks Search-R1's protocol answers at "
+                            f"--retriever {url} "
                             f"({reason}): start it, or give its address")
         say(f"the search server at {url} does not answer ({reason}): trying again")
         time.sleep(pause)

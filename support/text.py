@@ -1,6 +1,8 @@
-"""Texts as a reader sees them: made visible, compared as answers, and searched. The search needs PyTorch.
+"""Texts as a reader sees them: made visible, compared as answers, and searched. The
+search needs PyTorch.
 
-All of it is for hostile text: the time that a function takes grows with the length alone.
+All of it is for hostile text: the time that a function takes grows with the length
+alone.
 """
 import math
 import re
@@ -11,7 +13,8 @@ import torch
 
 
 def each_normalized(form, text):
-    """The text, each character normalized alone: a long run of accents as a whole takes quadratic time."""
+    """The text, each character normalized alone: a long run of accents as a whole takes
+    quadratic time."""
     return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
 
 
@@ -21,8 +24,8 @@ def filtered(text, keep, other=""):
 
 
 def visible(text):
-    """The text as a reader sees it, to look for tags and turns in: full-width letters and such are plain
-    ones, and nothing hides behind characters that are not seen."""
+    """The text as a reader sees it, to look for tags and turns in: full-width letters
+    and such are plain ones, and nothing hides behind characters that are not seen."""
     return filtered(each_normalized("NFKC", text),
                     lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
 
@@ -40,7 +43,8 @@ def without_end(response):
     return body
 
 
-# Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter out.
+# Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter
+# out.
 ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 PLAIN = str.maketrans({
     **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
@@ -59,7 +63,8 @@ def in_word(c):
 
 
 def has_meaning(c):
-    """True of letters, numbers, and signs beyond ASCII (not equal, sharp, pound), but not of a trademark."""
+    """True of letters, numbers, and signs beyond ASCII (not equal, sharp, pound), but
+    not of a trademark."""
     sign = unicodedata.category(c) in ("Sc", "Sm", "So") and c not in "\u00a9\u00ae\u00b0\u2122"
     return in_word(c) or sign and not c.isascii()
 
@@ -78,10 +83,11 @@ MOST_HYPHENS = 4  # that are each tried as a space and as nothing; of more, all 
 
 
 def plain_answers(text):
-    """The text as exact match sees it: folded, without punctuation, and without articles but a last one
-    (vitamin A is not vitamin). In some forms: each hyphen may stand for a space or for nothing, and J. K.,
-    J K and J.K. for JK. Digits that a sign parts stay apart, decimal point and minus sign stay: 3.5, 3-5,
-    and (-35) are not 35."""
+    """The text as exact match sees it: folded, without punctuation, and without
+    articles but a last one (vitamin A is not vitamin). In some forms: each hyphen may
+    stand for a space or for nothing, and J. K., J K and J.K. for JK. Digits that a sign
+    parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not
+    35."""
     text = joined = " ".join(fold(text).split())
     for pattern, new in INITIALS:
         joined = pattern.sub(new, joined)
@@ -99,7 +105,8 @@ def plain_answers(text):
 
 
 def without_hyphens(words):
-    """The text with each hyphen as a space and as nothing, in every combination unless there are too many."""
+    """The text with each hyphen as a space and as nothing, in every combination unless
+    there are too many."""
     first, *parts = re.split(r"(?<=\S)-+", words)
     if len(parts) > MOST_HYPHENS:
         return {" ".join(mark.join([first, *parts]).split()) for mark in (" ", "")}
@@ -110,13 +117,15 @@ def without_hyphens(words):
 
 
 def bm25(passages, *, k1=1.2, b=0.75):
-    """search(query, most): the numbers of the `most` passages with the highest scores, the best first, of
-    those that have a word of the query. With tf the times a word occurs in a passage, and n the passages
-    that have it, of N, the score is the sum over the words of the query of
+    """search(query, most): the numbers of the `most` passages with the highest scores,
+    the best first, of those that have a word of the query. With tf the times a word
+    occurs in a passage, and n the passages that have it, of N, the score is the sum
+    over the words of the query of
 
         ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean length))
 
-    which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never negative.
+    which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never
+    negative.
     """
     counts = [Counter(words_of(passage)) for passage in passages]
     average = sum(count.total() for count in counts) / max(1, len(counts))

@@ -1,6 +1,8 @@
-"""The tiny model: a Qwen2 small enough to learn on a laptop, and its warm-up, which stands for pretraining.
+"""The tiny model: a Qwen2 small enough to learn on a laptop, and its warm-up, which
+stands for pretraining.
 
-A task needs problems with a `solution`, and may give them a `shortcut`, a text with a bad habit.
+A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
+bad habit.
 """
 import random
 import statistics
@@ -15,29 +17,34 @@ from tqdm import tqdm
 from support.models import call_tool, encode_prompt, encode_tool_answer
 from support.program import UserError
 
-BATCH = 48  # texts in a step of the warm-up
+BATCH = 64  # texts in a step of the warm-up
 
 
 def tiny_model(task):
-    """(model, tokenizer): an untrained Qwen2 of some 200,000 weights; a token is what matches task.tokens in
-    the task's texts. Raises UserError for a task without solutions."""
+    """(model, tokenizer): an untrained Qwen2 of some 200,000 weights; a token is what
+    matches task.tokens in the task's texts. Raises UserError for a task without
+    solutions."""
     if not task.train[0].solution:
-        raise UserError(f"--task {task.name} has no texts for the tiny model to learn from: add --model, or "
+        raise UserError(f"--task {task.name} has no texts for the tiny model to learn from: "
+                        f"add --model, or "
                         "give its problems a solution")
     tokenizer = tiny_tokenizer(task)
-    # The usual initializer_range of 0.02 and rope_theta of 10,000 are for wider networks and longer texts.
+    # The usual initializer_range of 0.02 and rope_theta of 10,000 are for wider
+    # networks and longer texts.
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048,
+        tie_word_embeddings=True,
         initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 20.0},
         bos_token_id=None, eos_token_id=0, pad_token_id=0))
     return model, tokenizer
 
 
 def tiny_tokenizer(task):
-    """Its words are all that occur in the task's texts. The chat template leaves the system prompt out: a
-    model that can read nothing else has no need of it."""
-    # With the word abcdef transformers' StopStringCriteria finds out how tokens are joined.
+    """Its words are all that occur in the task's texts. The chat template leaves the
+    system prompt out: a model that can read nothing else has no need of it."""
+    # With the word abcdef transformers' StopStringCriteria finds out how tokens are
+    # joined.
     words = {"abcdef"} if task.observe else set()
     pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
     for problem in [*task.train, *task.valid, *task.test]:
@@ -50,12 +57,14 @@ def tiny_tokenizer(task):
     tokenizer.pre_tokenizer = pieces
     tokenizer.decoder = decoders.Fuse()  # without it, tokens would be joined with spaces
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="<|im_end|>", pad_token="<|im_end|>",
+        tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
         chat_template="{{ messages[-1]['content'] }}")
 
 
 def calls_of(task, text):
-    """The beginnings of a scripted completion that end with a call of the task's tool."""
+    """The beginnings of a scripted completion that end with a call of the task's
+    tool."""
     if not task.observe:
         return []
     parts = text.split(task.stop_text)
@@ -63,8 +72,8 @@ def calls_of(task, text):
 
 
 def write_script(tokenizer, task, problem, text):
-    """(ids, mask) of a prompt and a scripted completion, with the tool's answers to its calls, as a rollout
-    would have them; mask: True where the policy writes."""
+    """(ids, mask) of a prompt and a scripted completion, with the tool's answers to its
+    calls, as a rollout would have them; mask: True where the policy writes."""
     ids = encode_prompt(tokenizer, task.system, problem.question, task.opening)
     mask = [False] * len(ids)
     written = ""
@@ -81,7 +90,8 @@ def write_script(tokenizer, task, problem, text):
 
 
 def draw_batches(tokenizer, task, rng):
-    """Yield lists of BATCH scripts, for ever, those of similar length together: so that few tokens are pads."""
+    """Yield lists of BATCH scripts, for ever, those of similar length together: so that
+    few tokens are pads."""
     while True:
         scripts = []
         for problem in rng.sample(task.train, min(4 * BATCH, len(task.train))):
@@ -98,21 +108,26 @@ def length_of(script):
 
 
 def warm_up(model, tokenizer, task, cfg):
-    """task.warmup steps of maximum likelihood on the solutions of training problems, a share of them
-    (task.shortcuts) with their shortcuts in place of solutions: so that reinforcement learning can start, and
-    has something to find out. Raises UserError if cfg.max_new_tokens is below the length of most texts."""
+    """task.warmup steps of maximum likelihood on the solutions of training problems, a
+    share of them (task.shortcuts) with their shortcuts in place of solutions: so that
+    reinforcement learning can start, and has something to find out. Raises UserError if
+    cfg.max_new_tokens is below the length of most texts."""
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
-        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to {max(lengths)} "
+        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to "
+                        f"{max(lengths)} "
                         "tokens: give more, or easier problems")
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0,
+                                  fused=True)
     bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
     for step, rows in zip(bar, draw_batches(tokenizer, task, random.Random(cfg.seed))):
         ids = pad_sequence([ids for ids, _ in rows], batch_first=True).to(model.device)
         mask = pad_sequence([mask for _, mask in rows], batch_first=True).to(model.device)
-        # The position before a token predicts it; no others go through the matrix of the vocabulary.
-        logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:]).logits
+        # The position before a token predicts it; no others go through the matrix of
+        # the vocabulary.
+        logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:,
+                                                                                   1:]).logits
         loss = F.cross_entropy(logits, ids[mask])
         loss.backward()
         optimizer.param_groups[0]["lr"] = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)
