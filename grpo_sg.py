@@ -263,9 +263,9 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     prompts: lists of ids. A completion ends with a stop token; or it is cut off, at
     max_new_tokens or when stopping_criteria, which is one of transformers', says so.
     Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
-    top-p that token_logps does not know of, r would compare two different distributions. temperature=0 takes the
-    likeliest token. The model must be in eval mode, and each prompt have a token. bar:
-    the text of a progress bar; "" shows none.
+    top-p that token_logps does not know of, r would compare two different
+    distributions. temperature=0 takes the likeliest token. The model must be in eval
+    mode, and each prompt have a token. bar: the text of a progress bar; "" shows none.
     """
     prompts = [p for p in prompts for _ in range(n)]
     logits, mask, position, cache = prefill(model, prompts)
