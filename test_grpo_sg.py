@@ -795,13 +795,14 @@ def test_search_against_the_textbook():
 
 
 def test_every_query_has_a_clear_answer():
-    search = qa.make_tool(["Ada wrote it", "Bob read it"])
+    search = qa.make_search(["Ada wrote it", "Bob read it"])
     for text, line in (("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"),
-                       ("<search></search>", "Nothing was"), ("<search>\ud800 \x00</search>", "Nothing was"),
+                       ("<search></search>", "To search, write <search>"), ("<search>\ud800 \x00</search>", "Nothing was"),
                        ("ada </search>", "To search, write <search>"),
                        ("<search>ada</search> or ada</search>", "To search, write <search>"),
                        ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")):
-        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", *search([text]), re.S), text[:60]
+        answer, = qa.answer_calls(search, [text])
+        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", answer, re.S), text[:60]
 
 
 def test_the_world_needs_two_searches_and_its_splits_share_nobody():
@@ -1095,14 +1096,14 @@ def test_a_verifier_that_raises_late_loses_no_step(start, tmp_path, monkeypatch,
 RUN = """
 import sys, grpo_sg, tasks
 kk = tasks.TASKS["kk"]
-tasks.TASKS["kk"] = lambda cfg: kk(cfg)._replace(warmup=12)
+tasks.TASKS["kk"] = lambda cfg: kk(cfg)._replace(warmup=8)
 grpo_sg.main(sys.argv[1:])
 """
 
 
 def test_equal_seeds_are_equal_runs_on_any_number_of_cores_and_beside_other_work(tmp_path):
     """To the last bit. With more threads sums of large tensors would be cut in other places."""
-    flags = "--steps 2 --train_problems 3000 --eval_problems 20 --eval_samples 0 --updates 2".split()
+    flags = "--steps 2 --train_problems 300 --eval_problems 4 --eval_samples 0 --updates 2".split()
     hashes = set()
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -1197,8 +1198,8 @@ def main(text, capsys):
 
 def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     kk, out = tasks.TASKS["kk"], tmp_path / "run"
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(warmup=50))
-    flags = "--train_problems 2000 --eval_problems 20"
+    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(warmup=20))
+    flags = "--train_problems 500 --eval_problems 20"
     printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
