@@ -1198,7 +1198,7 @@ def main(text, capsys):
 
 def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     kk, out = tasks.TASKS["kk"], tmp_path / "run"
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(warmup=20))
+    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(warmup=50))
     flags = "--train_problems 500 --eval_problems 20"
     printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
