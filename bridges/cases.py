@@ -71,7 +71,8 @@ def grade_by_hand(model, tokenizer, task, cfg, problem, turns):
     for i, turn in enumerate(turns):
         c.add(turn, own=True)
         if i + 1 < len(turns):
-            c.add(*grpo_sg.ask_tool(tokenizer, task, [c]), own=False)
+            answer, = models.call_tool(task, [tokenizer.decode(c.own_tokens())])
+            c.add(models.encode_tool_answer(tokenizer, answer), own=False)
             c.tool_calls += 1
     grpo_sg.grade(c, tokenizer, task, models.find_stop_ids(model, tokenizer))
     return c

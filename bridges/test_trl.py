@@ -163,6 +163,7 @@ def one_step(folder):
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == processes
         torch.save(trainer.accelerator.unwrap_model(model).state_dict(), f"{folder}/{processes}")
+    trainer.accelerator.wait_for_everyone()  # as main does
     trainer.accelerator.end_training()
 
 

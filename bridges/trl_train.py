@@ -8,7 +8,6 @@ import functools
 import math
 import os
 
-import accelerate
 import datasets
 import torch
 import trl
@@ -59,7 +58,6 @@ def make_config(cfg, processes, **others):
 def make_trainer(cfg, **others):
     """A trainer for the task. `others`: see make_config."""
     model, tokenizer = models.load_model(cfg.model)
-    model.eval()
     task = grpo_sg.keep_short(tasks.make_task(cfg), model, tokenizer, cfg)
     grpo_sg.check_start(model, tokenizer, task, cfg)
     model.generation_config.eos_token_id = sorted(models.find_stop_ids(model, tokenizer))
@@ -108,14 +106,16 @@ def read_reward(graded, log_metric, **_):
 def main(argv=None):
     with program.one_line_errors("lower --sample_batch, or add --gradient_checkpointing"):
         cfg, out = parse(argv)
-        if os.path.exists(out) and accelerate.PartialState().is_main_process:
+        if os.path.exists(out) and os.environ.get("RANK", "0") == "0":
             raise program.UserError(f"--out {out} exists: name another folder")
         trainer = make_trainer(cfg, output_dir=out)
         trainer.train()
         trainer.save_model(os.path.join(out, "checkpoint"))
         if trainer.accelerator.is_main_process:
             program.write_json(os.path.join(out, "config.json"), vars(cfg))
-        trainer.accelerator.end_training()  # closes the connections on which other processes may wait
+        # A thread of gloo's that drops its last tensor needs Python's lock, which an ending process holds.
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class AgentLoop(AgentLoopBase):
             if closed or not models.StopText(tokenizer, task.stop_text)(torch.tensor([output.token_ids])):
                 break
             # In a thread, as the tool may be a server. The tokenizer stays in this one: it has a state.
-            answers = await asyncio.to_thread(task.observe, [tokenizer.decode(c.own_tokens())])
+            answers = await asyncio.to_thread(models.call_tool, task, [tokenizer.decode(c.own_tokens())])
             answer = models.encode_tool_answer(tokenizer, *answers)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []
