@@ -43,9 +43,7 @@ def tiny_model(task):
 def tiny_tokenizer(task):
     """Its words are all that occur in the task's texts. The chat template leaves the
     system prompt out: a model that can read nothing else has no need of it."""
-    # With the word abcdef transformers' StopStringCriteria finds out how tokens are
-    # joined.
-    words = {"abcdef"} if task.observe else set()
+    words = set()
     pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
     for problem in [*task.train, *task.valid, *task.test]:
         texts = [problem.question, problem.solution, problem.shortcut]
