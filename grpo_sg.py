@@ -16,14 +16,15 @@ likely, token by token, and the others less:
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)    KL: to a reference
 
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
-without a gradient, as it is to scale the advantage and not to be maximised; and as it
-is never negative, w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)). So GRPO-SG is
-GRPO in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
+without a gradient: it is to scale the advantage, and not to be maximised. It is never
+negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO
+in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they
 grow with 1 - pi), count for less in comparison. The loop is `train`, in section 5.
 
-This file leaves out, on purpose, value networks, reward models, LoRA, several GPUs, and
-inference engines.
+All of the algorithm is in this file; tasks.py has the problems and verifiers, support/
+what any such program needs. Left out, on purpose, are value networks, reward models,
+LoRA, several GPUs, and inference engines.
 
     python grpo_sg.py             a tiny model on a CPU, offline: 1 to 2 minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
@@ -59,6 +60,7 @@ from support import graph, logs, models, offload, page, program, tiny
 #   P  prompts of a rollout                 T  tokens of a row, padded on the right
 #   G  completions of each prompt           N  tokens of a batch that the policy wrote
 #   B  rows of a batch (P G in all)         V  words of the vocabulary
+#   S  tokens of a prompt, padded on the left, where sampling goes on
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
     """GRPO-SG's weights, w = clip(alpha * (sigmoid(pi / tau) - mu), L, U).
@@ -103,7 +105,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     completions) of the whole batch, if this is a part of one; losses and statistics of
     the parts then add up to the whole's.
 
-    In the first update r = 1, and the loss is only the mean of -wA, near 0. Its
+    clip_low, clip_high: GRPO's 0.2 (a run has AR-Lopti's 0.24 for the second).
+
+    In the first update r = 1, and the loss is only the mean of -wA, often near 0. Its
     gradient is not 0: that of r is then that of log pi, so the update is REINFORCE with
     the advantage wA.
     """
@@ -144,7 +148,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 
     with torch.no_grad():
         held_back = clipped * A < r * A  # by the clip
-        unlikely = logps < math.log(1/3)  # where, by default, w < U
+        unlikely = logps < math.log(1/3)  # about where, by default, w < U
         stats = {"clip_frac": aggregate(held_back.float()),
                  "kl": aggregate(kl),  # without a reference, to the policy that sampled
                  "entropy": aggregate(-old_logps),  # of that policy, in nats, estimated
@@ -189,7 +193,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
                       "nothing has changed; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
     # through the matrix of the vocabulary: with Qwen's 151,936 words the other logits
-    # would take most of an update's memory.
+    # would take most of an update's memory. logits_to_keep may be a mask: then the logits
+    # of its True positions are all that transformers computes.
     output = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:])
     logits = output.logits.float() / temperature  # (N, V)
     del output  # or its logits would be kept beside these
@@ -209,21 +214,22 @@ class Cache(DynamicCache):
         return super().update(keys.to(values.dtype), values, *more, **named)
 
 
-def next_logits(model, ids, mask, position, cache):
+def next_logits(model, ids, attention, position, cache):
     """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys
-    and values. mask: (B, all columns so far), 0 on pads. position: (B, S)."""
-    given = {"attention_mask": mask, "position_ids": position, "past_key_values": cache}
+    and values. attention: (B, columns so far), 0 on pads. position: (B, S)."""
+    given = {"attention_mask": attention, "position_ids": position,
+             "past_key_values": cache}
     if "mamba" in type(model).__name__.lower():
-        # Its state is no list of keys, and has another name; one token needs no mask.
-        one_token = ids.shape[1] == 1
-        given = {"attention_mask": None if one_token else mask, "cache_params": cache}
+        # Mamba's cache holds a state, not keys; a single token then needs no mask.
+        alone = ids.shape[1] == 1
+        given = {"attention_mask": None if alone else attention, "cache_params": cache}
     return model(input_ids=ids, use_cache=True, logits_to_keep=1, **given).logits[:, -1]
 
 
 def prefill(model, prompts):
-    """Read B prompts, equal ones once. Returns (logits, mask, position, cache): the
-    logits of the first token (B, V), the attention mask (B, S), the last position (B,
-    1), and the keys and values of B rows."""
+    """Read B prompts, equal ones once. Returns (logits, attention, position, cache): the
+    logits of the first token (B, V), the attention mask (B, S), the last position
+    (B, 1), and the keys and values of B rows."""
     assert prompts and all(prompts), "there must be prompts, each with a token"
     assert not model.training, "call model.eval() before sampling"
     rows = {}  # each different prompt: its row
@@ -231,17 +237,19 @@ def prefill(model, prompts):
     longest = max(map(len, rows))
     # Padded on the left, so that every row continues at the last column; positions
     # count real tokens only.
-    ids, mask = [], []
+    ids, real = [], []
     for p in rows:
         pads = longest - len(p)
         ids.append([0] * pads + list(p))
-        mask.append([0] * pads + [1] * len(p))
-    ids, mask, index = (torch.tensor(x, device=model.device) for x in (ids, mask, index))
-    position = (mask.cumsum(1) - 1).clamp(min=0)
+        real.append([0] * pads + [1] * len(p))
+    ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
+    attention = torch.tensor(real, device=model.device)
+    position = (attention.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
-    logits = next_logits(model, ids, mask, position, cache)
+    logits = next_logits(model, ids, attention, position, cache)
+    index = torch.tensor(index, device=model.device)  # (B,)
     cache.reorder_cache(index)
-    return logits[index], mask[index], position[index, -1:], cache
+    return logits[index], attention[index], position[index, -1:], cache
 
 
 def draw(logits, u, temperature):
@@ -260,15 +268,16 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
            generator=None, stopping_criteria=None, bar=""):
     """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
-    prompts: lists of ids. A completion ends with a stop token; or it is cut off, at
-    max_new_tokens or when stopping_criteria, which is one of transformers', says so.
+    prompts: lists of ids; equal ones cost no more than n of one. A completion ends with
+    a stop token; or it stops, at max_new_tokens or when stopping_criteria, which is one
+    of transformers', says so.
     Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
     top-p that token_logps does not know of, r would compare two different
     distributions. temperature=0 takes the likeliest token. The model must be in eval
     mode, and each prompt have a token. bar: the text of a progress bar; "" shows none.
     """
     prompts = [p for p in prompts for _ in range(n)]
-    logits, mask, position, cache = prefill(model, prompts)
+    logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
     # A row of uniform numbers for each completion: what one draws does not depend on
     # when the others end.
@@ -290,15 +299,15 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
             # Finished rows leave the batch and the cache: no more work is done for them.
             for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
-            left = (row, drawn, token, mask, position)
-            row, drawn, token, mask, position = (x[going] for x in left)
+            every = (row, drawn, token, attention, position)
+            row, drawn, token, attention, position = (x[going] for x in every)
             if len(going) == 0:
                 break
             cache.reorder_cache(going)
             steps.set_postfix(unfinished=len(row), refresh=False)
-        mask = F.pad(mask, (0, 1), value=1)
+        attention = F.pad(attention, (0, 1), value=1)
         position = position + 1
-        logits = next_logits(model, token, mask, position, cache)  # (B, V)
+        logits = next_logits(model, token, attention, position, cache)  # (B, V)
     steps.close()
     return completions
 
@@ -316,8 +325,8 @@ class Completion:
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    response: str = ""       # what of it the policy wrote: all that the verifier reads
-    truncated: bool = False  # no stop token within max_new_tokens
+    response: str = ""       # the part that the policy wrote: all that is verified
+    truncated: bool = False  # its last turn has no stop token
     correct: bool = False
     formatted: bool = False  # False if truncated
     reward: float = 0.0
@@ -351,10 +360,9 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
     for problem in problems:
         prompt = encode_problem(tokenizer, task, problem, cfg)
         completions += [Completion(problem, prompt) for _ in range(n)]
-    # Without a tool there is one turn. With one there are max_turns in which a call of
-    # it ends the turn, is answered, and the completion goes on; and a last turn, in
-    # which the tool is closed.
-    calls = models.StopText(tokenizer, task.stop_text) if task.observe else None
+    # Without a tool there is one turn. With a tool, in each of the first max_turns a call
+    # of it ends the turn and is answered; in one last turn calls are not answered.
+    calls_tool = models.StopText(tokenizer, task.stop_text) if task.observe else None
     turns = cfg.max_turns if task.observe else 0
     unfinished = completions
     for turn in range(turns + 1):
@@ -363,13 +371,13 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
         drawn = sample_in_parts(
             sampler, model, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, bar=bar,
-            temperature=temperature, stopping_criteria=None if closed else calls)
+            temperature=temperature, stopping_criteria=None if closed else calls_tool)
         for c, tokens in zip(unfinished, drawn):
             c.add(tokens, own=True)
         if closed:
             break
-        ended = [calls(torch.tensor([tokens])) for tokens in drawn]
-        unfinished = [c for c, called in zip(unfinished, ended) if called]
+        called = [calls_tool(torch.tensor([tokens])) for tokens in drawn]
+        unfinished = [c for c, waits in zip(unfinished, called) if waits]
         texts = [tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
             # The policy did not write the answer, and does not learn it.
@@ -402,7 +410,7 @@ def sample_in_parts(sampler, model, contexts, most, generator, **settings):
             most = len(part) // 2
             generator.set_state(state)
             program.say(f"out of GPU memory: sampling {most} at once; with "
-                        f"--sample_batch {most} no attempt would fail")
+                        f"--sample_batch {most} no attempt may fail")
     return completions
 
 
@@ -475,6 +483,7 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
             count = min(cfg.prompts, len(task.train))
             problems = random.Random(seed).sample(task.train, count)
             try:
+                # Before a step, where a resumed run begins, too; after the last is a test.
                 if step > 1 and (step - 1) % cfg.eval_every == 0:
                     assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1,
                            split="valid", sampler=sampler)
@@ -523,26 +532,27 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
     if beta is 0 it is left out of the passes, but not out of what the loss is divided
-    by. Returns a dict: grad_norm, the largest norm before clipping (0: none was
-    finite); skipped, the updates left out as loss or gradient was not finite; loss, the
-    mean over the updates; grpo_sg_loss's statistics, means over what was trained on
-    (None: nothing, or not finite).
+    by. Returns a dict: grad_norm, the largest norm before clipping (0: nothing was
+    trained on, or none was finite); skipped, the updates left out as loss or gradient
+    was not finite; loss, the mean over the updates; and grpo_sg_loss's statistics, means
+    over what was trained on (None: nothing, or not finite).
     """
     shuffled = random.Random(seed).sample(completions, len(completions))
     shares = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
-    trained = []  # of each share
-    plan = []  # their micro-batches
+    used = []  # of each share, the completions that have a gradient
+    plan = []  # of each share, the micro-batches of these
     for share in shares:
-        trained.append([c for c in share if cfg.beta or c.advantage != 0])
-        plan.append(micro_batches(trained[-1], cfg, model.device))
-    model.train(cfg.gradient_checkpointing)  # dropout is off in both modes, by read_model
+        used.append([c for c in share if cfg.beta or c.advantage != 0])
+        plan.append(micro_batches(used[-1], cfg, model.device))
+    model.train(cfg.gradient_checkpointing)  # models.read_weights has set dropout to 0
     with torch.no_grad():
         # The first update needs no old_logps: the policy is still the one that sampled,
         # and r = 1. The later ones do.
         for batch in sum(plan[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
-        for batch in sum(plan, []) if cfg.beta else []:
-            batch["ref_logps"] = compute_logps(reference, batch, cfg)
+        if cfg.beta:
+            for batch in sum(plan, []):
+                batch["ref_logps"] = compute_logps(reference, batch, cfg)
     losses, norms = [], []
     sums = dict.fromkeys(STATISTICS, 0.0)
     for share, batches in zip(shares, plan):
@@ -552,14 +562,15 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         for batch in batches:
             logps = compute_logps(model, batch, cfg)  # (B, T)
             old_logps = batch.get("old_logps", logps.detach())
-            # With denominator=1 these are sums. The loss is divided by the size of the
-            # whole share, of which this is a part, and the statistics once, below.
+            # With denominator=1 these are sums. The loss is divided by the units (tokens
+            # or completions) of the whole share, whatever its micro-batches are; the
+            # statistics, in the end, by the units that were used in all shares.
             loss, stats = grpo_sg_loss(
                 logps, old_logps, batch["advantages"], batch["mask"],
                 weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"),
                 clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
                 loss_agg_mode=cfg.loss_agg_mode, denominator=1)
-            loss = loss / loss_size(share, cfg)
+            loss = loss / count_units(share, cfg)
             loss.backward()
             losses[-1] += loss.item()
             for key in STATISTICS:
@@ -572,9 +583,9 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         optimizer.zero_grad()
     row = {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms)}
     row["loss"] = finite_mean(sum(losses), len(losses))
-    size = loss_size(sum(trained, []), cfg)
+    units = count_units(sum(used, []), cfg)
     for key in STATISTICS:
-        row[key] = finite_mean(sums[key], size)
+        row[key] = finite_mean(sums[key], units)
     return row
 
 
@@ -583,8 +594,8 @@ def finite_mean(total, count):
     return total / count if count and math.isfinite(total) else None
 
 
-def loss_size(completions, cfg):
-    """What a loss is divided by: the number of the policy's tokens, or of completions."""
+def count_units(completions, cfg):
+    """What a mean is over: the number of the policy's tokens, or of completions."""
     if cfg.loss_agg_mode == "token-mean":
         return sum(sum(c.mask) for c in completions)
     return len(completions)
@@ -593,12 +604,12 @@ def loss_size(completions, cfg):
 def micro_batches(completions, cfg, device):
     """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
     included (a longer one gets its own), sorted by length, so that few are pads."""
-    left = sorted(completions, key=Completion.length, reverse=True)
+    waiting = sorted(completions, key=Completion.length, reverse=True)
     batches = []
-    while left:
-        count = max(1, cfg.tokens_per_micro_batch // left[0].length())
-        batches.append(make_batch(left[:count], device))
-        left = left[count:]
+    while waiting:
+        count = max(1, cfg.tokens_per_micro_batch // waiting[0].length())
+        batches.append(make_batch(waiting[:count], device))
+        waiting = waiting[count:]
     return batches
 
 
@@ -667,13 +678,13 @@ def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0
     row = {"step": step, "split": split, **row}
     logs.log(out, row, greedy)
     if out:
-        watch(out, model, tokenizer, task, cfg, step, sampler)
+        log_watched(out, model, tokenizer, task, cfg, step, sampler)
         page.write(out)
     return row
 
 
 @torch.no_grad()
-def watch(out, model, tokenizer, task, cfg, step, sampler):
+def log_watched(out, model, tokenizer, task, cfg, step, sampler):
     """Log a group of completions of each of three fixed validation problems to
     tokens.jsonl, with advantages and every token's probability and weight, for the
     run's page."""
@@ -685,8 +696,8 @@ def watch(out, model, tokenizer, task, cfg, step, sampler):
         group = completions[i:i + cfg.group_size]
         logps, weights = [], []
         for c in group:
-            row = compute_logps(model, make_batch([c], model.device), cfg)  # (1, T)
-            logps.append(row[0, len(c.prompt):])
+            alone = compute_logps(model, make_batch([c], model.device), cfg)  # (1, T)
+            logps.append(alone[0, len(c.prompt):])  # 0 for a tool's tokens: not shown
             w = shaping_weights(logps[-1], cfg)
             weights.append(torch.ones_like(logps[-1]) if w is None else w)
         logs.log_tokens(out, step, group, tokenizer, logps, weights)

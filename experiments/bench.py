@@ -136,7 +136,7 @@ def time_backward(side, model, rows):
     for batch in G.micro_batches(completions, cfg, model.device):
         logps = (G.token_logps if side == "ours" else naive_logps)(model, batch["ids"], batch["mask"])
         loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch["advantages"], batch["mask"],
-                                 denominator=G.loss_size(completions, cfg))
+                                 denominator=G.count_units(completions, cfg))
         loss.backward()
     return {"seconds": time.perf_counter() - started}
 

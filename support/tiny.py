@@ -87,20 +87,6 @@ def write_script(tokenizer, task, problem, text):
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def draw_batches(tokenizer, task, rng):
-    """Yield lists of BATCH scripts, for ever, those of similar length together: so that
-    few tokens are pads."""
-    while True:
-        scripts = []
-        for problem in rng.sample(task.train, min(4 * BATCH, len(task.train))):
-            text = problem.shortcut if rng.random() < task.shortcuts else problem.solution
-            scripts.append(write_script(tokenizer, task, problem, text))
-        scripts.sort(key=length_of)
-        batches = [scripts[i:i + BATCH] for i in range(0, len(scripts), BATCH)]
-        rng.shuffle(batches)
-        yield from batches
-
-
 def length_of(script):
     return len(script[0])
 
@@ -113,23 +99,44 @@ def warm_up(model, tokenizer, task, cfg):
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
-        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up to "
-                        f"{max(lengths)} "
-                        "tokens: give more, or easier problems")
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.95), weight_decay=0,
-                                  fused=True)
+        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up "
+                        f"to {max(lengths)} tokens: give more, or easier problems")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
+    rng = random.Random(cfg.seed)
     bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
-    for step, rows in zip(bar, draw_batches(tokenizer, task, random.Random(cfg.seed))):
-        ids = pad_sequence([ids for ids, _ in rows], batch_first=True).to(model.device)
-        mask = pad_sequence([mask for _, mask in rows], batch_first=True).to(model.device)
-        # The position before a token predicts it; no others go through the matrix of
-        # the vocabulary.
-        logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:,
-                                                                                   1:]).logits
-        loss = F.cross_entropy(logits, ids[mask])
-        loss.backward()
-        optimizer.param_groups[0]["lr"] = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)
+    for step in bar:
+        scripts = []
+        for problem in rng.sample(task.train, min(BATCH, len(task.train))):
+            text = problem.shortcut if rng.random() < task.shortcuts else problem.solution
+            scripts.append(write_script(tokenizer, task, problem, text))
+        loss = add_gradient(model, scripts)
+        rate = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)  # up, level, down
+        optimizer.param_groups[0]["lr"] = rate
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
+
+
+def add_gradient(model, scripts):
+    """Backward passes of minus the mean log-probability of the tokens that the policy
+    writes, which is returned: in two parts, the shorter scripts and the longer ones, so
+    that few tokens are pads."""
+    scripts.sort(key=length_of)
+    count = sum(int(mask.sum()) for _, mask in scripts)
+    half = (len(scripts) + 1) // 2
+    total = 0.0
+    for part in (scripts[:half], scripts[half:]):
+        if not part:
+            continue
+        ids = pad_sequence([ids for ids, _ in part], batch_first=True).to(model.device)
+        mask = pad_sequence([mask for _, mask in part], batch_first=True).to(model.device)
+        # The position before a token predicts it; no others go through the matrix of
+        # the vocabulary.
+        logits = model(input_ids=ids[:, :-1], use_cache=False,
+                       logits_to_keep=mask[:, 1:]).logits
+        loss = F.cross_entropy(logits, ids[mask], reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
