@@ -1014,7 +1014,8 @@ def run(cfg, out):
     sizes = dict.fromkeys(program.file_sizes(out, "*.jsonl"), 0)
     program.cut_files(out, state["sizes"] if state else sizes)
     program.write_json(os.path.join(out, "config.json"), vars(cfg))
-    changes = program.tell_changes(Config, vars(cfg))
+    usual = Config() if cfg.model else Config(**TINY)
+    changes = program.tell_changes(vars(usual), vars(cfg))
     print(f"files of this run: {out}/")
     print(f"settings that differ from the defaults: {changes}")
     print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} "

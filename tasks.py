@@ -74,32 +74,37 @@ class Task(NamedTuple):
 
 
 def make_task(cfg):
-    """The task that cfg.task names. Raises UserError if what makes it returns no usable
-    Task."""
+    """The task that cfg.task names. Raises UserError if it is no usable Task."""
     task = TASKS[cfg.task](cfg)
-    source = f"tasks.TASKS[{cfg.task!r}]"
+    owner = f"the Task of tasks.TASKS[{cfg.task!r}]"
     if not isinstance(task, Task):
-        raise UserError(f"{source} must return a tasks.Task, not {task!r:.60}")
+        raise UserError(f"{owner} must be a tasks.Task, not {task!r:.60}")
     for name in ("train", "valid", "test"):
-        problems = getattr(task, name)
-        if not isinstance(problems, list) or not problems:
-            raise UserError(f"the Task of {source} needs a list of tasks.Problem as {name}, "
-                            f"not {problems!r:.60}")
-        for problem in problems:
-            if not isinstance(problem, Problem) or not isinstance(problem.question,
-                                                                  str) or not problem.question:
-                raise UserError(f"the Task of {source} has no tasks.Problem with a question in "
-                                f"{name}: "
-                                f"{problem!r:.60}")
-    for name, kind in (("system", str), ("floor", (int, float)), ("opening", str),
-                       ("stop_text", str),
-                       ("warmup", int), ("tokens", str), ("shortcuts", (int, float))):
-        if not isinstance(getattr(task, name), kind):
-            raise UserError(f"the Task of {source} has {getattr(task, name)!r:.60} as {name}: "
-                            f"see tasks.Task")
+        check_problems(owner, name, getattr(task, name))
+    number = (int, float)
+    kinds = {"system": str, "floor": number, "opening": str, "stop_text": str,
+             "warmup": int, "tokens": str, "shortcuts": number}
+    for name, kind in kinds.items():
+        value = getattr(task, name)
+        if not isinstance(value, kind):
+            raise UserError(f"{owner} has {value!r:.60} as {name}: see tasks.Task")
     if not callable(task.verify) or not callable(task.reward):
-        raise UserError(f"the Task of {source} needs functions as verify and reward")
+        raise UserError(f"{owner} needs functions as verify and reward")
     return task
+
+
+def check_problems(owner, name, problems):
+    """Raise UserError unless these are problems with texts."""
+    if not isinstance(problems, list) or not problems:
+        raise UserError(f"{owner} needs a list of tasks.Problem as {name}, not "
+                        f"{problems!r:.60}")
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise UserError(f"{owner} has {problem!r:.60} in {name}: not a tasks.Problem")
+        texts = (problem.question, problem.solution, problem.shortcut)
+        if not all(isinstance(text, str) for text in texts) or not problem.question:
+            raise UserError(f"{owner} has {problem!r:.60} in {name}: a question is a text "
+                            "that is not empty, solution and shortcut are texts")
 
 
 def most_frequent(answers):
@@ -120,7 +125,7 @@ def split_of(meaning):
     return ("test", "valid", *["train"] * 5)[meaning % 7]
 
 
-# ---- Knights and Knaves: each of n people makes a claim, true of a knight, false of a knave ----
+# ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
 
 NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma "
          "Eric Eva Felix "
@@ -450,7 +455,7 @@ def kk_task(cfg):
                 tokens=r"\s?(?:\w+ is a )?\S+", warmup=500, shortcuts=0.6)
 
 
-# ---- Mathematics: problems with an answer that can be compared, from the hub, a file, or a generator ----
+# ---- Mathematics: problems from the hub, a file, or a generator ----
 
 # Qwen2.5's own
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -533,7 +538,7 @@ def math_task(cfg):
                 tokens=r"\\boxed\{|.")
 
 
-# ---- Question answering with a search tool: support/qa.py has its texts, its tool and its world ----
+# ---- Question answering with a search tool: support/qa.py has its parts ----
 
 def verify_qa(response, golds):
     """Grade one response, what the policy wrote without what the tool answered;

@@ -4,7 +4,8 @@
 
 runs the first part of test_grpo_sg.py on this file in place of grpo_sg.py; add `-x` to see the
 first failure alone, or `-k weight` for one function's tests. Write a body in place of each
-`raise`. The equations stand in lesson/README.md, the answers in sections 1 to 3 of grpo_sg.py.
+`raise`. The equations, beside the answers, are in README.md, "The method"; the answers are in
+sections 1 to 3 of grpo_sg.py.
 
 Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the vocabulary.
 """
@@ -42,8 +43,8 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     minus its mean.
 
     logps, old_logps, ref_logps, weights: (B, T); only logps gets a gradient. weights=None: all
-    are 1. advantages: (B,) or (B, T). mask: (B, T), true on completion tokens; elsewhere anything
-    may stand, nan too. loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean",
+    are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens;
+    elsewhere anything may stand, nan too. loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean",
     over the completions that have tokens, of the means over their tokens. denominator: what to
     divide by in place of the number of tokens (in the second mode, of completions), where this is
     a part of a larger batch.

@@ -174,8 +174,8 @@ grpo = climb("5. ratio and clip: GRPO", train, updates=4,
 #
 #     mean over completions of (mean over tokens of the objective)
 #
-# This is GRPO's first form. A token of a long completion counts less, so that rambling is punished
-# less, token by token, than a short mistake. With at most 8 tokens it makes little difference.
+# This is GRPO's first form. A token of a long completion counts less, so that a long wrong answer
+# is punished less for each of its tokens than a short one. With at most 8 tokens it makes little difference.
 
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()

@@ -71,6 +71,9 @@ def save_model(folder, model, tokenizer):
 def load_model(name):
     """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for
     whatever reason."""
+    beside = os.path.dirname(name)
+    if not os.path.isdir(name) and (os.path.isdir(beside) or name.count("/") > 1):
+        raise UserError(f"--model {name}: there is no such folder")
     try:
         return read_model(name, os.path.isdir(name))
     # no such name, no access, no network, half a folder: each has its own type
@@ -102,7 +105,7 @@ def prepare(model, gradient_checkpointing):
             f"{torch.version.cuda}): "
             "computing on the CPU, which takes long for a model of this size")
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model.to(device).eval()
 
 

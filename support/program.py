@@ -44,7 +44,7 @@ def one_line_errors(out_of_memory):
     except UserError as error:
         message, status = str(error), error.status
     except OSError as error:
-        message, status = f"cannot read or write the run's files: {first_line(error)}", 2
+        message, status = f"cannot read or write a file: {first_line(error)}", 2
     except torch.OutOfMemoryError:
         message, status = f"out of GPU memory: {out_of_memory}", 2
     except KeyboardInterrupt:
@@ -218,10 +218,10 @@ def find_saved(settings, given):
         saved = read_settings(settings, out) if out else {}
         if not saved:
             runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
-            raise UserError(f"--resume needs --out and the folder of a run, which "
-                            f"{out or 'nothing'} is not"
-                            f"{suggest(out, runs) if out else ''}; the newest under runs/: "
-                            f"{', '.join(runs[-5:]) or 'none'}")
+            problem = f"{out} is no run{suggest(out, runs)}" if out else "there is none"
+            newest = ", ".join(runs[-5:]) or "none"
+            raise UserError(f"--resume needs --out and the folder of a run, but {problem}; "
+                            f"the newest under runs/: {newest}")
         for name, value in given.items():
             resumable = settings.__dataclass_fields__[name].metadata["resumable"]
             if not resumable and name in saved and saved[name] != value:
@@ -237,9 +237,8 @@ def find_saved(settings, given):
     return {**saved, "out": "", "resume": False, "eval_only": False}
 
 
-def tell_changes(settings, values):
-    """The settings in the dict `values` that differ from the defaults, in words."""
-    usual = vars(settings())
+def tell_changes(usual, values):
+    """The settings in the dict `values` that differ from the usual ones, in words."""
     changed = [f"{name} {shown(value)}" for name, value in values.items()
                if value != usual[name]]
     return ", ".join(changed) or "none"

@@ -78,7 +78,7 @@ def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, capsys):
     assert program.find_saved(Settings, {"resume": True, "out": run, "steps": 9})["lr"] == 0.5
     with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
         program.find_saved(Settings, {"resume": True, "out": run, "lr": 0.1})
-    with pytest.raises(UserError, match="--resume needs --out and the folder of a run, which nothing is not"):
+    with pytest.raises(UserError, match="--resume needs --out and the folder of a run, but there is none"):
         program.find_saved(Settings, {"resume": True})
     assert program.find_saved(Settings, {"model": f"{run}/checkpoint"})["lr"] == 0.5
     assert program.find_saved(Settings, {"model": f"{run}/checkpoint", "task": "math"}) == {}
