@@ -905,6 +905,7 @@ def load(cfg):
     """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
     checkpoint to resume, None without one."""
     torch.manual_seed(cfg.seed)
+    print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state, newest = None, None
     if cfg.resume:
@@ -1065,6 +1066,9 @@ def test(out, model, tokenizer, task, cfg, step, name, sampler):
     if step == 0 and row["eval/format_rate"] < 0.01:
         print("hardly any completion is well formed, and if all are badly formed nothing "
               "is learned: take an Instruct model, or easier problems (kk: --people 2 3)")
+    elif step == 0 and row.get(f"eval/avg@{cfg.eval_samples}") == 0:
+        print("no completion is right, and if none ever is nothing is learned: take a "
+              "better model, or easier problems (kk: --people 2 3)")
 
 
 def main(argv=None, **defaults):

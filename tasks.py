@@ -518,7 +518,7 @@ def arithmetic_split(split, count, seed):
 
 
 def math_task(cfg):
-    """Mathematics. cfg has data ("synthetic", a name of data.MATH_TRAIN, or a file),
+    """Mathematics. cfg has eval_only, data ("synthetic", a name of data.MATH_TRAIN, or a file),
     eval_data ("synthetic", a name of data.MATH_TEST, a file, or "" for the set that
     belongs to data), model, seed, train_problems, eval_problems. Problems to validate
     on come from a set's training. Raises UserError as kk_task does."""
@@ -530,6 +530,8 @@ def math_task(cfg):
     if cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
+    elif cfg.eval_only:
+        train, valid = test, test  # which are not used: the test alone is read
     else:
         found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN)]
         train, valid = data.hold_out(found, test, eval_data, cfg)

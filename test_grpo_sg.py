@@ -1314,6 +1314,31 @@ def test_a_task_may_use_what_json_does_not_know_and_numbers_of_numpy(tmp_path, m
     assert rows[0]["answer"] == "{1, 2}" and rows[0]["correct"] is True
 
 
+def test_a_run_on_files_is_tested_from_elsewhere_without_its_training_data(tmp_path, monkeypatch, capsys):
+    """A run keeps the absolute paths of its files; the test alone is read again."""
+    hub_model(tmp_path / "model", CHAT)
+    monkeypatch.chdir(tmp_path)
+    for name in ("train", "test"):
+        rows = [json.dumps({"question": f"{name} {i}?", "answer": str(i)}) for i in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    main(f"--model model --task math --data train.jsonl --eval_data test.jsonl {SMALL} --out run", capsys)
+    os.remove("train.jsonl")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    printed = main("--eval_only --model ../run/checkpoint --out ../again", capsys)
+    assert "test: accuracy" in printed
+
+
+def test_a_start_without_a_right_completion_is_said(tmp_path, monkeypatch, capsys):
+    cfg = grpo_sg.parse("--train_problems 20 --eval_problems 4 --eval_samples 2".split())
+    task = tasks.kk_task(cfg)
+    model, tokenizer = tiny.tiny_model(task)
+    task = task._replace(verify=lambda text, gold: tasks.Verdict(False, True))
+    monkeypatch.setattr(models, "find_stop_ids", lambda *given: set(range(99)))
+    grpo_sg.test(None, model, tokenizer, task, cfg, 0, "test", sample)
+    assert "no completion is right" in capsys.readouterr().out
+
+
 def test_settings_without_effect_are_announced(capsys):
     """tau = 9, for example: sigmoid(pi / 9) hardly changes, and all weights are clipped to 1: GRPO."""
     for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):

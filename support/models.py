@@ -64,8 +64,11 @@ def fix_date(template):
 
 
 def save_model(folder, model, tokenizer):
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # a full disk: each library has its own type
+        raise UserError(f"cannot write the model to {folder}: {first_line(error)}") from None
 
 
 def load_model(name):
