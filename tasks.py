@@ -127,21 +127,17 @@ def split_of(meaning):
 
 # ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
 
-NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil Emma "
-         "Eric Eva Felix "
-         "Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai Karen Leo Lily Lucas Maria "
-         "Max Mia Nina "
-         "Noah Olga Oscar Paul Peter Rosa Ruth Sam Sara Simon Theo Tom Vera Zoe").split()
-KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> and "
-             "</think>. "
-             "Then name everybody's role inside <answer> and </answer>, for example: <answer> "
-             "(1) Zoey is a "
-             "knight (2) Oliver is a knave </answer>. Write nothing after that.")
+NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil "
+         "Emma Eric Eva Felix Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai "
+         "Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga Oscar Paul Peter Rosa Ruth Sam "
+         "Sara Simon Theo Tom Vera Zoe").split()
+KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> "
+             "and </think>. Then name everybody's role inside <answer> and </answer>, for "
+             "example: <answer> (1) Zoey is a knight (2) Oliver is a knave </answer>. "
+             "Write nothing after that.")
 KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a "
-            "knave, who always "
-            "lies. You meet {n} inhabitants of it on the shore: {names}. {told} Who is a "
-            "knight and who is "
-            "a knave?")
+            "knave, who always lies. You meet {n} inhabitants of it on the shore: {names}. "
+            "{told} Who is a knight and who is a knave?")
 SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.",
            "{} told you that {}.",
            "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.",
@@ -430,16 +426,15 @@ def kk_task(cfg):
     people, brief, seed, train_problems, eval_problems. Validation puzzles are always
     generated. Raises UserError where these do not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
-        raise UserError(f"--people must be sizes from 2 to 8, not "
+        raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
     data.check_name("--data", cfg.data, ("synthetic", "published"), files=False)
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
     if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has no --brief form, which the tiny model needs: add "
-                        "--model, or "
-                        "leave out --brief")
+        raise UserError("--data published has no --brief form, which the tiny model needs: "
+                        "add --model, or leave out --brief")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if cfg.data == "published":
         train, test = kk_published(cfg.people)

@@ -155,9 +155,8 @@ def choose_eval_data(cfg, pairs):
                         f"--eval_data")
     check_name("--eval_data", eval_data, pairs.values())
     if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
-        raise UserError(f"the tiny model can only read synthetic problems, not --data "
-                        f"{cfg.data} and "
-                        f"--eval_data {eval_data}: add --model")
+        raise UserError("the tiny model can only read synthetic problems, not --data "
+                        f"{cfg.data} and --eval_data {eval_data}: add --model")
     return eval_data
 
 
@@ -181,6 +180,5 @@ def hold_out(found, test, eval_data, cfg):
     train = drop_questions(train, valid)
     if not valid or not train:
         raise UserError(f"--data {cfg.data} has too few different problems that are not in "
-                        f"{eval_data}: give "
-                        "10 or more, a tenth of which are for validation")
+                        f"{eval_data}: give 10 or more, a tenth of which are for validation")
     return train, valid

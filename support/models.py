@@ -84,9 +84,9 @@ def load_model(name):
         if os.path.isdir(os.path.join(name, "checkpoint")):
             raise UserError(f"--model {name} is the folder of a run: did you mean --model "
                             f"{name}/checkpoint?") from None
-        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give a "
-                        f"folder written by "
-                        f"save_pretrained, or a hub name and a network ({first_line(error)})") from None
+        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give "
+                        "a folder written by save_pretrained, or a hub name and a network "
+                        f"({first_line(error)})") from None
 
 
 # ---- To the device ----
@@ -105,8 +105,8 @@ def prepare(model, gradient_checkpointing):
         torch.set_num_threads(1)
     else:
         say(f"no GPU that PyTorch {torch.__version__} can use (built for CUDA "
-            f"{torch.version.cuda}): "
-            "computing on the CPU, which takes long for a model of this size")
+            f"{torch.version.cuda}): computing on the CPU, which takes long for a model of "
+            "this size")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model.to(device).eval()
@@ -121,9 +121,8 @@ def set_up_gpu():
     # for what stays in float32: the vocabulary matrix
     torch.backends.cuda.matmul.allow_tf32 = True
     if not bfloat16_works("cuda"):
-        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in float32, "
-            f"which takes "
-            "more time and memory")
+        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in "
+            "float32, which takes more time and memory")
 
 
 def keep_logits_in_float32(model):
@@ -215,7 +214,8 @@ def call_tool(task, texts):
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"the tool of --task {task.name}: {first_line(error)}, for {texts[0]!r}") from error
+        reason = f"{first_line(error)}, for {texts[0]!r}"
+        raise UserError(f"the tool of --task {task.name}: {reason}") from error
     return answers
 
 

@@ -48,7 +48,8 @@ def one_line_errors(out_of_memory):
     except torch.OutOfMemoryError:
         message, status = f"out of GPU memory: {out_of_memory}", 2
     except KeyboardInterrupt:
-        message = "interrupted outside of training: if there is a checkpoint, --resume goes on from it"
+        message = ("interrupted outside of training: if there is a checkpoint, --resume "
+                   "goes on from it")
         status = 130
     else:
         return
@@ -98,8 +99,8 @@ def read_flags(settings, argv, about):
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        words = f"{field.metadata['help']} ({shown(getattr(defaults, name))})".replace("%",
-                                                                                       "%%")
+        usual = shown(getattr(defaults, name))
+        words = f"{field.metadata['help']} ({usual})".replace("%", "%%")
         groups[title].add_argument(f"--{name}", default=None, help=words,
                                    **flag_of(types[name]))
     arguments = [with_underscores(each) for each in (sys.argv[1:] if argv is None else argv)]
@@ -197,9 +198,8 @@ def read_settings(settings, run):
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete it, "
-                        f"or name another "
-                        "run") from None
+        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete "
+                        "it, or name another run") from None
     if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
         return {}  # another program's
     known = {name: value for name, value in saved.items()
@@ -226,8 +226,7 @@ def find_saved(settings, given):
             resumable = settings.__dataclass_fields__[name].metadata["resumable"]
             if not resumable and name in saved and saved[name] != value:
                 raise UserError(f"--resume goes on with the run's own --{name} "
-                                f"{shown(saved[name])}: leave it "
-                                "out, or start another run")
+                                f"{shown(saved[name])}: leave it out, or start another run")
         return saved
     folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
     saved = read_settings(settings, folder)
@@ -277,7 +276,8 @@ def hold_folder(folder):
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise UserError(f"another process works on {folder}: wait for it, or name another --out") from None
+        raise UserError(f"another process works on {folder}: wait for it, or name another "
+                        "--out") from None
     try:
         yield folder
     except BaseException:

@@ -7,15 +7,12 @@ import re
 
 from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
 
-SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up write "
-          "a few "
-          "words inside <search> and </search>: the best passages follow between <information> "
-          "and "
-          "</information>, which you never write yourself. At most {} searches are answered. "
-          "End with "
-          "the answer alone, a name or a few words, inside <answer> and </answer>, for example "
-          "<answer> "
-          "Ada Lovelace </answer>. Write nothing after that.")
+SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
+          "write a few words inside <search> and </search>: the best passages follow "
+          "between <information> and </information>, which you never write yourself. At "
+          "most {} searches are answered. End with the answer alone, a name or a few "
+          "words, inside <answer> and </answer>, for example <answer> Ada Lovelace "
+          "</answer>. Write nothing after that.")
 
 
 # ---- The tool ----
@@ -98,24 +95,20 @@ def equals_any(answer, golds):
 
 # ---- A generated world, in which a question takes two searches ----
 
-SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale Hart "
-            "Holm Jansen "
-            "Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl Quist Rask Reed Roth "
-            "Sander Stone "
-            "Strand Thorn Vance Vogel Wagner Weber Winter Wolf").split()
-BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite Harbor "
-          "Indigo Iron "
-          "Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar Prime Rapid River Royal "
-          "Ruby Sierra "
-          "Silver Solar Star Summit Tiger Velvet Violet Willow Zenith Zephyr").split()
-FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass Hotels "
-         "Labs Media "
-         "Metals Motors Optics Paper Tools").split()
-CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi Havana "
-          "Kyoto Lagos "
-          "Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo Paris Porto Prague Quito "
-          "Riga Rome "
-          "Seoul Sofia Sydney Tokyo Tunis Turin Vienna Vilnius Warsaw Zurich").split()
+SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale "
+            "Hart Holm Jansen Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl "
+            "Quist Rask Reed Roth Sander Stone Strand Thorn Vance Vogel Wagner Weber "
+            "Winter Wolf").split()
+BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite "
+          "Harbor Indigo Iron Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar "
+          "Prime Rapid River Royal Ruby Sierra Silver Solar Star Summit Tiger Velvet "
+          "Violet Willow Zenith Zephyr").split()
+FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass "
+         "Hotels Labs Media Metals Motors Optics Paper Tools").split()
+CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi "
+          "Havana Kyoto Lagos Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo "
+          "Paris Porto Prague Quito Riga Rome Seoul Sofia Sydney Tokyo Tunis Turin Vienna "
+          "Vilnius Warsaw Zurich").split()
 
 
 def make_world(names, split, count, seed):

@@ -56,9 +56,8 @@ def ask(url, queries, most, patience):
         except Exception as error:
             reason = first_line(error)
         if time.monotonic() + pause > end:
-            raise UserError(f"no search server that speaks Search-R1's protocol answers at "
-                            f"--retriever {url} "
-                            f"({reason}): start it, or give its address")
+            raise UserError("no search server that speaks Search-R1's protocol answers at "
+                            f"--retriever {url} ({reason}): start it, or give its address")
         say(f"the search server at {url} does not answer ({reason}): trying again")
         time.sleep(pause)
         pause = min(2 * pause, 30)

@@ -25,9 +25,8 @@ def tiny_model(task):
     matches task.tokens in the task's texts. Raises UserError for a task without
     solutions."""
     if not task.train[0].solution:
-        raise UserError(f"--task {task.name} has no texts for the tiny model to learn from: "
-                        f"add --model, or "
-                        "give its problems a solution")
+        raise UserError(f"--task {task.name} has no texts for the tiny model to learn "
+                        "from: add --model, or give its problems a solution")
     tokenizer = tiny_tokenizer(task)
     # The usual initializer_range of 0.02 and rope_theta of 10,000 are for wider
     # networks and longer texts.
