@@ -13,14 +13,16 @@ likely, token by token, and the others less:
         w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
 
     r = pi_theta(token) / pi_old(token)              A = (R - mean R) / std R in the group
-    w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)    KL: to a reference
+    w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
+    KL = for each token, an estimate of how far pi_theta is from a reference policy
 
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
 without a gradient: it is to scale the advantage, and not to be maximised. It is never
 negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO
 in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they
-grow with 1 - pi), count for less in comparison. The loop is `train`, in section 5.
+grow with 1 - pi) and dominate an update, count for less than likely ones. The loop is
+`train`, in section 5.
 
 All of the algorithm is in this file; tasks.py has the problems and verifiers, support/
 what any such program needs. Left out, on purpose, are value networks, reward models,
@@ -59,7 +61,7 @@ from support import graph, logs, models, offload, page, program, tiny
 # One letter, one meaning:
 #   P  prompts of a rollout                 T  tokens of a row, padded on the right
 #   G  completions of each prompt           N  tokens of a batch that the policy wrote
-#   B  rows of a batch (P G in all)         V  words of the vocabulary
+#   B  rows of a batch: P G, or fewer       V  words of the vocabulary
 #   S  tokens of a prompt, padded on the left, where sampling goes on
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
@@ -105,11 +107,12 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     completions) of the whole batch, if this is a part of one; losses and statistics of
     the parts then add up to the whole's.
 
-    clip_low, clip_high: GRPO's 0.2 (a run has AR-Lopti's 0.24 for the second).
+    clip_low, clip_high: GRPO's 0.2. (Config's default for clip_high is 0.24, which
+    AR-Lopti has, arXiv 2505.12929.)
 
-    In the first update r = 1, and the loss is only the mean of -wA, often near 0. Its
-    gradient is not 0: that of r is then that of log pi, so the update is REINFORCE with
-    the advantage wA.
+    As long as nothing has been updated, r = 1, and the loss is only the mean of -wA,
+    often near 0. Its gradient is not: at r = 1 the gradient of r is that of log pi, so
+    the update is REINFORCE with the advantage wA.
     """
     for x in (old_logps, mask, weights, ref_logps):
         assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
@@ -129,11 +132,12 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # with A > 0 would be above 1 + clip_high from the start, have no gradient, and
     # never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    other = old_logps if ref_logps is None else ref_logps
-    log_ratio = (other.detach() - logps).masked_fill(~mask, 0.0)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree;
-    # unbiased if r = 1.
-    kl = torch.expm1(log_ratio) - log_ratio  # exp(x) - 1 - x, which would cancel near 0
+    # Without a reference, to the policy that sampled: then it is a statistic alone.
+    kl_to = old_logps if ref_logps is None else ref_logps
+    log_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree; as a
+    # value, unbiased if r = 1. exp(x) - 1 - x would cancel more near 0.
+    kl = torch.expm1(log_ratio) - log_ratio
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
 
@@ -150,15 +154,17 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         held_back = clipped * A < r * A  # by the clip
         unlikely = logps < math.log(1/3)  # about where, by default, w < U
         stats = {"clip_frac": aggregate(held_back.float()),
-                 "kl": aggregate(kl),  # without a reference, to the policy that sampled
-                 "entropy": aggregate(-old_logps),  # of that policy, in nats, estimated
+                 "kl": aggregate(kl),
+                 # of the policy that sampled, in nats; estimated by its own tokens
+                 "entropy": aggregate(-old_logps),
                  "weight_mean": aggregate(w),
                  "low_prob_frac": aggregate(unlikely.float())}
     return -aggregate(objective), stats
 
 
 def shaping_weights(logps, cfg):
-    """(B, T), the weights of the method that --shaping names; None (all 1) is GRPO."""
+    """The weights of the method that --shaping names, shaped as logps; None (all 1) is
+    GRPO."""
     if cfg.shaping == "none":
         return None
     if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
@@ -183,7 +189,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True
     exactly on sampled tokens, and never on a row's first token, which is predicted from
     nothing. No attention mask is needed: pads come last, and nothing attends to what
-    follows it. model: any causal language model of transformers.
+    follows it. (Rows padded on the left would get wrong numbers.) model: any causal
+    language model of transformers.
     """
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
@@ -207,8 +214,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 # ---- 3. Sampling ----
 
 class Cache(DynamicCache):
-    """Keys are kept as values are: rotary embedding makes them float32, under autocast,
-    and that takes twice the memory."""
+    """Keeps keys in the type of the values: under autocast rotary embedding makes them
+    float32, which takes twice the memory."""
 
     def update(self, keys, values, *more, **named):
         return super().update(keys.to(values.dtype), values, *more, **named)
@@ -260,7 +267,7 @@ def draw(logits, u, temperature):
     # is ever drawn.
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    return token.clamp(max=cdf.shape[1] - 1)
+    return token.clamp(max=cdf.shape[1] - 1)  # u rounded up to 1, or nan
 
 
 @torch.no_grad()
@@ -269,8 +276,8 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
     prompts: lists of ids; equal ones cost no more than n of one. A completion ends with
-    a stop token; or it stops, at max_new_tokens or when stopping_criteria, which is one
-    of transformers', says so.
+    a stop token; or it stops, at max_new_tokens or when stopping_criteria says so, which
+    is one of transformers' and is given the tokens drawn, without prompts or scores.
     Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
     top-p that token_logps does not know of, r would compare two different
     distributions. temperature=0 takes the likeliest token. The model must be in eval
@@ -284,27 +291,27 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     device = getattr(generator, "device", model.device)
     u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device)
     u = u.to(model.device)
-    row = torch.arange(len(prompts), device=model.device)  # (B,): those not finished
-    drawn = row.new_zeros(len(row), 0)  # (B, t): their tokens so far
-    completions = [[] for _ in row]
+    alive = torch.arange(len(prompts), device=model.device)  # (B,): those not finished
+    drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
+    completions = [[] for _ in prompts]
     steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, disable=not bar)
     for t in steps:
-        token = draw(logits, u[row, t, None], temperature)  # (B, 1)
+        token = draw(logits, u[alive, t, None], temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
         ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
         if stopping_criteria:
             ends |= stopping_criteria(drawn, None)
         going = (~ends).nonzero()[:, 0]
-        if len(going) < len(row):
+        if len(going) < len(alive):
             # Finished rows leave the batch and the cache: no more work is done for them.
-            for i, tokens in zip(row[ends].tolist(), drawn[ends].tolist()):
+            for i, tokens in zip(alive[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
-            every = (row, drawn, token, attention, position)
-            row, drawn, token, attention, position = (x[going] for x in every)
             if len(going) == 0:
                 break
+            alive, drawn, token = alive[going], drawn[going], token[going]
+            attention, position = attention[going], position[going]
             cache.reorder_cache(going)
-            steps.set_postfix(unfinished=len(row), refresh=False)
+            steps.set_postfix(unfinished=len(alive), refresh=False)
         attention = F.pad(attention, (0, 1), value=1)
         position = position + 1
         logits = next_logits(model, token, attention, position, cache)  # (B, V)
@@ -325,8 +332,10 @@ class Completion:
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    response: str = ""       # the part that the policy wrote: all that is verified
-    truncated: bool = False  # its last turn has no stop token
+    # what the policy wrote, after the tag that the prompt ends with: all that is verified
+    response: str = ""
+    # its last turn has no stop token; it is trained on like any other
+    truncated: bool = False
     correct: bool = False
     formatted: bool = False  # False if truncated
     reward: float = 0.0
@@ -351,7 +360,8 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
             sampler=sample, bar="sampling"):
     """n verified completions of each problem, problem-major. The same weights and seed
     give the same ones, for any cfg.sample_batch (but for rounding, which differs a
-    little with the number of rows)."""
+    little with the number of rows). sampler: `sample`, or a faster one with the same
+    results."""
     model.eval()
     stop_ids = models.find_stop_ids(model, tokenizer)
     # On the CPU, so that every device gets the same numbers.
@@ -360,21 +370,22 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
     for problem in problems:
         prompt = encode_problem(tokenizer, task, problem, cfg)
         completions += [Completion(problem, prompt) for _ in range(n)]
-    # Without a tool there is one turn. With a tool, in each of the first max_turns a call
-    # of it ends the turn and is answered; in one last turn calls are not answered.
+    # task.observe answers calls of a tool; without one there is one turn. With one, in
+    # each of the first max_turns a call ends the turn and is answered; in one last turn
+    # calls are not answered.
     calls_tool = models.StopText(tokenizer, task.stop_text) if task.observe else None
     turns = cfg.max_turns if task.observe else 0
     unfinished = completions
     for turn in range(turns + 1):
-        closed = turn == turns
+        last_turn = turn == turns
         contexts = [c.prompt + c.tokens for c in unfinished]
         drawn = sample_in_parts(
             sampler, model, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, bar=bar,
-            temperature=temperature, stopping_criteria=None if closed else calls_tool)
+            temperature=temperature, stopping_criteria=None if last_turn else calls_tool)
         for c, tokens in zip(unfinished, drawn):
             c.add(tokens, own=True)
-        if closed:
+        if last_turn:
             break
         called = [calls_tool(torch.tensor([tokens])) for tokens in drawn]
         unfinished = [c for c, waits in zip(unfinished, called) if waits]
@@ -478,12 +489,13 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
     with program.hold_signals(message) as received:
         for step in bar:
             # What is drawn is a function of the seed and the step, so there is no
-            # random state to save.
+            # random state to save. Each step draws its problems anew from all of them.
             seed = cfg.seed * 1_000_003 + step
             count = min(cfg.prompts, len(task.train))
             problems = random.Random(seed).sample(task.train, count)
             try:
-                # Before a step, where a resumed run begins, too; after the last is a test.
+                # Validation stands before a step, so that a resumed run does it, too;
+                # after the last step comes the test.
                 if step > 1 and (step - 1) % cfg.eval_every == 0:
                     assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1,
                            split="valid", sampler=sampler)
@@ -495,12 +507,13 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
             except (program.UserError, torch.OutOfMemoryError):
                 if out and rows:
                     # A task's own verifier raised, say: the steps before are not lost.
-                    save_checkpoint(out, step - 1, model, tokenizer, optimizer)
+                    save_checkpoint(out, step - 1, sizes, model, tokenizer, optimizer)
                 raise
             # Compare: each completion with its group.
             set_advantages(completions, cfg.group_size)
             sampled = time.time()
-            # Learn: more of the better ones, less of the others.
+            # Learn: more of the better ones, less of the others. An error in here is not
+            # caught: some of the updates may have been made.
             stats = update(model, optimizer, completions, cfg, reference=reference,
                            seed=seed)
 
@@ -517,8 +530,9 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
                 ending = "not finite"
             last = ending != "finished" or step == cfg.steps
             due = step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS
+            sizes = program.file_sizes(out, "*.jsonl") if out else {}
             if out and (last or due):
-                save_checkpoint(out, step, model, tokenizer, optimizer)
+                save_checkpoint(out, step, sizes, model, tokenizer, optimizer)
                 saved = time.time()
             if ending != "finished":
                 break
@@ -526,16 +540,17 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
 
 
 def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
-    """cfg.updates optimizer steps on a rollout, each on its own random share: no
-    completion is used twice. Groups are cut across the shares, so that the advantages
-    of one share need not sum to 0.
+    """Up to cfg.updates optimizer steps on a rollout, each on its own random share: no
+    completion is used twice. A group may be cut across shares: its advantages sum to 0
+    over all of them, not in each.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out of the passes, but not out of what the loss is divided
-    by. Returns a dict: grad_norm, the largest norm before clipping (0: nothing was
-    trained on, or none was finite); skipped, the updates left out as loss or gradient
-    was not finite; loss, the mean over the updates; and grpo_sg_loss's statistics, means
-    over what was trained on (None: nothing, or not finite).
+    if beta is 0 it is left out of the passes, which changes nothing, as what the loss
+    is divided by still counts it. Returns a dict: grad_norm, the largest norm before
+    clipping (0: nothing was trained on, or none was finite); skipped, the updates left
+    out as loss or gradient was not finite; loss, the mean over the updates; and
+    grpo_sg_loss's statistics, means over what was trained on (None: nothing, or not
+    finite).
     """
     shuffled = random.Random(seed).sample(completions, len(completions))
     shares = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
@@ -544,10 +559,13 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
     for share in shares:
         used.append([c for c in share if cfg.beta or c.advantage != 0])
         plan.append(micro_batches(used[-1], cfg, model.device))
-    model.train(cfg.gradient_checkpointing)  # models.read_weights has set dropout to 0
+    # transformers checkpoints only in training mode. Dropout is 0 in either mode
+    # (models.read_weights).
+    model.train(cfg.gradient_checkpointing)
     with torch.no_grad():
-        # The first update needs no old_logps: the policy is still the one that sampled,
-        # and r = 1. The later ones do.
+        # old_logps come from the same pass as logps, not from the sampler, which rounds
+        # differently. In the first update they are logps itself, as the policy is still
+        # the one that sampled; for the later ones they are computed before it.
         for batch in sum(plan[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
         if cfg.beta:
@@ -559,22 +577,20 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         if not batches:
             continue
         losses.append(0.0)
+        # Of the whole share, so that the sum of the micro-batches' losses is its mean.
+        units = count_units(share, cfg)
         for batch in batches:
             logps = compute_logps(model, batch, cfg)  # (B, T)
             old_logps = batch.get("old_logps", logps.detach())
-            # With denominator=1 these are sums. The loss is divided by the units (tokens
-            # or completions) of the whole share, whatever its micro-batches are; the
-            # statistics, in the end, by the units that were used in all shares.
             loss, stats = grpo_sg_loss(
                 logps, old_logps, batch["advantages"], batch["mask"],
                 weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"),
                 clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-                loss_agg_mode=cfg.loss_agg_mode, denominator=1)
-            loss = loss / count_units(share, cfg)
+                loss_agg_mode=cfg.loss_agg_mode, denominator=units)
             loss.backward()
             losses[-1] += loss.item()
             for key in STATISTICS:
-                sums[key] += float(stats[key])
+                sums[key] += float(stats[key]) * units
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
         if math.isfinite(norm) and math.isfinite(losses[-1]):
             # Else the weights stay as they are: nan never reaches them.
@@ -583,9 +599,9 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
         optimizer.zero_grad()
     row = {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms)}
     row["loss"] = finite_mean(sum(losses), len(losses))
-    units = count_units(sum(used, []), cfg)
+    used_units = count_units(sum(used, []), cfg)
     for key in STATISTICS:
-        row[key] = finite_mean(sums[key], units)
+        row[key] = finite_mean(sums[key], used_units)
     return row
 
 
@@ -703,7 +719,7 @@ def log_watched(out, model, tokenizer, task, cfg, step, sampler):
         logs.log_tokens(out, step, group, tokenizer, logps, weights)
 
 
-# ---- Plumbing below, nothing specific to GRPO-SG: settings, checkpoints, a run ----
+# ---- Plumbing below: settings and their defaults, checkpoints, a run ----
 
 def setting(group, default, help, *, least=None, most=math.inf, useless=(),
             resumable=False):
@@ -727,13 +743,13 @@ NOT_SG = ("none", "ar")
 class Config:
     """The settings, each a flag of the same name; TINY has the tiny model's own."""
     model: str = setting(
-        DATA, "", "hub name or folder of a causal language model; none: a tiny one")
+        DATA, "", "hub name or folder of a causal language model; without it a tiny one")
     task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
     data: str = setting(
         DATA, "synthetic",
         "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
     eval_data: str = setting(
-        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
+        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else as --data")
     people: list[int] = setting(
         DATA, [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more people are harder",
         useless=("math", "qa"))
@@ -748,7 +764,7 @@ class Config:
         DATA, 2, "searches that are answered, before one last turn", least=0,
         useless=("kk", "math"))
     retriever: str = setting(
-        DATA, "", "URL of a search server, as Search-R1's; none: the questions' passages",
+        DATA, "", "URL of a search server, as Search-R1's; else the questions' passages",
         useless=("kk", "math"), resumable=True)
     chat_template_kwargs: str = setting(
         DATA, "{}",
@@ -757,7 +773,7 @@ class Config:
         METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
     alpha: float = setting(METHOD, 2.0, "scale of the weight", least=0, useless=NOT_SG)
     tau: float = setting(
-        METHOD, 1/9, "temperature of the weight's sigmoid: higher is flatter",
+        METHOD, 1/9, "what pi is divided by in the weight's sigmoid: higher is flatter",
         useless=NOT_SG)
     mu: float = setting(
         METHOD, 0.25, "offset of the weight: higher is smaller", least=0, useless=NOT_SG)
@@ -793,7 +809,8 @@ class Config:
     sample_batch: int = setting(
         MEMORY, 256, "most completions sampled at once: more is faster", resumable=True)
     sampler: Literal["auto", "plain"] = setting(
-        MEMORY, "auto", "auto: on a GPU a recorded step, if its tokens are right",
+        MEMORY, "auto",
+        "auto: on a GPU a decode step recorded as a CUDA graph, if its tokens are right",
         resumable=True)
     gradient_checkpointing: bool = setting(
         MEMORY, False, "less memory in the backward pass, for a third more time",
@@ -813,7 +830,7 @@ class Config:
         resumable=True)
     seed: int = setting(RUN, 0, "of everything that is random", least=0, most=10 ** 9)
     out: str = setting(
-        RUN, "", "a folder for the run's files, new or empty; none: one under runs/",
+        RUN, "", "a folder for the run's files, new or empty; else one under runs/",
         resumable=True)
 
 
@@ -827,9 +844,10 @@ FULL_MEMORY = (
 
 
 def parse(argv=None, **defaults):
-    """The command line as a checked Config. Flags override the settings of the run that
-    they name, by --resume or --model RUN/checkpoint, and these override TINY.
-    `defaults`: of a script that calls main."""
+    """The command line as a checked Config: the flags given, and for the others the
+    settings of the run that --resume or --model RUN/checkpoint names; without such a
+    run the defaults, and without --model TINY. `defaults`: of a script that calls
+    main."""
     own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
     title = __doc__.replace("\n", " ").split(".")[0]
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
@@ -840,7 +858,8 @@ def parse(argv=None, **defaults):
             # A file or a folder, which is found from wherever the run is resumed.
             given[name] = os.path.abspath(given[name])
     saved = program.find_saved(Config, given)
-    cfg = Config(**{**(saved if saved or "model" in given else TINY), **given})
+    base = saved if saved or "model" in given else TINY
+    cfg = Config(**{**base, **given})
     check(cfg, given)
     return cfg
 
@@ -870,22 +889,24 @@ def check(cfg, given):
     if cfg.shaping == "sg":
         ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
         least, greatest = shaping_weights(ends, cfg)
+        if greatest == 0:
+            raise program.UserError("these settings give every token the weight 0, with "
+                                    "which nothing is learned: raise --alpha or --low")
         if least == greatest:
             program.say("warning: these settings give every token the weight "
-                        f"{least:.4g}, which is plain GRPO")
+                        f"{least:.4g}, which is plain GRPO, scaled by it")
 
 
-def save_checkpoint(out, step, model, tokenizer, optimizer):
+def save_checkpoint(out, step, sizes, model, tokenizer, optimizer):
     """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the
-    step and the lengths of the logs. Random states are not needed, as what a step draws
-    is a function of seed and step."""
+    step and the sizes of the logs after it, to which a resumed run cuts them. Random
+    states are not needed, as what a step draws is a function of seed and step."""
     try:
         with program.whole_folder(os.path.join(out, "checkpoint")) as new:
             models.save_model(new, model, tokenizer)
             torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
-            sizes = program.file_sizes(out, "*.jsonl")
-            state = {"step": step, "sizes": sizes}
-            program.write_json(os.path.join(new, "state.json"), state)
+            program.write_json(os.path.join(new, "state.json"),
+                               {"step": step, "sizes": sizes})
     except Exception as error:  # no space, no permission: each library has its own
         reason = program.first_line(error)
         raise program.UserError(
@@ -959,8 +980,8 @@ def keep_short(task, model, tokenizer, cfg):
 
 @torch.no_grad()
 def check_start(model, tokenizer, task, cfg):
-    """Try every part of a run once, before anything long. Raises UserError if one does
-    not work."""
+    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities
+    once, before anything long. Raises UserError if one does not work."""
     stop_ids = models.find_stop_ids(model, tokenizer)
     if not stop_ids or max(stop_ids) >= model.config.get_text_config().vocab_size:
         raise program.UserError("the tokenizer saved with the model is not usable: it "
@@ -978,7 +999,7 @@ def check_start(model, tokenizer, task, cfg):
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
             f"words of --task {cfg.task}: it belongs to another task")
-    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]
+    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # of unequal lengths
     try:
         drawn = sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
         for prompt, tokens in zip(prompts, drawn):
@@ -991,8 +1012,9 @@ def check_start(model, tokenizer, task, cfg):
 
 def compare_passes(model, prompt, tokens):
     """Raise ValueError unless each of the greedy tokens is the likeliest one by a plain
-    forward pass, and token_logps is what that says: else the cache, padding or positions
-    of the model do not work as they do for most."""
+    forward pass, and token_logps is what that says, both within a hundredth of the
+    largest logit: else the cache, padding or positions of the model do not work as they
+    do for most."""
     ids = torch.tensor([prompt + tokens], device=model.device)
     mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
     logits = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float()
@@ -1000,7 +1022,7 @@ def compare_passes(model, prompt, tokens):
     behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
     logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
     off = (token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
-    if not max(behind.max(), off.max()) <= 0.01 * logits.abs().max():
+    if not (torch.cat([behind, off]) <= 0.01 * logits.abs().max()).all():  # nor nan
         raise ValueError("it gives other tokens than a plain forward pass")
 
 
@@ -1045,8 +1067,8 @@ def run(cfg, out):
     if ending == "not finite":
         raise program.UserError(
             f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and "
-            f"completions in {out}; a lower --lr may help. The weights in "
-            f"{out}/checkpoint are from before those steps")
+            f"completions in {out}; a lower --lr may help. None of them "
+            f"changed the weights, which are in {out}/checkpoint")
     if ending != "finished":
         command = program.resume_command(out)
         raise program.UserError(f"stopped by {ending}; to go on: {command}",

@@ -1082,17 +1082,31 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
 
 
 def test_a_verifier_that_raises_late_loses_no_step(start, tmp_path, monkeypatch, capsys):
-    """The last whole step is saved before the run ends."""
+    """The last whole step is saved before the run ends, and what was logged after it is not logged twice."""
     def patched(c, *rest):
         log = tmp_path / "run" / "metrics.jsonl"
-        if log.exists() and sum("reward" in row for row in rows_of(log)) == 2:
+        if log.exists() and any(row.get("split") == "valid" for row in rows_of(log)):
             raise program.UserError("verify or reward of --task math: late")
         return grade(c, *rest)
     grade = grpo_sg.grade
+    flags = "--save_every", 100, "--eval_every", 2, "--steps", 3
     monkeypatch.setattr(grpo_sg, "grade", patched)
-    assert start(tmp_path / "run", "--save_every", 100, "--eval_every", 100, "--steps", 9) == 2
+    assert start(tmp_path / "run", *flags) == 2
     assert "late" in capsys.readouterr().err
     assert program.read_json(tmp_path / "run" / "checkpoint" / "state.json")["step"] == 2
+    monkeypatch.setattr(grpo_sg, "grade", grade)
+    assert start(tmp_path / "run", resume=True) == start(tmp_path / "undisturbed", *flags) == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_pass_with_nan_is_refused(monkeypatch):
+    model, completions, _ = rolled()
+    prompt = completions[0].prompt
+    likeliest = model(torch.tensor([prompt])).logits[0, -1:].argmax(-1).tolist()
+    grpo_sg.compare_passes(model, prompt, likeliest)
+    monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: mask * math.nan)
+    with pytest.raises(ValueError, match="other tokens"):
+        grpo_sg.compare_passes(model, prompt, likeliest)
 
 
 RUN = """
@@ -1344,6 +1358,8 @@ def test_settings_without_effect_are_announced(capsys):
     for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):
         grpo_sg.parse(flags.split())
         assert ("plain GRPO" in capsys.readouterr().err) == bool(flags)
+    with pytest.raises(program.UserError, match="the weight 0"):
+        grpo_sg.parse("--alpha 0 --low 0".split())
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):

@@ -29,16 +29,12 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 # ---- Warm starts, and training from them ----
 
-def unchanged(task):
-    return task
-
-
 @functools.lru_cache(1)
-def warm_start(seed, warmup, change=unchanged, **settings):
+def warm_start(seed, warmup, **settings):
     """(model, tokenizer, task, cfg): the tiny model of `python grpo_sg.py` with these settings, after a warm-up
-    of so many steps on what `change` makes of the task. It is for copying: the next call may return the same."""
+    of so many steps. It is for copying: the next call may return the same."""
     cfg = grpo_sg.parse([], seed=seed, eval_every=10 ** 6, **settings)
-    task = change(tasks.make_task(cfg)._replace(warmup=warmup))
+    task = tasks.make_task(cfg)._replace(warmup=warmup)
     torch.manual_seed(seed)
     model, tokenizer = tiny.tiny_model(task)
     tiny.warm_up(model, tokenizer, task, cfg)

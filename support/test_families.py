@@ -105,7 +105,7 @@ def test_a_step_and_its_checkpoint(name, tmp_path):
     stats = grpo_sg.update(model, optimizer, completions, cfg, reference=build(name))
     assert stats["grad_norm"] > 0 and stats["skipped"] == 0 and stats["kl"] is not None
     assert not torch.equal(before, model.get_output_embeddings().weight)
-    grpo_sg.save_checkpoint(tmp_path, 1, model, Words(), optimizer)
+    grpo_sg.save_checkpoint(tmp_path, 1, {}, model, Words(), optimizer)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype="float32").eval()
     batch = grpo_sg.make_batch(completions, "cpu")
     model.eval()
