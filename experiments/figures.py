@@ -17,7 +17,7 @@ import grpo_sg
 from experiments import compare, dose, paired, stability
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
-BLUE, ORANGE, GREY, SKY = "#2166ac", "#d95f02", "#888888", "#67a9cf"
+BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
 DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}  # hundreds of them: an image inside of the SVG
 
 
@@ -92,7 +92,7 @@ def method():
 def premise():
     """Over all weights of the model; and how much of the whole the unlikely tokens are."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    names = {"none": "GRPO", "ar": "AR-Lopti", "sg": "GRPO-SG", "reverse": "reverse"}
+    names = {"none": "GRPO", "sg": "GRPO-SG"}
     for i, (task, color) in enumerate((("kk", BLUE), ("math", ORANGE), ("qa", GREY))):
         rows = [row for row in read("premise.jsonl") if row["task"] == task]
         points = rows[0]["sample: pi, norm, norm at the logits"]
@@ -120,8 +120,9 @@ def helps():
         labels = []
         for i, name in enumerate(compare.METHODS[1:]):
             rows = paired.select(here, name=name)
-            plot_seeds(axis, i, paired.differences(rows, base))
-            labels.append(f"{name}, lr {rows[0]['lr']:g}")
+            if rows:  # with noisy rewards only sg has been run
+                plot_seeds(axis, i, paired.differences(rows, base))
+            labels.append(f"{name}, lr {rows[0]['lr']:g}" if rows else "")
         name_rows(axis, labels)
         axis.set_title(f"{title}; GRPO: lr {base[0]['lr']:g}", fontsize=9)
     figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
@@ -131,16 +132,14 @@ def helps():
 
 def traps():
     """Each mistake's curve beside the right one."""
-    panels = [("traps", name) for name in compare.TRAPS[1:]]
-    panels.insert(1, ("rambling", compare.TRAPS[1]))
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, 2.3), sharey=True)
-    for axis, (part, name) in zip(axes, panels):
-        here = [row for row in read("compare.jsonl") if row["part"] == part]
+    names = compare.TRAPS[1:]
+    figure, axes = plt.subplots(1, len(names), figsize=(9, 2.3), sharey=True)
+    here = [row for row in read("compare.jsonl") if row["part"] == "traps"]
+    for axis, name in zip(axes, names):
         for which, label, color in (("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)):
             curves = [row["curve"] for row in paired.select(here, name=which).values()]
             plot_mean(axis, curves, label, color)
-        start = ",\nstopping is to learn" if part == "rambling" else ""
-        axis.set_title(name.replace("at another", "at\nanother") + start, fontsize=9)
+        axis.set_title(name.replace("at another", "at\nanother"), fontsize=9)
         axis.set(xlabel="step")
     axes[0].set(ylabel="accuracy in training")
     axes[0].legend(fontsize=7, frameon=False)
@@ -166,17 +165,16 @@ def collapse():
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
     here = [row for row in read("stability.jsonl") if row["part"] == "map"]
     left.axhline(statistics.fmean(row["before"] for row in here), color=GREY, lw=1, ls=":")
-    labels = {"none": "GRPO", "sg": "GRPO-SG", "sg / mean": "GRPO-SG, w / mean", "ar": "AR-Lopti"}
-    for i, (name, color) in enumerate(zip(stability.METHODS, (GREY, BLUE, SKY, ORANGE))):
+    for name, label, color, beside in (("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)):
         after, down = [], []
         for lr in stability.RATES:
             cell = paired.select(here, name=name, lr=lr).values()
             after.append([row["avg@4"] for row in cell])
             down.append(statistics.fmean(row["avg@4"] < row["before"] for row in cell))
-        beside = [x + 0.07 * (i - 1.5) for x in stability.OCTAVES]  # so that none hides another
-        look = {"color": color, "lw": 1.2, "ms": 3, "label": labels[name]}
-        plot_intervals(left, beside, after, fmt="o-", **look)
-        right.plot(beside, down, "o-", **look)
+        xs = [x + beside for x in stability.OCTAVES]  # so that neither hides the other
+        look = {"color": color, "lw": 1.2, "ms": 3, "label": label}
+        plot_intervals(left, xs, after, fmt="o-", **look)
+        right.plot(xs, down, "o-", **look)
     for axis in (left, right):
         axis.set_xticks(stability.OCTAVES, [f"{lr * 1e4:g}" for lr in stability.RATES])
         axis.set(xlabel="learning rate, in units of $10^{-4}$")
@@ -187,19 +185,22 @@ def collapse():
 
 
 def doses():
-    """Paired differences to GRPO, over the dose."""
-    figure, axis = plt.subplots(figsize=(6, 2.8))
+    """Accuracy, and paired differences to GRPO, against the dose."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     here = [row for row in read("dose.jsonl") if row["part"] == "count"]
     base = paired.select(here, name="none")
-    xs, lists = [], []
+    xs, after, differences = [], [], []
     for name, size in dose.DOSES.items():
+        cell = paired.select(here, name=name)
         xs.append(math.log(size or 30))  # w = pi stands beside the axis
-        lists.append(paired.differences(paired.select(here, name=name), base))
-    axis.axhline(0, color=GREY, lw=1)
-    plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-    axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
-    axis.set(xlabel="dose: how much more likely tokens count; at the right w = $\\pi$",
-             ylabel="test avg@4 minus GRPO's")
+        after.append([row["avg@4"] for row in cell.values()])
+        differences.append(paired.differences(cell, base))
+    right.axhline(0, color=GREY, lw=1)
+    for axis, lists, title in ((left, after, "Test avg@4"), (right, differences, "Minus GRPO's, paired by seed")):
+        plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
+        axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
+        axis.set(title=title)
+    figure.supxlabel("dose: how many times as much likely tokens count; pi: w = $\\pi$", fontsize=9)
     save(figure, "dose")
 
 

@@ -9,6 +9,9 @@ answer as grpo_sg.py prints it, chosen on the test problems themselves; the poli
 on training problems. "Any" counts a problem where one of many guesses is right, which is more than a policy
 can get. Not quite ignorant are "retrieved", what stands at one place in what the tool finds for a question,
 and "claims", what the people of a puzzle say of each other. Of a file the last tenth is the test.
+
+hotpot_dev.jsonl is data/hotpot_dev_v1_simplified.json of ysymyth/ReAct on GitHub, 7,405 rows, as lines of
+"question", "answers" (a list of the one answer) and "passages" (an empty list).
 """
 import argparse
 import json

@@ -5,11 +5,23 @@
 
 Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
 of its formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent answer;
-`hedges` is right where one of a few answers is that say several things at once. A formula stands between dollar signs, \\( and \\),
-or \\[ and \\]; a question without such signs is one. Counts go to results/ignorant_math.json: of the
-generated problems, of each file named, and by math-verify too, where it is installed. What is left on real
-sets are questions in which the answer stands as it should be written, and questions that ask for another form
-of an expression with symbols, to be expanded or factored: both forms count as equal.
+`hedges` is right where one of a few answers is that say several things at once. A formula stands between
+dollar signs, \\( and \\), or \\[ and \\]; a question without such signs is one. Counts go to
+results/ignorant_math.json: of the generated problems, of each file named, and by math-verify too, where it is
+installed. What is left on real sets are questions in which the answer stands as it should be written, and
+questions that ask for another form of an expression with symbols, to be expanded or factored: both forms count
+as equal.
+
+The files of experiments/README.md are made from those of public repositories on GitHub:
+
+    math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl, as
+                                it is; the set is HuggingFaceH4/MATH-500
+    math_train.jsonl            agentica-project/rllm, commit 874daa4, rllm/data/train/math/math.json; 2 of 7,474
+                                rows have no answer and are left out
+    gsm8k_test.jsonl            openai/grade-school-math, grade_school_math/data/test.jsonl; the answer is the
+                                number after ####, without commas
+    deepscaler_every_8th.jsonl  ruixin31/Spurious_Rewards, code/data/DeepScaleR_Difficulty_Level_1/train.json and
+                                so on to 5, joined: of 39,808 rows 1, 9, 17 and so on; "prompt" is the problem
 """
 import json
 import os

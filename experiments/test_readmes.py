@@ -10,6 +10,7 @@ import pytest
 
 import grpo_sg
 import tasks
+from experiments.numbers import __main__ as numbers
 from support import tiny
 from support.test_data import lines
 from test_grpo_sg import CHAT, hub_model
@@ -26,7 +27,7 @@ RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --
        "-m support.page runs/NAME", "experiments/math_verifiers.py",
        "-m experiments.compare show", "experiments/memory.py"]
 OTHERS = {"-m pytest -q", "-m pytest -q test_grpo_sg.py", "-m lesson.ladder", "-m lesson.example runs/NAME/warm_start",  # other tests run
-          "-m experiments.figures",
+          "-m experiments.figures", "-m experiments.numbers",
           "experiments/ignorant_math.py math500.jsonl math_train.jsonl gsm8k_test.jsonl "  # them, or need minutes
           "deepscaler_every_8th.jsonl"}
 
@@ -59,6 +60,22 @@ def test_verdicts():
         for answers, correct in ((right, True), (wrong, False)):
             for answer in answers.split("`, `"):
                 assert tasks.verify_math(f"\\boxed{{{answer}}}", gold) == (correct, True), (gold, answer)
+
+
+def test_every_measured_number_is_that_of_its_raw_file(capsys):
+    pages = {name: (ROOT / name).read_text() for name in numbers.PAGES}
+    wrong = numbers.check(dict(pages))
+    problems = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("ok")]
+    assert wrong == 0, "\n".join(problems)
+    name = "experiments/README.md"
+    row = re.search(r"\n\| `kk` \|.*", pages[name])[0]
+    assert numbers.check({**pages, name: pages[name].replace(row, row.replace("GB", "MB"))}) > 0  # a row is lost
+    digit = re.search(r"±( \.\d+)", row)
+    other = row[:digit.end(1) - 1] + str(9 - int(row[digit.end(1) - 1])) + row[digit.end(1):]
+    changed = {**pages, name: pages[name].replace(row, other)}
+    assert numbers.check(changed) == 1
+    assert numbers.check(changed, write=True) == 0 and changed == pages
+    assert numbers.check({**pages, name: pages[name] + "\nIt gains .777, too.\n"}) == 1  # no source
 
 
 def test_the_header_for_uv_has_the_requirements():

@@ -1,0 +1,403 @@
+"""Where the numbers of the pages come from: a small function for each question.
+
+A source is (page, text, file, key, values): a text of the page, the file in results/ and what of it is meant, and
+the values as they should stand in the text, where it has {} for a number, {words} for words, and {any} for what is of
+no account, up to the next |. Text may be two texts: the second is looked for from the first on, as tables have equal rows. A
+space stands for any white space, and bold marks may be missing.
+"""
+import contextlib
+import io
+import json
+import math
+import re
+import statistics
+
+from experiments import dose, memory, paired, stability
+
+README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
+METHODS = {"none": "GRPO", "sg": "GRPO-SG", "sg / mean": "GRPO-SG, w divided by its mean", "ar": "AR-Lopti"}
+TASKS = "kk", "math", "qa"
+
+
+# ---- How values are written ----
+
+def short(value, digits=3):
+    """.508, -.010: without the 0 before the point."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.{digits}f}")
+
+
+def signed(value, digits=3):
+    return re.sub(r"^([-+])0\.", r"\1.", f"{value:+.{digits}f}")
+
+
+def plain(value, digits=3):
+    return f"{value:.{digits}f}"
+
+
+def power(value):
+    """1.6e-3, 2e-4"""
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def mean(rows, key="avg@4"):
+    return statistics.fmean(row[key] for row in rows)
+
+
+def with_error(values, digits=3):
+    """The mean and its standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return [short(statistics.fmean(values), digits), short(error, digits)]
+
+
+def with_interval(values):
+    return [signed(value) for value in paired.interval(values)]
+
+
+def range_of(values, write=short, digits=2):
+    low, high = write(min(values), digits), write(max(values), digits)
+    return low if low == high else f"{low} to {high}"
+
+
+def percent(value, digits=1):
+    return f"{100 * value:.{digits}f}"
+
+
+def called(values):
+    _, low, high = paired.interval(values)
+    if low > 0:
+        return "GRPO-SG is better"
+    return "GRPO-SG is worse" if high < 0 else "no difference was seen"
+
+
+# ---- Sources ----
+
+def read(name):
+    text = (paired.RESULTS / name).read_text()
+    if name.endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    return json.loads(text) if name.endswith(".json") else text
+
+
+def commits(name, parts):
+    """Of the program that made these parts of a file, in their order."""
+    found = [part.get("commit", "an older one") for part in parts]
+    return EVIDENCE, f"| `{name}` | {{words}} |", name, "commit", [" and ".join(dict.fromkeys(found))]
+
+
+def default_runs():
+    made = []
+    for task in TASKS:
+        file = f"default_{task}.json"
+        runs = read(file)
+        made += runs
+        values = []
+        for key in ("eval/accuracy", "eval/avg@4"):
+            for when in ("before", "after"):
+                values += with_error([run[when][key] for run in runs])
+        values.append(range_of([run["best_constant_answer"] for run in runs]))
+        row = f"| `{task}` | {{}} ± {{}} | **{{}} ± {{}}** | {{}} ± {{}} | {{}} ± {{}} | {{}} |"
+        key = "eval/accuracy, eval/avg@4 before and after, best_constant_answer"
+        yield README, row, file, key, values
+        seconds = range_of([run["seconds"] for run in runs], digits=0)
+        memory_used = f"{max(run['peak_mb'] for run in runs) / 1000:.1f}"
+        yield EVIDENCE, row + " {} | {} GB |", file, f"{key}, seconds, peak_mb", [*values, seconds, memory_used]
+    yield commits("default_*.json", made)
+    first = read("default_kk.json")[0]
+    for when in ("before", "after"):
+        values = []
+        for key in ("eval/accuracy", "eval/accuracy_se", "eval/avg@4", "eval/avg@4_se"):
+            values.append(f"{first[when][key]:.3f}")
+        text = f"test {when} training: accuracy {{}} ± {{}}, avg@4 {{}} ± {{}},"
+        yield README, text, "default_kk.json", f"{when}, seed 0", values
+
+
+def ladder():
+    """ladder.txt is what `python -m lesson.ladder` prints."""
+    for line in read("ladder.txt").splitlines():
+        values = re.findall(r"[-+]?\d\.\d+", line)
+        for page in (README, LESSON):
+            yield page, re.sub(r"[-+]?\d\.\d+", "{}", line), "ladder.txt", line[:22], values
+
+
+def premise():
+    rows = read("premise.jsonl")
+    yield commits("premise.jsonl", rows)
+    means = {}
+    for shaping in ("none", "sg"):
+        values = []
+        for task in TASKS:
+            shares = [row["share of squared norm"][shaping] for row in rows if row["task"] == task]
+            values += [*with_error(shares, 2), range_of(shares)]
+        cells = " | ".join(3 * ["{} ± {} ({})"])
+        text = "| share of the squared norms", f"| {METHODS[shaping]} | {cells} |"
+        yield EVIDENCE, text, "premise.jsonl", f"share of squared norm, {shaping}", values
+        means[shaping] = [min(values[::3]), max(values[::3])]  # of the tasks
+    unlikely = [row["share of tokens with pi < 1/3"] for row in rows]
+    range_unlikely = range_of(unlikely, percent, 1)
+    values = [f"{sum(row['tokens'] for row in rows):,}", range_unlikely,
+              range_of([row["Pearson"] for row in rows]), range_of([row["Spearman"] for row in rows])]
+    text = ("Of {} tokens {} % have pi < 1/3. A token's norm goes with 1 - pi: the correlation is {} (Pearson; {} "
+            "by ranks).")
+    yield EVIDENCE, text, "premise.jsonl", "tokens, share of tokens, Pearson, Spearman", values
+    text = "{} % of the tokens carry {} to {} of the squared norms"
+    yield EVIDENCE, text, "premise.jsonl", "shares", [range_unlikely, *means["none"]]
+    text = "they carry {} to {} of the sum of squared norms under GRPO, {} to {} under GRPO-SG"
+    both = [*means["none"], *means["sg"]]
+    yield README, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
+        percent(statistics.fmean(unlikely)), *both]
+    yield LESSON, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
+        range_unlikely, *both]
+
+
+def comparisons():
+    rows = read("compare.jsonl")
+    yield commits("compare.jsonl", rows)
+    found = {part: {name: paired.select(rows, part=part, name=name) for name in METHODS}
+             for part in ("help", "noisy-help")}
+    for name, label in METHODS.items():
+        row, values = f"| **{label}** |", []
+        for cells in found.values():
+            if not cells[name] or (cells is found["noisy-help"] and name not in ("none", "sg")):
+                continue
+            values += [power(cells[name][0]["lr"]), short(mean(cells[name].values()))]
+            row += " {} | {} | |" if name == "none" else " {} | {} | **{} [{}, {}]** |"
+            if name != "none":
+                values += with_interval(paired.differences(cells[name], cells["none"]))
+        yield EVIDENCE, ("## Does it help?", row), "compare.jsonl", f"help, noisy-help: {name}", values
+    clean, noisy = (paired.differences(cells["sg"], cells["none"]) for cells in found.values())
+    yield EVIDENCE, "| clean rewards: {words}; noisy ones: {words} |", "compare.jsonl", "sg - none", [
+        called(clean), called(noisy)]
+    yield EVIDENCE, "With clean rewards {words}; with noisy rewards {words}. What", "compare.jsonl", "sg - none", [
+        called(clean), called(noisy)]
+    values = [called(clean), *with_interval(clean), called(noisy), *with_interval(noisy)]
+    text = ("With clean rewards {words}: over 20 paired seeds of `kk`, avg@4 of GRPO-SG minus GRPO's is {} [{}, {}]. "
+            "With noisy ones {words}: it is {} [{}, {}].")
+    yield README, text, "compare.jsonl", "sg - none", values
+    greedy = []
+    for cells in found.values():
+        greedy += with_interval(paired.differences(cells["sg"], cells["none"], "greedy"))
+    text = "GRPO-SG minus GRPO is {} [{}, {}] with clean rewards and {} [{}, {}] with noisy ones"
+    yield EVIDENCE, text, "compare.jsonl", "greedy: sg - none", greedy
+
+
+def mistakes():
+    rows = [row for row in read("compare.jsonl") if row["part"] == "traps"]
+    base = paired.select(rows, name="sg")
+    labels = {"clip(w r)": ("the weight inside of the clip", "w is outside the clip"),
+              "end token masked": ("the end token left out", "the mask is made by position"),
+              "tau = 9": ("tau = 9", "tau is 1/9"),
+              "scored at another temperature": ("log-probabilities at temperature 0.6",
+                                                "sampling and scoring share one temperature")}
+    costly = 0
+    for name, (label, in_the_lesson) in labels.items():
+        here = paired.select(rows, name=name)
+        values = with_interval(paired.differences(here, base))
+        costly += values[2].startswith("-")
+        largest = f"{mean(here.values(), 'norm max'):.1f}"
+        yield EVIDENCE, f"| {label}{{any}}| **{{}} [{{}}, {{}}]** | {{}} |", "compare.jsonl", f"traps: {name} - sg", [
+            *values, largest]
+        yield LESSON, f"| {in_the_lesson} |{{any}}| **{{}} [{{}}, {{}}]**", "compare.jsonl", f"traps: {name} - sg", values
+    right = f"{mean(base.values(), 'norm max'):.1f}"
+    yield EVIDENCE, "gradient norm (right: {})", "compare.jsonl", "traps: norm max of sg", [right]
+    text = "the largest gradient norm is {} in place of {}"
+    yield LESSON, text, "compare.jsonl", "traps: norm max", [largest, right]
+    yield EVIDENCE, "Every run is at its learning rate of {}:", "compare.jsonl", "traps: lr", [
+        power(base[0]["lr"])]
+    count = ("none", "one", "two", "three", "all")[costly]
+    for text in ("| {words} of four cost accuracy |", "Of the four {words} cost accuracy. Each"):
+        yield EVIDENCE, text, "compare.jsonl", "traps: intervals below 0", [count]
+    inside = with_interval(paired.differences(paired.select(rows, name="clip(w r)"), base))
+    text = "measured) {words} cost accuracy here; w inside the clip changes avg@4 by {} [{}, {}]."
+    yield README, text, "compare.jsonl", "traps: clip(w r) - sg", [count, *inside]
+
+
+def doses():
+    rows = read("dose.jsonl")
+    yield commits("dose.jsonl", rows)
+    cells = {name: paired.select(rows, part="count", name=name) for name in dose.DOSES}
+    labels = {"none": "1: GRPO", "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
+    for name, cell in cells.items():
+        values = [power(cell[0]["lr"]), short(mean(cell.values()))]
+        row = f"| {labels.get(name, name)} | {{}} | {{}} | |"
+        if name != "none":
+            values += with_interval(paired.differences(cell, cells["none"]))
+            row = row[:-1] + "{} [{}, {}] |"
+        yield EVIDENCE, ("| dose |", row), "dose.jsonl", f"count, {name}: lr, avg@4, minus none", values
+    finite = list(dose.DOSES)[:-1]
+    found = dose.slopes(finite, cells)
+    slope, verdict = with_interval(found), dose.judge(found)
+    text = "The slope of avg@4 over ln d is {} [{}, {}]: **{words}**."
+    yield EVIDENCE, text, "dose.jsonl", "slope over ln d", [*slope, verdict]
+    yield EVIDENCE, "dose matter?](#does-a-larger-dose-matter) | {words} |", "dose.jsonl", "slope", [verdict]
+    yield README, "changes by {} [{}, {}] for each factor of e in the dose: {words}.", "dose.jsonl", "slope", [
+        *slope, verdict]
+    highest = max(finite, key=lambda name: mean(cells[name].values()))
+    larger = dict(zip(finite, finite[1:])).get(highest)
+    peak = larger and paired.interval(paired.differences(cells[larger], cells[highest]))[2] < 0
+    yield EVIDENCE, "The highest mean is that of dose {words}, which is {words}.", "dose.jsonl", "highest avg@4", [
+        highest.replace("none", "1"), "a peak" if peak else "not called a peak"]
+
+
+def collapse():
+    rows = [row for row in read("stability.jsonl") if row["part"] == "map"]
+    yield commits("stability.jsonl", rows)
+    for lr in stability.RATES:
+        values = []
+        for name in ("none", "sg"):
+            cell = paired.select(rows, name=name, lr=lr).values()
+            down = sum(row["avg@4"] < row["before"] for row in cell)
+            values += [*with_error([row["avg@4"] for row in cell]), str(down), str(len(cell))]
+        row = f"| {power(lr)} | {{}} ± {{}} | {{}} of {{}} | {{}} ± {{}} | {{}} of {{}} |"
+        yield EVIDENCE, row, "stability.jsonl", f"map, {lr:g}: avg@4, collapsed", values
+    T = {name: stability.collapse_rates(rows, name) for name in ("none", "sg")}
+    at_an_end = 0
+    for found in T.values():
+        ends = sum(min(t - stability.OCTAVES[0], stability.OCTAVES[-1] - t) < 1e-9 for t in found.values())
+        at_an_end = max(ends, at_an_end)
+    D = paired.subtract(T["sg"], T["none"])
+    factor = mean([row for row in rows if row["name"] == "sg"], "weight_mean")
+    s = math.log2(factor)
+    verdict = stability.judge(D, s, at_an_end)
+    values = [*with_interval(D), f"{factor:.3f}", short(s), verdict]
+    text = "D = {} octaves [{}, {}]; the mean weight is {}, so that s = {}: **{words}**."
+    yield EVIDENCE, text, "stability.jsonl", "T(sg) - T(none), weight_mean", values
+    yield EVIDENCE, "stabler?](#is-it-stabler) | {words} |", "stability.jsonl", "T(sg) - T(none)", [verdict]
+    yield EVIDENCE, "The rule below calls the outcome **{words}**.", "stability.jsonl", "T(sg) - T(none)", [verdict]
+    text = "moves by {} octaves [{}, {}], which {any} calls **{words}**."
+    yield README, text, "stability.jsonl", "T(sg) - T(none)", [*with_interval(D), verdict]
+
+
+def ignorant_of_mathematics():
+    counted = read("ignorant_math.json")
+    labels = {"generated": "generated problems", "gsm8k_test": "GSM8K, test", "math500": "MATH-500",
+              "math_test": "MATH, test", "olympiadbench": "OlympiadBench", "minerva": "Minerva",
+              "deepscaler_every_8th": "DeepScaleR, every eighth"}
+    keys = "problems", "question", "longest", "any", "constant"
+    total, boxed, largest = 0, 0, 0.0
+    for key, label in labels.items():
+        found = counted[key]["verify_math"]
+        values = [f"{found[each]:,}" for each in keys]
+        yield EVIDENCE, f"| {label} | {' | '.join(5 * ['{}'])} |", "ignorant_math.json", key, values
+        total, boxed = total + found["problems"], boxed + found["question"]
+        largest = max(largest, found["any"] / found["problems"])
+    theirs = {key: counted[key]["math-verify"] for key in ("generated", "math500")}
+    for key, found in theirs.items():
+        text = f"| by math-verify 0.9.0: {labels[key]} | {' | '.join(4 * ['{}'])} | |"
+        values = [f"{found[each]:,}" for each in keys[:4]]
+        yield EVIDENCE, text, "ignorant_math.json", f"{key}, math-verify", values
+    text = "boxing the question pays for {} of {} problems, any of its formulas for at most {} % of a set"
+    yield EVIDENCE, text, "ignorant_math.json", "sums", [str(boxed), f"{total:,}", percent(largest)]
+    values = [f"{counted['generated']['verify_math'][key]:,}" for key in ("question", "problems")]
+    text = "the question in a box earns {} of {} generated problems (by math-verify: {})"
+    yield README, text, "ignorant_math.json", "generated", [*values, f"{theirs['generated']['question']:,}"]
+
+
+def ignorant_of_logic():
+    rows = {(row["problems"], row["policy"]): row for row in read("ignorant_tasks.json")}
+    labels = {"best constant": "the best constant answer", "claims: the last of each": "the last that somebody says"}
+    for policy, label in labels.items():
+        values = []
+        for problems in ("kk 3", "kk 4", "kk 5", "kk 6", "kk 7", "qa"):
+            if (problems, policy) in rows:
+                values.append(short(rows[problems, policy]["accuracy"]))
+        yield EVIDENCE, f"| {label}{{any}}| {' | '.join(len(values) * ['{}'])} |", "ignorant_tasks.json", policy, values
+    hotpot = [rows["qa, hotpot_dev.jsonl", policy] for policy in ("best constant", "any run of its words")]
+    text = "On HotpotQA ({} questions) the best constant answer gets {}, and {} of the answers are some run"
+    yield EVIDENCE, text, "ignorant_tasks.json", "qa, hotpot_dev.jsonl", [
+        str(hotpot[0]["n"]), *(short(row["accuracy"]) for row in hotpot)]
+
+
+def verdicts():
+    """The lines of math_outputs.txt, of which each two are a row: one of the first half, one of the second."""
+    text = read("math_outputs.txt")
+    pattern = r"^(\S.*?) +(\d+) answers: agrees on ([\d.]+)%, accepts (\d+) wrong.* rejects (\d+) right"
+    found = re.findall(pattern, text, re.M)
+    ours = [each for each in found if each[0].startswith("ours")]
+    others = [each for each in found if not each[0].startswith("ours")]
+    labels = ["`verify_math` when half 2 was first looked at",
+              "`verify_math` now, both halves seen", "math-verify 0.9.0", "the repositories' own verdicts"]
+    pairs = [ours[2:4], ours[4:], others[::2], others[1::2]]
+    for label, ((_, n, *first), (_, m, *second)) in zip(labels, pairs, strict=True):
+        cells = "{any}| {} %: {} wrong, {} right | **{} %: {} wrong, {} right** |"
+        yield EVIDENCE, f"| {label}{cells}", "math_outputs.txt", label, first + second
+    sizes = [f"{int(each[1]):,}" for each in pairs[0]]
+    yield EVIDENCE, "half 1 ({}) | half 2 ({})", "math_outputs.txt", "answers with a label", sizes
+    judged = [f"{int(each[1]):,}" for each in pairs[-1]]
+    yield EVIDENCE, "own verdicts ({} and {})", "math_outputs.txt", "answers with a verdict", judged
+    all_answers = sum(map(int, re.findall(r"half \d: (\d+) answers", text)))
+    yield EVIDENCE, "{} answers of 31 models", "math_outputs.txt", "answers", [f"{all_answers:,}"]
+    slowest = max(re.findall(r"^ours.*most ([\d.]+) ms", text, re.M), key=float)
+    yield EVIDENCE, "The slowest answer took {} ms", "math_outputs.txt", "ours, most", [slowest]
+    unseen = pairs[0][1]
+    yield EVIDENCE, "set; {} % agreement on {} unseen answers", "math_outputs.txt", "half 2, first look", [
+        unseen[2], sizes[1]]
+
+
+def speed():
+    cpu = read("bench.json")["cpu"]
+    yield commits("bench.json", cpu.values())
+    sampling, update, step = cpu["sampling"], cpu["update"], cpu["step"]
+    both = "2,048 words", "151,936 words"
+    fixed, tail = ([sampling[f"{words}, {law}"] for words in both] for law in ("fixed", "long tail"))
+    updates = [update[words] for words in both]
+    one = [step["beta 0.0, updates 1"]]
+    in_the_readme = ("| sampling completions of unequal lengths, against `model.generate`",
+                     "| an update, against the full log-softmax in one batch", "| a whole step, against TRL 1.16")
+    lines = (("| sampling, one length", fixed, "generate / ours", ""),
+             ("| sampling, long-tailed lengths", tail, "generate / ours", in_the_readme[0]),
+             ("| update, against the full log-softmax in our micro-batches", updates, "naive / ours", ""),
+             ("| update, against the full log-softmax in one batch", updates, "naive, one batch / ours",
+              in_the_readme[1]),
+             ("| a whole step against TRL 1.16 with 8 rows", one, "TRL, 8 rows / ours", in_the_readme[2]),
+             ("| a whole step against TRL 1.16 with an update", one, "TRL, one batch / ours", ""))
+    medians = {"naive": [], "TRL": []}
+    for label, parts, side, other_label in lines:
+        values = []
+        for part in parts:
+            values += [f"{value:.1f}" for value in part.get(side) or part[f"{side}, seconds"]]
+        medians["TRL" if "TRL" in side else "naive"] += map(float, values[::3])
+        cells = "{any}| " + " | ".join(len(parts) * ["{} ({} to {})"]) + " |"
+        yield EVIDENCE, label + cells, "bench.json", side, values
+        if other_label:
+            yield README, other_label + cells, "bench.json", side, values
+    text = "{} times as fast as the naive way, {} times as fast as TRL"
+    ranges = [range_of(found, plain, 1) for found in medians.values()]
+    yield EVIDENCE, text, "bench.json", "medians", ranges
+    equal = all(sampling[f"{words}, greedy"]["equal"] for words in both)
+    yield EVIDENCE, "Greedy tokens are {words} those of", "bench.json", "greedy", [
+        "equal to" if equal else "not always equal to"]
+    errors = [f"{each['gradient_error']:.1e}".replace("e-0", "e-") for each in updates]
+    text = "by at most {} of the largest entry of their tensor, and by {} with the large vocabulary"
+    yield EVIDENCE, text, "bench.json", "gradient_error", errors
+
+
+def faults():
+    found = read("faults.json")
+    yield commits("faults.json", found.values())
+    kill, long = found["kill"], found["long"]
+    same = kill["same metrics, transcripts, weights"]
+    values = [str(kill["kills"]), str(kill["while a checkpoint was written"]), str(kill["steps"]),
+              "all were equal, bit for bit" if all(same) else "some were not equal", str(kill["steps done again"])]
+    text = ("killed with SIGKILL at {} random moments, {} of them in the writing of a checkpoint, and resumed each time. "
+            "After {} steps its metrics, transcripts and weights were compared with those of a run that nothing "
+            "disturbed: {words}. {} steps had to be done again.")
+    yield EVIDENCE, text, "faults.json", "kill", values
+    in_use = long["memory MB at step"]
+    last = [value for value in in_use.values() if value][-1]  # 0: the process had just ended
+    text = "A run of {} steps ended with {} MB of memory, {} MB more than at step 50."
+    yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(last), str(last - in_use["50"])]
+
+
+def memory_table():
+    """Computed, not measured."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        memory.print_table()
+    for line in printed.getvalue().splitlines()[2:]:
+        label, *cells = line.strip("| ").split(" | ")
+        text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
+        yield README, ("| Qwen2.5 |", text), "(computed)", f"memory.py, {label}", cells
+
+
+SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, memory_table)
