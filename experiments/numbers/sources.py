@@ -8,7 +8,6 @@ space stands for any white space, and bold marks may be missing.
 import contextlib
 import io
 import json
-import math
 import re
 import statistics
 
@@ -239,7 +238,7 @@ def doses():
 
 
 def collapse():
-    rows = [row for row in read("stability.jsonl") if row["part"] == "map"]
+    rows = read("stability.jsonl")
     yield commits("stability.jsonl", rows)
     for lr in stability.RATES:
         values = []
@@ -250,15 +249,10 @@ def collapse():
         row = f"| {power(lr)} | {{}} ± {{}} | {{}} of {{}} | {{}} ± {{}} | {{}} of {{}} |"
         yield EVIDENCE, row, "stability.jsonl", f"map, {lr:g}: avg@4, collapsed", values
     T = {name: stability.collapse_rates(rows, name) for name in ("none", "sg")}
-    at_an_end = 0
-    for found in T.values():
-        ends = sum(min(t - stability.OCTAVES[0], stability.OCTAVES[-1] - t) < 1e-9 for t in found.values())
-        at_an_end = max(ends, at_an_end)
     D = paired.subtract(T["sg"], T["none"])
-    factor = mean([row for row in rows if row["name"] == "sg"], "weight_mean")
-    s = math.log2(factor)
-    verdict = stability.judge(D, s, at_an_end)
-    values = [*with_interval(D), f"{factor:.3f}", short(s), verdict]
+    s = stability.factor(rows)
+    verdict = stability.judge(rows)
+    values = [*with_interval(D), f"{2 ** s:.3f}", short(s), verdict]
     text = "D = {} octaves [{}, {}]; the mean weight is {}, so that s = {}: **{words}**."
     yield EVIDENCE, text, "stability.jsonl", "T(sg) - T(none), weight_mean", values
     yield EVIDENCE, "stabler?](#is-it-stabler) | {words} |", "stability.jsonl", "T(sg) - T(none)", [verdict]
