@@ -638,9 +638,10 @@ def compute_logps(model, batch, cfg):
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample,
              bar="validation"):
     """(row, greedy completions). The row has the means of greedy decoding, as
-    "eval/accuracy"; with samples = k > 0 also eval/truncated@k, eval/avg@k, the mean
-    over problems of the mean of k samples, and eval/pass@2, 4.. up to k. `_se` is the
-    standard error of a mean over the problems: how far it would vary with others."""
+    "eval/accuracy"; with samples = k > 0 also eval/format_rate@k, eval/truncated@k,
+    eval/equal_groups@k, eval/avg@k, the mean over problems of the mean of k samples, and
+    eval/pass@2, 4.. up to k. `_se` is the standard error of a mean over the problems: how
+    far it would vary with others."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0,
                      seed=cfg.seed, sampler=sampler, bar=bar)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
@@ -649,10 +650,16 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample
         drawn = rollout(model, tokenizer, task, problems, cfg, n=samples,
                         temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
                         bar=f"{bar}, {samples} samples")
-        row[f"eval/truncated@{samples}"] = sum(c.truncated for c in drawn) / len(drawn)
+        means = logs.describe(drawn)
         right = []  # of each problem, how many
+        equal = 0  # problems whose samples all have the same reward
         for i in range(0, len(drawn), samples):
-            right.append(sum(c.solved for c in drawn[i:i + samples]))
+            group = drawn[i:i + samples]
+            right.append(sum(c.solved for c in group))
+            equal += len({c.reward for c in group}) == 1
+        row[f"eval/format_rate@{samples}"] = means["format_rate"]
+        row[f"eval/truncated@{samples}"] = means["truncated"]
+        row[f"eval/equal_groups@{samples}"] = equal / len(right)
         add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
         k = 2
         while k <= samples:
@@ -1063,12 +1070,8 @@ def test(out, model, tokenizer, task, cfg, step, name, sampler):
     row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples,
                  step=step, split="test", sampler=sampler, bar=name)
     print(f"{name}: {logs.in_words(row)}")
-    if step == 0 and row["eval/format_rate"] < 0.01:
-        print("hardly any completion is well formed, and if all are badly formed nothing "
-              "is learned: take an Instruct model, or easier problems (kk: --people 2 3)")
-    elif step == 0 and row.get(f"eval/avg@{cfg.eval_samples}") == 0:
-        print("no completion is right, and if none ever is nothing is learned: take a "
-              "better model, or easier problems (kk: --people 2 3)")
+    if step == 0 and not cfg.eval_only:
+        print("\n".join(logs.foresee(row, cfg.eval_samples)))
 
 
 def main(argv=None, **defaults):
