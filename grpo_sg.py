@@ -738,7 +738,8 @@ class Config:
     task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
     data: str = setting(
         DATA, "synthetic",
-        "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
+        "synthetic: generated; kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; "
+        "or a .jsonl")
     eval_data: str = setting(
         DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; a .jsonl; none: by --data")
     people: list[int] = setting(
@@ -748,11 +749,13 @@ class Config:
         DATA, False, "claims without a story, as the tiny model reads them",
         useless=("math", "qa"))
     train_problems: int = setting(
-        DATA, 4500, "of a generated training set, or most of hotpotqa")
+        DATA, 4500, "of a generated training set, or most of hotpotqa: more are seen less "
+        "often each")
     eval_problems: int = setting(
-        DATA, 200, "of a generated validation or test set, or most of hotpotqa")
+        DATA, 200, "of a generated validation or test set, or most of hotpotqa: more is "
+        "slower, with smaller standard errors")
     max_turns: int = setting(
-        DATA, 2, "searches that are answered, before one last turn", least=0,
+        DATA, 2, "searches that are answered, before one last turn: more is slower", least=0,
         useless=("kk", "math"))
     retriever: str = setting(
         DATA, "", "URL of a search server, as Search-R1's; none: the questions' passages",
@@ -762,18 +765,26 @@ class Config:
         "JSON for the chat template, such as '{\"enable_thinking\": false}'")
     shaping: Literal["sg", "none", "ar"] = setting(
         METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
-    alpha: float = setting(METHOD, 2.0, "scale of the weight", least=0, useless=NOT_SG)
+    alpha: float = setting(
+        METHOD, 2.0, "scale of the weight: higher makes weights larger, up to U", least=0,
+        useless=NOT_SG)
     tau: float = setting(
         METHOD, 1/9, "temperature of the weight's sigmoid: higher is flatter",
         useless=NOT_SG)
     mu: float = setting(
-        METHOD, 0.25, "offset of the weight: higher is smaller", least=0, useless=NOT_SG)
-    low: float = setting(METHOD, 1.0, "L, the least weight", least=0, useless=NOT_SG)
-    high: float = setting(METHOD, 1.4, "U, the greatest weight", useless=NOT_SG)
+        METHOD, 0.25, "offset of the weight: higher makes weights smaller, down to L",
+        least=0, useless=NOT_SG)
+    low: float = setting(
+        METHOD, 1.0, "L, the least weight: higher lets unlikely tokens count for more",
+        least=0, useless=NOT_SG)
+    high: float = setting(
+        METHOD, 1.4, "U, the greatest weight: higher lets likely tokens count for more",
+        useless=NOT_SG)
     clip_low: float = setting(
-        METHOD, 0.2, "r is clipped from below at 1 - clip_low: higher is freer", least=0)
+        METHOD, 0.2, "the ratio of new to old probability is clipped at 1 - clip_low: "
+        "higher is freer", least=0)
     clip_high: float = setting(
-        METHOD, 0.24, "r is clipped from above at 1 + clip_high: higher is freer", least=0)
+        METHOD, 0.24, "and at 1 + clip_high: higher is freer", least=0)
     beta: float = setting(
         METHOD, 0.0, "weight of the KL to the first policy, of which a copy is then held: "
         "higher stays closer to it", least=0)
@@ -782,25 +793,30 @@ class Config:
     lr: float = setting(
         METHOD, 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
     grad_clip: float = setting(
-        METHOD, 1.0, "gradients with a larger norm are scaled down to it")
+        METHOD, 1.0, "gradients with a larger norm are scaled down to it: higher is freer")
     temperature: float = setting(
         METHOD, 0.7, "of sampling and of all log-probabilities: higher is more varied")
     steps: int = setting(
-        SIZES, 350, "training steps, each a rollout and its updates", resumable=True)
+        SIZES, 350, "training steps, each a rollout and its updates: more is longer",
+        resumable=True)
     prompts: int = setting(
         SIZES, 64, "P, prompts in a rollout: more is slower and steadier")
     group_size: int = setting(
         SIZES, 8, "G, completions of each prompt: more make equal groups rarer", least=2)
     updates: int = setting(
-        SIZES, 2, "optimizer updates per rollout, each on its own share of completions")
+        SIZES, 2, "optimizer updates per rollout, each on its own share of completions: "
+        "more is faster learning from noisier gradients")
     max_new_tokens: int = setting(
-        SIZES, 2048, "a turn is cut off here, and then counts as badly formed")
+        SIZES, 2048, "a turn is cut off here, and then counts as badly formed: more is "
+        "slower, and takes more memory")
     tokens_per_micro_batch: int = setting(
-        MEMORY, 3072, "most tokens in a backward pass: more is faster", resumable=True)
+        MEMORY, 3072, "most tokens in a backward pass: more takes more memory, and less "
+        "time on a GPU", resumable=True)
     sample_batch: int = setting(
-        MEMORY, 256, "most completions sampled at once: more is faster", resumable=True)
+        MEMORY, 256, "most completions sampled at once: more takes more memory, and less "
+        "time", resumable=True)
     sampler: Literal["auto", "plain"] = setting(
-        MEMORY, "auto", "auto: on a GPU a recorded step, if its tokens are right",
+        MEMORY, "auto", "auto: on a GPU a faster one, if its tokens are those of plain",
         resumable=True)
     gradient_checkpointing: bool = setting(
         MEMORY, False, "less memory in the backward pass, for a third more time",
@@ -808,11 +824,14 @@ class Config:
     offload: bool = setting(
         MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
     eval_every: int = setting(
-        RUN, 10, "steps between evaluations on the validation set", resumable=True)
+        RUN, 10, "steps between evaluations on the validation set: more takes less time",
+        resumable=True)
     eval_samples: int = setting(
-        RUN, 4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone", least=0)
+        RUN, 4, "k of avg@k and pass@k on the test set: more is slower and steadier; 0: "
+        "greedy accuracy alone", least=0)
     save_every: int = setting(
-        RUN, 50, "steps between checkpoints; the last one always leaves one",
+        RUN, 50, "steps between checkpoints: more takes less time; there is one every ten "
+        "minutes, and after the last step",
         resumable=True)
     eval_only: bool = setting(RUN, False, "no training, only the test")
     resume: bool = setting(
