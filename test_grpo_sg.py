@@ -1343,8 +1343,7 @@ def test_a_start_from_which_nothing_is_learned_is_said_before_training(monkeypat
         cfg.eval_only = eval_only
         grpo_sg.test(None, model, tokenizer, task, cfg, step, "test", sample)
         printed = capsys.readouterr().out
-        shares = ("of 2 samples a problem 100 % are well formed, 0 % cut off; for 100 % of the problems all 2 have "
-                  "the same reward")
+        shares = "2 samples a problem: 100 % well formed, 0 % cut off; 100 % of the problems have equal rewards"
         assert (shares in printed) == ("no completion is right" in printed) == said
 
 

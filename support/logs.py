@@ -99,11 +99,10 @@ def foresee(row, k):
     cut = row[f"eval/truncated{samples}"]
     right = row.get(f"eval/avg@{k}")
     equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
-    whose = f"{k} samples a problem" if k else "the greedy completions"
-    line = f"of {whose} {100 * formed:.0f} % are well formed, {100 * cut:.0f} % cut off"
+    whose = f"{k} samples a problem" if k else "greedy completions"
+    line = f"{whose}: {100 * formed:.0f} % well formed, {100 * cut:.0f} % cut off"
     if k > 1:
-        line += (f"; for {100 * equal:.0f} % of the problems all {k} have the same reward, "
-                 "which teaches nothing")
+        line += f"; {100 * equal:.0f} % of the problems have equal rewards, which teach nothing"
     lines = [line]
     if cut > 0.5:
         lines.append("most completions are cut off, and so count as badly formed: raise "

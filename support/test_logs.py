@@ -15,8 +15,8 @@ from support import logs
 def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, right, equal, advice):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     shares, *rest = logs.foresee(row, 4)
-    assert f"4 samples a problem {100 * formed:.0f} % are well formed, {100 * cut:.0f} % cut off" in shares
-    assert f"{100 * equal:.0f} % of the problems all 4 have the same reward" in shares
+    assert f"4 samples a problem: {100 * formed:.0f} % well formed, {100 * cut:.0f} % cut off" in shares
+    assert f"{100 * equal:.0f} % of the problems have equal rewards" in shares
     assert advice in rest[0] if advice else not rest
 
 
@@ -24,6 +24,6 @@ def test_without_samples_the_greedy_completions_are_looked_at():
     """One completion of a problem has nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
     shares, advice = logs.foresee(greedy, 0)
-    assert "the greedy completions 1 % are well formed, 20 % cut off" in shares and "Instruct" in advice
+    assert "greedy completions: 1 % well formed, 20 % cut off" in shares and "Instruct" in advice
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
-    assert logs.foresee({**greedy, **one}, 1) == ["of 1 samples a problem 100 % are well formed, 0 % cut off"]
+    assert logs.foresee({**greedy, **one}, 1) == ["1 samples a problem: 100 % well formed, 0 % cut off"]
