@@ -108,7 +108,7 @@ def prepare(model, gradient_checkpointing):
         # weights, gradients, and AdamW's two averages, of 4 bytes each
         least = 16 * model.num_parameters() / 1e9
         say(f"no GPU that PyTorch {torch.__version__}, built for {built}, can use: computing "
-            f"on the CPU, in {torch.get_num_threads()} threads. Training takes {least:.1f} GB "
+            f"on the CPU (threads: {torch.get_num_threads()}). Training takes {least:.1f} GB "
             "of memory, and more for the completions: README.md, \"Run it\", has sizes for "
             "a laptop")
     if gradient_checkpointing:

@@ -161,5 +161,5 @@ def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeyp
         monkeypatch.setattr(torch.version, "cuda", cuda)
         models.prepare(model, False)
         said = capsys.readouterr().err
-        assert words in said and "in 7 threads" in said and "2.2 GB" in said
+        assert words in said and "threads: 7" in said and "2.2 GB" in said
     assert seen == [1]
