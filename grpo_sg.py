@@ -654,9 +654,10 @@ def compute_logps(model, batch, cfg):
 def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample,
              bar="validation"):
     """(row, greedy completions). The row has the means of greedy decoding, as
-    "eval/accuracy"; with samples = k > 0 also eval/truncated@k, eval/avg@k, the mean
-    over problems of the mean of k samples, and eval/pass@2, 4.. up to k. `_se` is the
-    standard error of a mean over the problems: how far it would vary with others."""
+    "eval/accuracy"; with samples = k > 0 also eval/format_rate@k, eval/truncated@k,
+    eval/equal_groups@k, eval/avg@k, the mean over problems of the mean of k samples, and
+    eval/pass@2, 4.. up to k. `_se` is the standard error of a mean over the problems: how
+    far it would vary with others."""
     greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0,
                      seed=cfg.seed, sampler=sampler, bar=bar)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
@@ -665,10 +666,16 @@ def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample
         drawn = rollout(model, tokenizer, task, problems, cfg, n=samples,
                         temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
                         bar=f"{bar}, {samples} samples")
-        row[f"eval/truncated@{samples}"] = sum(c.truncated for c in drawn) / len(drawn)
+        means = logs.describe(drawn)
         right = []  # of each problem, how many
+        equal = 0  # problems whose samples all have the same reward
         for i in range(0, len(drawn), samples):
-            right.append(sum(c.solved for c in drawn[i:i + samples]))
+            group = drawn[i:i + samples]
+            right.append(sum(c.solved for c in group))
+            equal += len({c.reward for c in group}) == 1
+        row[f"eval/format_rate@{samples}"] = means["format_rate"]
+        row[f"eval/truncated@{samples}"] = means["truncated"]
+        row[f"eval/equal_groups@{samples}"] = equal / len(right)
         add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
         k = 2
         while k <= samples:
@@ -747,7 +754,8 @@ class Config:
     task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
     data: str = setting(
         DATA, "synthetic",
-        "kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; or a .jsonl")
+        "synthetic: generated; kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; "
+        "or a .jsonl")
     eval_data: str = setting(
         DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else as --data")
     people: list[int] = setting(
@@ -757,11 +765,13 @@ class Config:
         DATA, False, "claims without a story, as the tiny model reads them",
         useless=("math", "qa"))
     train_problems: int = setting(
-        DATA, 4500, "of a generated training set, or most of hotpotqa")
+        DATA, 4500, "of a generated training set, or most of hotpotqa: more are seen less "
+        "often each")
     eval_problems: int = setting(
-        DATA, 200, "of a generated validation or test set, or most of hotpotqa")
+        DATA, 200, "of a generated validation or test set, or most of hotpotqa: more is "
+        "slower, with smaller standard errors")
     max_turns: int = setting(
-        DATA, 2, "searches that are answered, before one last turn", least=0,
+        DATA, 2, "searches that are answered, before one last turn: more is slower", least=0,
         useless=("kk", "math"))
     retriever: str = setting(
         DATA, "", "URL of a search server, as Search-R1's; else the questions' passages",
@@ -771,18 +781,26 @@ class Config:
         "JSON for the chat template, such as '{\"enable_thinking\": false}'")
     shaping: Literal["sg", "none", "ar"] = setting(
         METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
-    alpha: float = setting(METHOD, 2.0, "scale of the weight", least=0, useless=NOT_SG)
+    alpha: float = setting(
+        METHOD, 2.0, "scale of the weight: higher makes weights larger, up to U", least=0,
+        useless=NOT_SG)
     tau: float = setting(
         METHOD, 1/9, "what pi is divided by in the weight's sigmoid: higher is flatter",
         useless=NOT_SG)
     mu: float = setting(
-        METHOD, 0.25, "offset of the weight: higher is smaller", least=0, useless=NOT_SG)
-    low: float = setting(METHOD, 1.0, "L, the least weight", least=0, useless=NOT_SG)
-    high: float = setting(METHOD, 1.4, "U, the greatest weight", useless=NOT_SG)
+        METHOD, 0.25, "offset of the weight: higher makes weights smaller, down to L",
+        least=0, useless=NOT_SG)
+    low: float = setting(
+        METHOD, 1.0, "L, the least weight: higher lets unlikely tokens count for more",
+        least=0, useless=NOT_SG)
+    high: float = setting(
+        METHOD, 1.4, "U, the greatest weight: higher lets likely tokens count for more",
+        useless=NOT_SG)
     clip_low: float = setting(
-        METHOD, 0.2, "r is clipped from below at 1 - clip_low: higher is freer", least=0)
+        METHOD, 0.2, "the ratio of new to old probability is clipped at 1 - clip_low: "
+        "higher is freer", least=0)
     clip_high: float = setting(
-        METHOD, 0.24, "r is clipped from above at 1 + clip_high: higher is freer", least=0)
+        METHOD, 0.24, "and at 1 + clip_high: higher is freer", least=0)
     beta: float = setting(
         METHOD, 0.0, "weight of the KL to the first policy, of which a copy is then held: "
         "higher stays closer to it", least=0)
@@ -791,26 +809,31 @@ class Config:
     lr: float = setting(
         METHOD, 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
     grad_clip: float = setting(
-        METHOD, 1.0, "gradients with a larger norm are scaled down to it")
+        METHOD, 1.0, "gradients with a larger norm are scaled down to it: higher is freer")
     temperature: float = setting(
         METHOD, 0.7, "of sampling and of all log-probabilities: higher is more varied")
     steps: int = setting(
-        SIZES, 350, "training steps, each a rollout and its updates", resumable=True)
+        SIZES, 350, "training steps, each a rollout and its updates: more is longer",
+        resumable=True)
     prompts: int = setting(
         SIZES, 64, "P, prompts in a rollout: more is slower and steadier")
     group_size: int = setting(
         SIZES, 8, "G, completions of each prompt: more make equal groups rarer", least=2)
     updates: int = setting(
-        SIZES, 2, "optimizer updates per rollout, each on its own share of completions")
+        SIZES, 2, "optimizer updates per rollout, each on its own share of completions: "
+        "more is faster learning from noisier gradients")
     max_new_tokens: int = setting(
-        SIZES, 2048, "a turn is cut off here, and then counts as badly formed")
+        SIZES, 2048, "a turn is cut off here, and then counts as badly formed: more is "
+        "slower, and takes more memory")
     tokens_per_micro_batch: int = setting(
-        MEMORY, 3072, "most tokens in a backward pass: more is faster", resumable=True)
+        MEMORY, 3072, "most tokens in a backward pass: more takes more memory, and less "
+        "time on a GPU", resumable=True)
     sample_batch: int = setting(
-        MEMORY, 256, "most completions sampled at once: more is faster", resumable=True)
+        MEMORY, 256, "most completions sampled at once: more takes more memory, and less "
+        "time", resumable=True)
     sampler: Literal["auto", "plain"] = setting(
-        MEMORY, "auto",
-        "auto: on a GPU a decode step recorded as a CUDA graph, if its tokens are right",
+        MEMORY, "auto", "auto: on a GPU a decode step recorded as a CUDA graph, if its "
+        "tokens are those of plain",
         resumable=True)
     gradient_checkpointing: bool = setting(
         MEMORY, False, "less memory in the backward pass, for a third more time",
@@ -818,11 +841,14 @@ class Config:
     offload: bool = setting(
         MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
     eval_every: int = setting(
-        RUN, 10, "steps between evaluations on the validation set", resumable=True)
+        RUN, 10, "steps between evaluations on the validation set: more takes less time",
+        resumable=True)
     eval_samples: int = setting(
-        RUN, 4, "k of avg@k and pass@k on the test set; 0: greedy accuracy alone", least=0)
+        RUN, 4, "k of avg@k and pass@k on the test set: more is slower and steadier; 0: "
+        "greedy accuracy alone", least=0)
     save_every: int = setting(
-        RUN, 50, "steps between checkpoints; the last one always leaves one",
+        RUN, 50, "steps between checkpoints: more takes less time; there is one every ten "
+        "minutes, and after the last step",
         resumable=True)
     eval_only: bool = setting(RUN, False, "no training, only the test")
     resume: bool = setting(
@@ -1085,12 +1111,8 @@ def test(out, model, tokenizer, task, cfg, step, name, sampler):
     row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples,
                  step=step, split="test", sampler=sampler, bar=name)
     print(f"{name}: {logs.in_words(row)}")
-    if step == 0 and row["eval/format_rate"] < 0.01:
-        print("hardly any completion is well formed, and if all are badly formed nothing "
-              "is learned: take an Instruct model, or easier problems (kk: --people 2 3)")
-    elif step == 0 and row.get(f"eval/avg@{cfg.eval_samples}") == 0:
-        print("no completion is right, and if none ever is nothing is learned: take a "
-              "better model, or easier problems (kk: --people 2 3)")
+    if step == 0 and not cfg.eval_only:
+        print("\n".join(logs.foresee(row, cfg.eval_samples)))
 
 
 def main(argv=None, **defaults):

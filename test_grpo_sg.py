@@ -597,6 +597,10 @@ def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
         assert row[f"eval/{key}_se"] == pytest.approx(each.std(correction=1).item() / 120 ** 0.5, abs=1e-6)
     assert 0 < row["eval/avg@2"] < row["eval/pass@2"]
     assert row["eval/truncated@2"] == pytest.approx(sum(c.truncated for c in drawn) / 240)
+    assert row["eval/format_rate@2"] == pytest.approx(sum(c.formatted for c in drawn) / 240)
+    rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
+    equal = (rewards[:, 0] == rewards[:, 1]).float().mean().item()
+    assert row["eval/equal_groups@2"] == pytest.approx(equal) and 0 < equal < 1
     one, _ = grpo_sg.evaluate(model, tokenizer, task, problems[:1], cfg)
     assert one["eval/accuracy_se"] is None  # of one problem nobody knows how others would vary
 
@@ -1343,14 +1347,18 @@ def test_a_run_on_files_is_tested_from_elsewhere_without_its_training_data(tmp_p
     assert "test: accuracy" in printed
 
 
-def test_a_start_without_a_right_completion_is_said(tmp_path, monkeypatch, capsys):
+def test_a_start_from_which_nothing_is_learned_is_said_before_training(monkeypatch, capsys):
     cfg = grpo_sg.parse("--train_problems 20 --eval_problems 4 --eval_samples 2".split())
     task = tasks.kk_task(cfg)
     model, tokenizer = tiny.tiny_model(task)
     task = task._replace(verify=lambda text, gold: tasks.Verdict(False, True))
     monkeypatch.setattr(models, "find_stop_ids", lambda *given: set(range(99)))
-    grpo_sg.test(None, model, tokenizer, task, cfg, 0, "test", sample)
-    assert "no completion is right" in capsys.readouterr().out
+    for step, eval_only, said in ((0, False, True), (60, False, False), (0, True, False)):
+        cfg.eval_only = eval_only
+        grpo_sg.test(None, model, tokenizer, task, cfg, step, "test", sample)
+        printed = capsys.readouterr().out
+        shares = "2 samples a problem: 100 % well formed, 0 % cut off; 100 % of the problems have equal rewards"
+        assert (shares in printed) == ("no completion is right" in printed) == said
 
 
 def test_settings_without_effect_are_announced(capsys):

@@ -6,6 +6,7 @@ Takes the tiny model as it was before reinforcement learning, samples a group of
 of one puzzle, and prints their rewards and advantages, what an update does with single tokens,
 and the tokens' probabilities after one update on this group alone.
 """
+import os
 import sys
 
 import torch
@@ -106,4 +107,7 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    folder = " ".join(sys.argv[1:])
+    if not os.path.isfile(os.path.join(folder, "tokenizer.json")):
+        sys.exit(f"give the folder of a model, such as runs/NAME/warm_start, not {folder!r}")
+    main(folder)

@@ -1,6 +1,8 @@
 """The example's numbers are what its columns say."""
 import math
 import re
+import runpy
+import sys
 
 import pytest
 import torch
@@ -46,3 +48,14 @@ def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
     monkeypatch.setattr(example, "reward", lambda text, ended: 0.0)
     with pytest.raises(SystemExit, match="equal rewards"):
         example.main(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["", "runs/nowhere", "runs/NAME", "a b"])
+def test_a_folder_without_a_model_is_one_line(given, tmp_path, monkeypatch):
+    """The folder of a run has a config.json, but it is not a model's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "NAME").mkdir(parents=True)
+    (tmp_path / "runs" / "NAME" / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["example.py", *given.split()])
+    with pytest.raises(SystemExit, match="give the folder of a model, such as runs/NAME/warm_start, not"):
+        runpy.run_path(example.__file__, run_name="__main__")

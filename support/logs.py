@@ -88,3 +88,36 @@ def in_words(row):
         if f"{key}_se" in row:
             parts.append(f"{key.removeprefix('eval/')} {with_error(row, key)}")
     return ", ".join(parts)
+
+
+def foresee(row, k):
+    """Lines on the test before training, of k samples a problem (0: of greedy
+    completions): the shares that decide whether anything will be learned, and what to
+    change if one of them is bad."""
+    samples = f"@{k}" if k else ""
+    formed = row[f"eval/format_rate{samples}"]
+    cut = row[f"eval/truncated{samples}"]
+    right = row.get(f"eval/avg@{k}")
+    equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
+    whose = f"{k} samples a problem" if k else "greedy completions"
+    line = f"{whose}: {100 * formed:.0f} % well formed, {100 * cut:.0f} % cut off"
+    if k > 1:
+        line += f"; {100 * equal:.0f} % of the problems have equal rewards, which teach nothing"
+    lines = [line]
+    if cut > 0.5:
+        lines.append("most completions are cut off, and so count as badly formed: raise "
+                     "--max_new_tokens, or take a model that comes to an end sooner")
+    elif formed < 0.05:
+        lines.append("hardly any completion is well formed, and if all are badly formed "
+                     "nothing is learned: take an Instruct model, or easier problems (kk: "
+                     "--people 2 3)")
+    elif right == 0:
+        lines.append("no completion is right, and if none ever is only the form is learned: "
+                     "take a better model, or easier problems (kk: --people 2 3)")
+    elif equal > 0.9 and right > 0.5:
+        lines.append("hardly any problem has different rewards, as the model solves nearly "
+                     "all: take harder problems (kk: --people 5 6 7)")
+    elif equal > 0.9:
+        lines.append("hardly any problem has different rewards, as the model solves too few: "
+                     "take easier problems (kk: --people 2 3), or raise --group_size")
+    return lines

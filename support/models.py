@@ -104,9 +104,13 @@ def prepare(model, gradient_checkpointing):
         # same on any number of cores.
         torch.set_num_threads(1)
     else:
-        say(f"no GPU that PyTorch {torch.__version__} can use (built for CUDA "
-            f"{torch.version.cuda}): computing on the CPU, which takes long for a model of "
-            "this size")
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
+        # weights, gradients, and AdamW's two averages, of 4 bytes each
+        least = 16 * model.num_parameters() / 1e9
+        say(f"no GPU that PyTorch {torch.__version__}, built for {built}, can use: computing "
+            f"on the CPU (threads: {torch.get_num_threads()}). Training takes {least:.1f} GB "
+            "of memory, and more for the completions: README.md, \"Run it\", has sizes for "
+            "a laptop")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model.to(device).eval()

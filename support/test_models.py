@@ -145,3 +145,21 @@ def test_the_cache_is_in_the_precision_that_the_model_computes_in(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         _, _, _, cache = grpo_sg.prefill(model, [[1, 2, 3], [4]])
     assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
+
+
+def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeypatch, capsys):
+    """Weights, gradients and AdamW's averages; all cores are used, unlike for the tiny model."""
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
+    monkeypatch.setattr(torch.cuda, "is_available", bool)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    seen = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    models.prepare(model, False)
+    assert seen == [1] and capsys.readouterr().err == ""
+    monkeypatch.setattr(model, "num_parameters", lambda: 135_000_000)
+    for cuda, words in ((None, "built for CPUs alone"), ("13.0", "built for CUDA 13.0")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        models.prepare(model, False)
+        said = capsys.readouterr().err
+        assert words in said and "threads: 7" in said and "2.2 GB" in said
+    assert seen == [1]
