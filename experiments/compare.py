@@ -28,12 +28,11 @@ import tasks
 from experiments import paired
 
 RATES = 1e-4, 2e-4, 4e-4
-METHODS = "none", "sg", "sg / mean", "ar"
-NOISY = METHODS[:2]
+METHODS = "none", "sg"
 TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another temperature"
 # A part's names, of which the first is the base of comparisons, and its seeds.
 PARTS = {"grid": (METHODS, range(100, 104)), "help": (METHODS, range(20)),
-         "noisy-grid": (NOISY, range(100, 104)), "noisy-help": (NOISY, range(20)),
+         "noisy-grid": (METHODS, range(100, 104)), "noisy-help": (METHODS, range(20)),
          "traps": (TRAPS, range(8))}
 GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid"}
 
@@ -54,8 +53,7 @@ def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.comput
     return compute_logps(model, batch, dataclasses.replace(cfg, temperature=0.6))
 
 
-PATCHES = {"sg / mean": paired.loss_of(paired.over_mean),
-           "clip(w r)": {"grpo_sg_loss": weights_inside_the_clip},
+PATCHES = {"clip(w r)": {"grpo_sg_loss": weights_inside_the_clip},
            "end token masked": {"make_batch": mask_by_value},
            "scored at another temperature": {"compute_logps": score_at_another_temperature}}
 
@@ -81,7 +79,7 @@ def jobs_of(part, seeds, rows):
 
 def work(part, name, seed, lr):
     start = paired.warm_start(seed, 100, steps=40, prompts=16, updates=8)
-    settings = {"lr": lr, "shaping": name if name in ("none", "ar") else "sg"}
+    settings = {"lr": lr, "shaping": "none" if name == "none" else "sg"}
     if name == "tau = 9":
         settings["tau"] = 9.0
     if part.startswith("noisy"):
