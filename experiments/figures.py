@@ -120,9 +120,8 @@ def helps():
         labels = []
         for i, name in enumerate(compare.METHODS[1:]):
             rows = paired.select(here, name=name)
-            if rows:  # with noisy rewards only sg has been run
-                plot_seeds(axis, i, paired.differences(rows, base))
-            labels.append(f"{name}, lr {rows[0]['lr']:g}" if rows else "")
+            plot_seeds(axis, i, paired.differences(rows, base))
+            labels.append(f"{name}, lr {rows[0]['lr']:g}")
         name_rows(axis, labels)
         axis.set_title(f"{title}; GRPO: lr {base[0]['lr']:g}", fontsize=9)
     figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
@@ -163,7 +162,7 @@ def learning():
 def collapse():
     """Accuracy and the share of collapsed runs against the learning rate."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
-    here = [row for row in read("stability.jsonl") if row["part"] == "map"]
+    here = read("stability.jsonl")
     left.axhline(statistics.fmean(row["before"] for row in here), color=GREY, lw=1, ls=":")
     for name, label, color, beside in (("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)):
         after, down = [], []

@@ -14,7 +14,7 @@ import statistics
 from experiments import dose, memory, paired, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
-METHODS = {"none": "GRPO", "sg": "GRPO-SG", "sg / mean": "GRPO-SG, w divided by its mean", "ar": "AR-Lopti"}
+METHODS = {"none": "GRPO", "sg": "GRPO-SG"}
 TASKS = "kk", "math", "qa"
 
 
@@ -156,8 +156,6 @@ def comparisons():
     for name, label in METHODS.items():
         row, values = f"| **{label}** |", []
         for cells in found.values():
-            if not cells[name] or (cells is found["noisy-help"] and name not in ("none", "sg")):
-                continue
             values += [power(cells[name][0]["lr"]), short(mean(cells[name].values()))]
             row += " {} | {} | |" if name == "none" else " {} | {} | **{} [{}, {}]** |"
             if name != "none":
