@@ -120,7 +120,7 @@ def expression(rng, depth):
 
 def test_random_expressions_are_equal_when_their_values_are():
     rng, points = random.Random(1), [(0.37, 1.9), (2.3, 0.71), (1.3, 3.1)]
-    drawn = [expression(rng, depth) for depth in [1, 2] * 60]
+    drawn = [expression(rng, depth) for depth in [1, 2] * 40]
     drawn = [(text, [f(*point) for point in points]) for text, f in drawn]
     equal = 0
     for (s, u), (t, v) in itertools.combinations(drawn, 2):
