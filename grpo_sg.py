@@ -800,6 +800,9 @@ class Config:
         resumable=True)
     offload: bool = setting(
         MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
+        MEMORY, "auto", "auto: cuda if PyTorch can use it, else cpu; mps: a Mac's, untried",
+        resumable=True)
     eval_every: int = setting(
         RUN, 10, "steps between evaluations on the validation set", resumable=True)
     eval_samples: int = setting(
@@ -905,6 +908,7 @@ def load(cfg):
     """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
     checkpoint to resume, None without one."""
     torch.manual_seed(cfg.seed)
+    models.find_device(cfg.device)  # raises UserError before anything long
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state, newest = None, None
@@ -918,7 +922,7 @@ def load(cfg):
         model, tokenizer = models.load_model(cfg.model)
     else:
         model, tokenizer = tiny.tiny_model(task)
-    model = models.prepare(model, cfg.gradient_checkpointing)
+    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
     task = keep_short(task, model, tokenizer, cfg)
     check_start(model, tokenizer, task, cfg)
     sampler = sample
@@ -1038,7 +1042,7 @@ def run(cfg, out):
     reference = None
     if cfg.beta:
         weights = models.read_weights(first, local=True)
-        reference = models.prepare(weights, gradient_checkpointing=False)
+        reference = models.prepare(weights, False, cfg.device)
     rows, ending = train(model, tokenizer, task, cfg, out, reference=reference,
                          state=state, sampler=sampler)
     page.write(out)

@@ -1169,6 +1169,7 @@ def test_the_allocators_variable_is_set_before_torch_is_loaded_and_if_the_user_h
 
 def test_a_gpu_is_set_up(monkeypatch, capsys):
     """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
