@@ -32,11 +32,8 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     """
     config = config.get_text_config()
     H, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
-    heads = config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or 4 * H
-    head = getattr(config, "head_dim", None) or H // heads
-    K = (getattr(config, "num_key_value_heads", None) or heads) * head  # width of keys, of values
-    trunk = L * (2 * H * heads * head + 2 * H * K + 3 * H * inner)
+    inner = inner_width(config)
+    trunk, K = layer_weights(config)
     N = trunk + H * V * (1 if config.tie_word_embeddings else 2)
     weights = 4 * N * (2 if beta else 1)
     moments = 0 if offload else 8 * N  # AdamW's two averages
@@ -61,6 +58,19 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
                    tokens * layer + copies / L + 4 * V * H if checkpointing else 0)
     return {"sampling": (fixed + copies + max(prefill, decode)) / 1e9,
             "update": (fixed + 4 * N + kept + max(forward, backward)) / 1e9}
+
+
+def inner_width(config):
+    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+
+
+def layer_weights(config):
+    """The number of weights in all layers, and the width of keys, which is that of values."""
+    H, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or H // heads
+    K = (getattr(config, "num_key_value_heads", None) or heads) * head
+    each = 2 * H * heads * head + 2 * H * K + 3 * H * inner_width(config)
+    return config.num_hidden_layers * each, K
 
 
 def largest(config, card, **given):
