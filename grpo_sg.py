@@ -394,12 +394,18 @@ def encode_problem(tokenizer, task, problem, cfg):
                                 cfg.chat_template_kwargs)
 
 
+PLAIN_READS = 131_072  # most tokens of contexts in a part, if the plain sampler reads it
+
+
 def sample_in_parts(sampler, model, contexts, most, generator, **settings):
     """A completion of each context, by the sampler on `most` rows at once; on half as
     many if a GPU's memory is full, with the same random numbers."""
     completions = []
     while len(completions) < len(contexts):
         part = contexts[len(completions):][:most]
+        if sampler is sample:
+            # It reads the whole part at once, which after a tool's answers is long.
+            part = part[:max(1, PLAIN_READS // max(map(len, part)))]
         state = generator.get_state()
         try:
             with models.in_bfloat16(model.device):
