@@ -21,6 +21,7 @@ import shlex
 
 import grpo_sg
 from experiments import memory
+from support import graph
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer
@@ -34,7 +35,8 @@ CARDS = {"T4": (16, 0.32e12, 8.1e12, 8.1e12),
          "RTX 3090": (24, 0.94e12, 71e12, 35.6e12),
          "RTX 4090": (24, 1.01e12, 165e12, 82.6e12),
          "A100": (80, 2.04e12, 312e12, 156e12),
-         "H100": (80, 3.35e12, 989e12, 495e12)}
+         "H100": (80, 3.35e12, 989e12, 495e12),
+         "H200": (141, 4.8e12, 989e12, 495e12)}
 
 GSM8K = "--task math --data gsm8k --max_new_tokens 512 --eval_every 25 --eval_samples 0"
 SMALL = f"grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct {GSM8K}"
@@ -48,21 +50,28 @@ LADDER = [
     (["A100", "H100"], "1.5B", (130, 220, 300),
      f"{LARGE} --sample_batch 512 --tokens_per_micro_batch 8192")]
 TEST = 1319  # problems of GSM8K's test set
+# By another formula, for the case of compute_check.
+EARLIER = {"A100": (15, 9), "H100": (10, 3.5), "RTX 4090": (18, 16), "RTX 3090": (24, 28)}
+
+
+def decode(config, card, rows, columns):
+    """Seconds of a decode step of so many rows, each with keys and values of so many columns."""
+    _, bandwidth, peak, peak_float32 = CARDS[card]
+    trunk, head, cache = weights(config, card)
+    size = 4 if card == "T4" else 2
+    logits = 20 * config.vocab_size  # bytes of a row, written and read until a token is drawn
+    moved = size * trunk + 4 * head + rows * (columns * cache + logits)
+    computed = rows * (2 * trunk / peak + 2 * head / peak_float32)
+    launched = KERNELS * config.num_hidden_layers * LAUNCH
+    return launched + moved / (BANDWIDTH * bandwidth) + computed / PEAK
 
 
 def sample(config, card, rows, prompt, mean, cfg):
     """Seconds of sampling so many completions."""
-    _, bandwidth, peak, peak_float32 = CARDS[card]
-    trunk, head, cache = weights(config, card)
     steps = math.ceil(rows / cfg.sample_batch) * cfg.max_new_tokens
-    drawn = GOING_ALONG * rows * mean
-    size = 4 if card == "T4" else 2
-    V = config.vocab_size
-    columns = prompt + mean + 128  # buffers have room to come
-    moved = steps * (size * trunk + 4 * head) + drawn * (columns * cache + 20 * V)
-    computed = drawn * (2 * trunk / peak + 2 * head / peak_float32)
-    launched = steps * KERNELS * config.num_hidden_layers * LAUNCH
-    return launched + moved / (BANDWIDTH * bandwidth) + computed / PEAK
+    rows_a_step = GOING_ALONG * rows * mean / steps
+    columns = prompt + mean + graph.ROOM / 2
+    return steps * decode(config, card, rows_a_step, columns)
 
 
 def update(config, card, rows, prompt, mean, cfg):
@@ -114,15 +123,19 @@ def print_ladder():
                   f"{hours:.1f} |")
 
 
+def compute_check(card, **settings):
+    """Seconds of a step in sampling and in updates: 64 x 8 completions of Qwen2.5-0.5B, of at most
+    2,048 tokens, 451 in the mean, all sampled at once."""
+    cfg = grpo_sg.Config(**{"sample_batch": 512, **settings})
+    given = memory.qwen("0.5B"), card, 512, 250, 451, cfg
+    return sample(*given), update(*given)
+
+
 def print_check():
-    """64 x 8 completions of Qwen2.5-0.5B, at most 2,048 tokens, mean 451, all sampled at once."""
-    earlier = {"A100": (15, 9), "H100": (10, 3.5), "RTX 4090": (18, 16), "RTX 3090": (24, 28)}
-    cfg = grpo_sg.Config(sample_batch=512)
     print("| card | sampling, updates | earlier |\n|---|---|---|")
-    for card, before in earlier.items():
-        given = (memory.qwen("0.5B"), card, 512, 250, 451, cfg)
-        print(f"| {card} | {sample(*given):.1f}, {update(*given):.1f} | "
-              f"{before[0]}, {before[1]} |")
+    for card, before in EARLIER.items():
+        sampling, updates = compute_check(card)
+        print(f"| {card} | {sampling:.1f}, {updates:.1f} | {before[0]}, {before[1]} |")
 
 
 def main():
