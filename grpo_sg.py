@@ -394,7 +394,7 @@ def encode_problem(tokenizer, task, problem, cfg):
                                 cfg.chat_template_kwargs)
 
 
-PLAIN_READS = 131_072  # most tokens of contexts in a part, if the plain sampler reads it
+PLAIN_READS = 150_000  # most tokens of contexts in a part, if the plain sampler reads it
 
 
 def sample_in_parts(sampler, model, contexts, most, generator, **settings):
