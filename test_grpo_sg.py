@@ -1285,13 +1285,17 @@ def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+ABSENT = "cuda" if torch.backends.mps.is_available() else "mps"
+
+
 @pytest.mark.parametrize("argv, message", [
     ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
     ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out ..", "exists"),
     ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
     ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 2047", "--max_new_tokens"),
-    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
+    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model"),
+    ("--device tpu", "--device"), (f"--device {ABSENT}", "can use cpu")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far
