@@ -1285,7 +1285,10 @@ def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-ABSENT = "cuda" if torch.backends.mps.is_available() else "mps"
+def test_a_device_that_is_not_there_is_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, "load_model", None)
+    absent = "cuda" if torch.backends.mps.is_available() else "mps"
+    assert "can use cpu" in main(f"--model a/b --device {absent} --out {tmp_path}/run", capsys)
 
 
 @pytest.mark.parametrize("argv, message", [
@@ -1295,7 +1298,7 @@ ABSENT = "cuda" if torch.backends.mps.is_available() else "mps"
     ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
     ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 2047", "--max_new_tokens"),
     ("--out /proc/run", "cannot read or write"), ("--data published", "add --model"),
-    ("--device tpu", "--device"), (f"--device {ABSENT}", "can use cpu")])
+    ("--device tpu", "--device")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far

@@ -78,7 +78,8 @@ def test_an_update(shape, float32, checkpointing, monkeypatch):
     settings = {"checkpointing": checkpointing, "float32": float32}
     expected = peaks(model.config, tokens=512, new=8, **settings)["update"]
     gradients = 4e-9 * model.num_parameters()
-    assert peak.peak / 1e9 == pytest.approx(expected - fixed(model) - gradients, rel=0.1)
+    within = 0.1 if checkpointing else 0.05
+    assert peak.peak / 1e9 == pytest.approx(expected - fixed(model) - gradients, rel=within)
 
 
 @pytest.mark.parametrize("float32", [False, True])
