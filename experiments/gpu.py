@@ -120,6 +120,11 @@ def peak(function, *given):
     return torch.cuda.max_memory_allocated() / 1e9 if GPU else None
 
 
+def compute_memory(config, cfg, averages):
+    return memory.peaks(config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
+                        new=cfg.max_new_tokens, offload=not averages, float32=CARD == "T4")
+
+
 def measure_memory(model, cfg):
     gc.disable()  # or what a call leaves might be found and freed
     before = torch.cuda.memory_allocated() if GPU else 0
@@ -127,8 +132,7 @@ def measure_memory(model, cfg):
     left = torch.cuda.memory_allocated() - before if GPU else None
     gc.enable()
     tell("bytes that a call of the recorded sampler leaves", left, 0)
-    needs = memory.peaks(model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
-                         new=cfg.max_new_tokens, offload=True, float32=CARD == "T4")
+    needs = compute_memory(model.config, cfg, averages=False)
     long = [PROMPT[:1] * (300 + cfg.max_new_tokens - 40)]
     tell(f"GB of {cfg.sample_batch} full rows, without AdamW's averages",
          peak(draw, model, "recorded", long, cfg.sample_batch, 40), needs["sampling"])
@@ -198,11 +202,14 @@ def make_task(cfg):
 def measure_steps(cfg, flags, out):
     """Two steps of the real command, saved, and a third one after --resume."""
     tasks.TASKS["math"] = make_task
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
     with contextlib.redirect_stdout(sys.stderr):
         grpo_sg.main([*flags, "--steps", "2", "--save_every", "1", "--out", out])
         grpo_sg.main(["--resume", "--steps", "3", "--out", out])
     tasks.TASKS["math"] = tasks.math_task
     config = transformers.AutoConfig.from_pretrained(cfg.model)
+    needs = max(compute_memory(config, cfg, averages=True).values())
     with open(os.path.join(out, "metrics.jsonl")) as lines:
         rows = [row for row in map(json.loads, lines) if "reward" in row]
     for row in rows:
@@ -210,7 +217,7 @@ def measure_steps(cfg, flags, out):
         given = config, CARD, rollout, len(PROMPT), row["completion_tokens"], cfg
         tell(f"step {step}: seconds of sampling", row["seconds_sampling"], seconds.sample(*given))
         tell(f"step {step}: of updates", row["seconds_update"], seconds.update(*given))
-        tell(f"step {step}: GB", row.get("memory_gb"))
+        tell(f"step {step}: GB at the peak so far", row.get("memory_gb"), needs)
 
 
 def main():
@@ -239,6 +246,7 @@ def main():
             measure_distance(model, sampler)
         measure_updates(model, cfg)
         del model
+        gc.collect()
         measure_steps(cfg, flags, os.path.join(runs, "run"))
     if GPU or given.out:
         program.write_json(out, {"device": NAME, **found})
