@@ -405,12 +405,18 @@ def encode_problem(tokenizer, task, problem, cfg):
                                 cfg.chat_template_kwargs)
 
 
+PLAIN_READS = 150_000  # most tokens of contexts in a part, if the plain sampler reads it
+
+
 def sample_in_parts(sampler, model, contexts, most, generator, **settings):
     """A completion of each context, by the sampler on `most` rows at once; on half as
     many if a GPU's memory is full, with the same random numbers."""
     completions = []
     while len(completions) < len(contexts):
         part = contexts[len(completions):][:most]
+        if sampler is sample:
+            # It reads the whole part at once, which after a tool's answers is long.
+            part = part[:max(1, PLAIN_READS // max(map(len, part)))]
         state = generator.get_state()
         try:
             with models.in_bfloat16(model.device):
@@ -840,6 +846,9 @@ class Config:
         resumable=True)
     offload: bool = setting(
         MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
+        MEMORY, "auto", "auto: cuda if PyTorch can use it, else cpu; mps: a Mac's, untried",
+        resumable=True)
     eval_every: int = setting(
         RUN, 10, "steps between evaluations on the validation set: more takes less time",
         resumable=True)
@@ -952,6 +961,7 @@ def load(cfg):
     """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
     checkpoint to resume, None without one."""
     torch.manual_seed(cfg.seed)
+    models.find_device(cfg.device)  # raises UserError before anything long
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state, newest = None, None
@@ -965,7 +975,7 @@ def load(cfg):
         model, tokenizer = models.load_model(cfg.model)
     else:
         model, tokenizer = tiny.tiny_model(task)
-    model = models.prepare(model, cfg.gradient_checkpointing)
+    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
     task = keep_short(task, model, tokenizer, cfg)
     check_start(model, tokenizer, task, cfg)
     sampler = sample
@@ -1086,7 +1096,7 @@ def run(cfg, out):
     reference = None
     if cfg.beta:
         weights = models.read_weights(first, local=True)
-        reference = models.prepare(weights, gradient_checkpointing=False)
+        reference = models.prepare(weights, False, cfg.device)
     rows, ending = train(model, tokenizer, task, cfg, out, reference=reference,
                          state=state, sampler=sampler)
     page.write(out)

@@ -1157,6 +1157,22 @@ def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_lef
     assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
 
 
+def test_the_plain_sampler_reads_no_more_than_so_many_tokens_at_once(monkeypatch):
+    """A third turn with a tool has contexts of 2,200 tokens: 256 of them would take 28 GB."""
+    model, generator, sizes, prefill = tiny_qwen(), torch.Generator(), [], grpo_sg.prefill
+    more = dict(max_new_tokens=6, stop_ids=[0])
+    expected = grpo_sg.sample_in_parts(sample, model, PROMPTS * 4, 99, generator.manual_seed(0), **more)
+
+    def note(model, prompts):
+        sizes.append(len(prompts) * max(map(len, prompts)))
+        return prefill(model, prompts)
+    monkeypatch.setattr(grpo_sg, "prefill", note)
+    most = 3 * max(map(len, PROMPTS))
+    monkeypatch.setattr(grpo_sg, "PLAIN_READS", most)
+    assert grpo_sg.sample_in_parts(sample, model, PROMPTS * 4, 99, generator.manual_seed(0), **more) == expected
+    assert max(sizes) == most and len(sizes) > 2
+
+
 def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
     def sampler(*given, **settings):
         raise torch.OutOfMemoryError
@@ -1182,6 +1198,7 @@ def test_the_allocators_variable_is_set_before_torch_is_loaded_and_if_the_user_h
 
 def test_a_gpu_is_set_up(monkeypatch, capsys):
     """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
@@ -1281,13 +1298,20 @@ def test_models_that_cannot_be_used_are_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_device_that_is_not_there_is_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, "load_model", None)
+    absent = "cuda" if torch.backends.mps.is_available() else "mps"
+    assert "can use cpu" in main(f"--model a/b --device {absent} --out {tmp_path}/run", capsys)
+
+
 @pytest.mark.parametrize("argv, message", [
     ("--task chess", "chess"), ("--shaping magic", "magic"), ("--model ./nowhere", "./nowhere"),
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
     ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out ..", "exists"),
     ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
     ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 2047", "--max_new_tokens"),
-    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model")])
+    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model"),
+    ("--device tpu", "--device")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far

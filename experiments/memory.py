@@ -3,6 +3,7 @@ measured.
 
     python experiments/memory.py                                     the README's table
     python experiments/memory.py --model FOLDER_OR_NAME --gpu 24     a model, on a card of 24 GB
+    python experiments/memory.py --model FOLDER_OR_NAME --gpu 16 --float32     on a T4
 
 A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and
 offload where --offload is needed, too. Completions are taken to grow to --max_new_tokens, as if
@@ -21,9 +22,9 @@ SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048
 
 
 def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, offload=False,
-          beta=False):
+          beta=False, float32=False):
     """{"sampling": GB, "update": GB}, the peaks on a GPU that computes in bfloat16 over float32
-    weights.
+    weights, or, as those before Ampere do (T4, V100), in float32.
 
     config: of a transformers model. tokens: in a micro-batch. rows: that are sampled at once. new,
     prompt: the tokens of the longest completion and prompt. beta: whether the reference of a KL is
@@ -31,24 +32,24 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     """
     config = config.get_text_config()
     H, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
-    heads = config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or 4 * H
-    head = getattr(config, "head_dim", None) or H // heads
-    K = (getattr(config, "num_key_value_heads", None) or heads) * head  # width of keys, of values
-    trunk = L * (2 * H * heads * head + 2 * H * K + 3 * H * inner)
+    inner = inner_width(config)
+    trunk, K = layer_weights(config)
     N = trunk + H * V * (1 if config.tie_word_embeddings else 2)
     weights = 4 * N * (2 if beta else 1)
     moments = 0 if offload else 8 * N  # AdamW's two averages
-    copies = 2 * trunk  # the linear layers' weights in bfloat16
+    size = 4 if float32 else 2  # bytes of a key, of an activation
+    copies = 0 if float32 else 2 * trunk  # the linear layers' weights in bfloat16
     fixed = weights + moments
     length = prompt + new
-    cache = 4 * K  # bytes a token and layer: a key and a value in bfloat16
+    cache = 2 * size * K  # bytes a token and layer: a key and a value
     # In an evaluation each row has a prompt of its own.
-    read = min(rows * prompt, max(READ, prompt)) * (6 * inner + 16 * H)
+    read = min(rows * prompt, max(READ, prompt)) * (3 * size * inner + 16 * H)
     prefill = read + rows * prompt * cache * L + 4 * V * rows
-    decode = rows * length * cache * (L + 1) + 16 * V * rows  # logits to cdf, in float32
+    # Beside it the copy of a layer as it grows, or logits, their softmax, and its sums.
+    decode = rows * length * cache * L + rows * max(length * cache, 12 * V)
     tokens = max(tokens, length)  # a longer row is a micro-batch of its own
-    layer = 8 * inner + 30 * H + cache  # what autograd saves, in bytes a token
+    # What autograd saves, in bytes a token; in float32 also keys and values, repeated.
+    layer = 4 * size * inner + (44 if float32 else 30) * H + cache
     logits = 4 * V * tokens  # in float32; at the backward pass's peak their softmax, two gradients
     kept = tokens * (4 * H * L if checkpointing else L * layer)
     forward = copies + 2 * logits
@@ -59,6 +60,19 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
             "update": (fixed + 4 * N + kept + max(forward, backward)) / 1e9}
 
 
+def inner_width(config):
+    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+
+
+def layer_weights(config):
+    """The number of weights in all layers, and the width of keys, which is that of values."""
+    H, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or H // heads
+    K = (getattr(config, "num_key_value_heads", None) or heads) * head
+    each = 2 * H * heads * head + 2 * H * K + 3 * H * inner_width(config)
+    return config.num_hidden_layers * each, K
+
+
 def largest(config, card, **given):
     """(tokens, rows), the largest whose peaks leave a tenth of `card` GB free; 0 where the least
     does not fit."""
@@ -67,11 +81,12 @@ def largest(config, card, **given):
     return max(fitting, default=0), max(sampled, default=0)
 
 
-def cell(config, card):
+def cell(config, card, float32):
     """Without checkpointing, and with the averages on the GPU, where that is possible."""
     for offload in (False, True):
         for checkpointing in (False, True):
-            tokens, rows = largest(config, card, checkpointing=checkpointing, offload=offload)
+            tokens, rows = largest(config, card, checkpointing=checkpointing, offload=offload,
+                                   float32=float32)
             if tokens and rows:
                 return f"{tokens}, {rows}{', gc' * checkpointing}{', offload' * offload}"
     return "no"
@@ -79,12 +94,21 @@ def cell(config, card):
 
 def print_table():
     cards = (16, 24, 40, 80)
-    print(f"| Qwen2.5 | {' | '.join(f'{card} GB' for card in cards)} |\n|---|{'---|' * len(cards)}")
-    for name, (H, inner, L, heads) in SHAPES.items():
-        config = Qwen2Config(
-            hidden_size=H, intermediate_size=inner, num_hidden_layers=L, num_attention_heads=heads,
-            num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True)
-        print(f"| {name} | {' | '.join(cell(config, card) for card in cards)} |")
+    names = ["T4, 16 GB", *(f"{card} GB" for card in cards)]
+    print(f"| Qwen2.5 | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    for name in SHAPES:
+        config = qwen(name)
+        cells = [cell(config, 16, float32=True)]
+        cells += [cell(config, card, float32=False) for card in cards]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def qwen(name):
+    """The configuration of Qwen2.5 in a size of SHAPES."""
+    H, inner, L, heads = SHAPES[name]
+    return Qwen2Config(
+        hidden_size=H, intermediate_size=inner, num_hidden_layers=L, num_attention_heads=heads,
+        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True)
 
 
 def print_model(config, card, given):
@@ -111,6 +135,8 @@ def main():
     parser.add_argument("--max_new_tokens", type=int, default=2048,
                         help="of a completion (%(default)s)")
     parser.add_argument("--beta", action="store_true", help="with the reference of a KL")
+    parser.add_argument("--float32", action="store_true",
+                        help="of a card without bfloat16 (T4, V100)")
     given = parser.parse_args()
     if not given.model:
         return print_table()
@@ -121,7 +147,7 @@ def main():
                      "written by save_pretrained, or a hub name and a network "
                      f"({str(error).splitlines()[0]})")
     lengths = {"prompt": given.prompt, "new": given.max_new_tokens}
-    print_model(config, given.gpu, {**lengths, "beta": given.beta})
+    print_model(config, given.gpu, {**lengths, "beta": given.beta, "float32": given.float32})
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 import grpo_sg
 import tasks
+from experiments import seconds
 from experiments.numbers import __main__ as numbers
 from support import tiny
 from support.test_data import lines
@@ -118,6 +119,9 @@ def test_commands(tmp_path, monkeypatch, capsys):
     for command in RUN:
         execute(command.replace("--task kk", f"--task kk {SMALL} --out runs/A"), monkeypatch)
     assert capsys.readouterr().out.partition("| Qwen2.5 ")[2] in README  # the table of memory
+    seconds.print_ladder()
+    assert all(row.strip(" |") in README for row in capsys.readouterr().out.splitlines())
+    assert {command for *_, command in seconds.LADDER} < commands
 
 
 def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import jinja2
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.integrations import sdpa_attention
 
 from support.program import UserError, first_line, say
 
@@ -91,29 +92,43 @@ def load_model(name):
 
 # ---- To the device ----
 
-def prepare(model, gradient_checkpointing):
-    """The model on the GPU if there is one, in eval mode, with its vocabulary matrix in
-    float32."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
+def find_device(name):
+    """"cpu", "cuda" (of several GPUs the first) or "mps", as named; of "auto", CUDA's if
+    there is one, else the CPU. Raises UserError if PyTorch cannot use the named one."""
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
+              "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if usable["cuda"] else "cpu"
+    if not usable[name]:
+        names = " and ".join(each for each in usable if usable[each])
+        raise UserError(f"--device {name}: here PyTorch {torch.__version__} (built for CUDA "
+                        f"{torch.version.cuda}) can use {names}")
+    return name
+
+
+def prepare(model, gradient_checkpointing, device="auto"):
+    """The model on the device, in eval mode; on a GPU of CUDA, with its vocabulary matrix
+    in float32."""
+    found = find_device(device)
+    if found == "cuda":
         set_up_gpu()
         keep_logits_in_float32(model)
-    elif model.num_parameters() < 1_000_000:
+    elif found == "cpu" and model.num_parameters() < 1_000_000:
         # Threads wait for each other at each of thousands of small operations: with
         # one, a tiny model is not slower, also beside other work, and its sums are the
         # same on any number of cores.
         torch.set_num_threads(1)
-    else:
+    elif device == "auto":
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
         # weights, gradients, and AdamW's two averages, of 4 bytes each
         least = 16 * model.num_parameters() / 1e9
         say(f"no GPU that PyTorch {torch.__version__}, built for {built}, can use: computing "
             f"on the CPU (threads: {torch.get_num_threads()}). Training takes {least:.1f} GB "
-            "of memory, and more for the completions: README.md, \"Run it\", has sizes for "
-            "a laptop")
+            "of memory, and more for the completions: README.md, \"A real model\", has "
+            "sizes for a laptop")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return model.to(device).eval()
+    return model.to(found).eval()
 
 
 def set_up_gpu():
@@ -124,9 +139,21 @@ def set_up_gpu():
     torch.backends.cuda.enable_cudnn_sdp(False)
     # for what stays in float32: the vocabulary matrix
     torch.backends.cuda.matmul.allow_tf32 = True
+    if torch.cuda.get_device_capability() < (8, 0):
+        # Where there is no mask, transformers leaves it to PyTorch to share keys and
+        # values among the heads of queries. On GPUs older than these only the kernel
+        # that holds a score for each pair of tokens can.
+        sdpa_attention.use_gqa_in_sdpa = repeat_keys
     if not bfloat16_works("cuda"):
         say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in "
-            "float32, which takes more time and memory")
+            "float32. Keys, values and activations take twice the memory, and products of "
+            "matrices up to eight times as long")
+
+
+def repeat_keys(attention_mask, key, value):
+    """In place of transformers' own: no, keys and values are to be repeated for each head
+    of queries."""
+    return False
 
 
 def keep_logits_in_float32(model):

@@ -2,12 +2,14 @@
 import datetime
 import json
 import sys
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, pre_tokenizers
+from transformers.integrations import sdpa_attention
 
 import grpo_sg
 from support import models
@@ -163,3 +165,47 @@ def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeyp
         said = capsys.readouterr().err
         assert words in said and "threads: 7" in said and "2.2 GB" in said
     assert seen == [1]
+
+
+@pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
+def test_gpus_before_ampere_are_given_repeated_keys_and_values(capability, grouped, monkeypatch, capsys):
+    """With grouped ones they would hold a score for each pair of tokens: 25 GB for a row of 2,300."""
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
+    attention, shapes = torch.nn.functional.scaled_dot_product_attention, []
+
+    def note(query, key, value, **settings):
+        shapes.append((query.shape[1], key.shape[1], settings.get("enable_gqa", False)))
+        return attention(query, key, value, **settings)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                      num_attention_heads=4, num_key_value_heads=2)
+    model, ids = transformers.Qwen2ForCausalLM(config).eval(), torch.tensor([[1, 2, 3]])
+    before = model(ids).logits
+    models.set_up_gpu()
+    assert torch.allclose(model(ids).logits, before, atol=1e-6)
+    assert shapes == [(4, 2, True), (4, 2, True) if grouped else (4, 4, False)]
+    # No card of this machine: bfloat16 does not work, and that is one line.
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_device_is_the_one_named_or_a_line_says_which_there_are(monkeypatch):
+    for gpu, mac in ((True, False), (False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
+        assert models.find_device("auto") == ("cuda" if gpu else "cpu") and models.find_device("cpu") == "cpu"
+        assert models.find_device("cuda" if gpu else "mps") == ("cuda" if gpu else "mps")
+        with pytest.raises(UserError, match=f"--device {'mps' if gpu else 'cuda'}: .* can use cpu and "
+                                            f"{'cuda' if gpu else 'mps'}"):
+            models.find_device("mps" if gpu else "cuda")
+
+
+def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    model, threads = Mock(), torch.get_num_threads()
+    models.prepare(model, False, "mps")
+    model.to.assert_called_with("mps")
+    with models.in_bfloat16(torch.device("mps")):
+        assert not torch.is_autocast_enabled("mps")
+    assert torch.get_num_threads() == threads and capsys.readouterr().err == ""
