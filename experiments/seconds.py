@@ -108,7 +108,7 @@ def whole_run(config, card, prompt, mean, cfg):
 
 
 def print_ladder():
-    print("| card | Qwen2.5, Instruct | GB in sampling, in an update | seconds a step in sampling, "
+    print("| card | Instruct model | GB in sampling, in an update | seconds a step in sampling, "
           "in updates | steps, hours |\n|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
         config, cfg = memory.qwen(size), grpo_sg.parse(shlex.split(command)[1:])
@@ -118,7 +118,7 @@ def print_ladder():
                 new=cfg.max_new_tokens, prompt=longest, checkpointing=cfg.gradient_checkpointing,
                 float32=card == "T4")
             sampling, updates, hours = whole_run(config, card, prompt, mean, cfg)
-            print(f"| {card}, {CARDS[card][0]} GB | {size} | {needs['sampling']:.0f}, "
+            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {needs['sampling']:.0f}, "
                   f"{needs['update']:.0f} | {sampling:.0f}, {updates:.0f} | {cfg.steps}, "
                   f"{hours:.1f} |")
 

@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 
-from experiments import dose, memory, paired, stability
+from experiments import dose, memory, paired, seconds, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG"}
@@ -380,16 +380,18 @@ def faults():
     yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(last), str(last - in_use["50"])]
 
 
-def memory_table():
+def computed_tables():
     """Computed, not measured."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        memory.print_table()
-    for line in printed.getvalue().splitlines()[2:]:
-        label, *cells = line.strip("| ").split(" | ")
-        text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
-        yield README, ("| Qwen2.5 |", text), "(computed)", f"memory.py, {label}", cells
+    for name, print_rows, start in (("memory.py", memory.print_table, "| Qwen2.5 |"),
+                                    ("seconds.py", seconds.print_ladder, "| | Instruct model |")):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            print_rows()
+        for line in printed.getvalue().splitlines()[2:]:
+            label, *cells = line.strip("| ").split(" | ")
+            text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
+            yield README, (start, text), "(computed)", f"{name}, {label}", cells
 
 
 SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
-           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, memory_table)
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, computed_tables)
