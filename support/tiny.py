@@ -21,7 +21,7 @@ BATCH = 64  # texts in a step of the warm-up
 
 
 def tiny_model(task):
-    """(model, tokenizer): an untrained Qwen2 of some 130,000 weights; a token is what
+    """(model, tokenizer): an untrained Qwen2 of some 200,000 weights; a token is what
     matches task.tokens in the task's texts. Raises UserError for a task without
     solutions."""
     if not task.train[0].solution:
@@ -31,7 +31,7 @@ def tiny_model(task):
     # The usual initializer_range of 0.02 and rope_theta of 10,000 are for wider
     # networks and longer texts.
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 20.0},
