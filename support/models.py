@@ -116,10 +116,8 @@ def prepare(model, gradient_checkpointing, device="auto"):
     elif found == "cpu" and model.num_parameters() < 1_000_000:
         # Threads wait for each other at each of thousands of small operations: with
         # one, a tiny model is not slower, also beside other work, and its sums are the
-        # same on any number of cores. For texts as short as its own, attention in
-        # plain steps is faster than in one.
+        # same on any number of cores.
         torch.set_num_threads(1)
-        model.set_attn_implementation("eager")
     elif device == "auto":
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
         # weights, gradients, and AdamW's two averages, of 4 bytes each
