@@ -10,7 +10,7 @@ import pytest
 
 import grpo_sg
 import tasks
-from experiments import seconds
+from experiments import laptop, seconds
 from experiments.numbers import __main__ as numbers
 from support import tiny
 from support.test_data import lines
@@ -122,6 +122,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
     seconds.print_ladder()
     assert all(row in README for row in capsys.readouterr().out.splitlines()[2:])
     assert {command for *_, command in seconds.LADDER} < commands
+    assert f"grpo_sg.py --model HuggingFaceTB/SmolLM2-135M-Instruct {laptop.FLAGS}" in commands
 
 
 def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):

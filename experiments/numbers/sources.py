@@ -380,6 +380,14 @@ def faults():
     yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(last), str(last - in_use["50"])]
 
 
+def laptop():
+    found = read("laptop.json")
+    sampling, updates = found["seconds_sampling"], found["seconds_update"]
+    hours = 100 * (statistics.fmean(sampling) + statistics.fmean(updates)) / 3600
+    values = [f"{found['peak_gb']:.1f}", range_of(sampling, plain, 0), range_of(updates, plain, 0), f"{hours:.1f}"]
+    yield README, "SmolLM2-135M | {} in all | {}, {} | 100, {} |", "laptop.json", "peak_gb, seconds", values
+
+
 def computed_tables():
     """Computed, not measured."""
     for name, print_rows, start in (("memory.py", memory.print_table, "| Qwen2.5 |"),
@@ -394,4 +402,4 @@ def computed_tables():
 
 
 SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
-           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, computed_tables)
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, laptop, faults, computed_tables)
