@@ -329,6 +329,21 @@ def test_pass_at_k_against_enumeration():
 LESSON = {name for name in globals() if name.startswith("test_")}  # the lesson ends here
 
 
+@pytest.mark.parametrize("n, c, k", [(4, 5, 2), (4, -1, 2), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_of_what_cannot_be_is_refused(n, c, k):
+    with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):
+        grpo_sg.pass_at_k(n, c, k)
+
+
+def test_the_weights_of_other_methods():
+    logps = torch.tensor([0.0, 0.5, 1.0]).log()
+    assert grpo_sg.shaping_weights(logps, grpo_sg.Config(shaping="none")) is None
+    ar = grpo_sg.shaping_weights(logps, grpo_sg.Config(shaping="ar"))
+    assert ar.tolist() == pytest.approx([0.8, 0.9, 1.0])
+    sg = grpo_sg.shaping_weights(logps, grpo_sg.Config(alpha=1.0, tau=1.0, mu=0.0, low=0.6, high=0.7))
+    assert sg.tolist() == pytest.approx([0.6, 1 / (1 + math.exp(-0.5)), 0.7])
+
+
 # ---- 5. A toy task: say a word that answers the question, and stop ----
 
 WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "never", "always"]

@@ -355,12 +355,6 @@ def speed():
     text = "{} times as fast as the naive way, {} times as fast as TRL"
     ranges = [range_of(found, plain, 1) for found in medians.values()]
     yield EVIDENCE, text, "bench.json", "medians", ranges
-    equal = all(sampling[f"{words}, greedy"]["equal"] for words in both)
-    yield EVIDENCE, "Greedy tokens are {words} those of", "bench.json", "greedy", [
-        "equal to" if equal else "not always equal to"]
-    errors = [f"{each['gradient_error']:.1e}".replace("e-0", "e-") for each in updates]
-    text = "by at most {} of the largest entry of their tensor, and by {} with the large vocabulary"
-    yield EVIDENCE, text, "bench.json", "gradient_error", errors
 
 
 def faults():
