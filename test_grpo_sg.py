@@ -329,6 +329,10 @@ def test_pass_at_k_against_enumeration():
 LESSON = {name for name in globals() if name.startswith("test_")}  # the lesson ends here
 
 
+def test_a_random_number_that_is_rounded_up_to_1_draws_a_word():
+    assert grpo_sg.draw(torch.zeros(2, 5), torch.ones(2, 1), 1.0).tolist() == [[4], [4]]
+
+
 @pytest.mark.parametrize("n, c, k", [(4, 5, 2), (4, -1, 2), (4, 2, 5), (4, 2, 0)])
 def test_pass_at_k_of_what_cannot_be_is_refused(n, c, k):
     with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):

@@ -25,7 +25,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # file: (names of its functions, None: all; the text at which its part ends; its tests)
-TARGETS = {"grpo_sg.py": (None, "# ---- Plumbing", ["test_grpo_sg.py"]),
+TARGETS = {"grpo_sg.py": (None, "# ---- Plumbing", ["test_grpo_sg.py", "support/test_families.py"]),
            "tasks.py": (("verify_kk", "read_roles", "verify_math", "verify_qa"), "", ["test_grpo_sg.py"]),
            "support/math_equal.py": (None, "", ["support/test_math_equal.py"])}
 TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
