@@ -621,6 +621,9 @@ def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
     assert row["eval/equal_groups@2"] == pytest.approx(equal) and 0 < equal < 1
     one, _ = grpo_sg.evaluate(model, tokenizer, task, problems[:1], cfg)
     assert one["eval/accuracy_se"] is None  # of one problem nobody knows how others would vary
+    row = {}
+    grpo_sg.add_mean(row, "two", [0.0, 1.0])
+    assert row == {"two": 0.5, "two_se": pytest.approx(0.5)}
 
 
 def test_each_completion_is_learned_from_once(monkeypatch):
@@ -1069,6 +1072,16 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
     assert start(tmp_path / "run", "--steps", 6, "--save_every", 2, resume=True) == 0
     assert start(tmp_path / "long", "--steps", 6) == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "long")
+
+
+def test_the_watched_problems_are_logged_with_rewards_and_advantages(whole):
+    rows = rows_of(whole / "tokens.jsonl")
+    assert rows
+    for row in rows:
+        rewards = torch.tensor([[c["reward"] for c in row["completions"]]])
+        advantages = [c["advantage"] for c in row["completions"]]
+        assert advantages == pytest.approx(group_advantages(rewards)[0].tolist(), abs=1e-3)
+    assert any(c["advantage"] for row in rows for c in row["completions"])
 
 
 def test_what_is_not_finite_never_reaches_the_weights():

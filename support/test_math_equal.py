@@ -8,13 +8,14 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 from support.final_answer import final_answer  # noqa: E402
-from support.math_equal import math_equal  # noqa: E402
+from support.math_equal import ceiling, floor, math_equal, plus  # noqa: E402
 
 
 CASES, PAIRS = ([json.loads(line) for line in open(os.path.join(HERE, name), encoding="utf-8")]
@@ -51,6 +52,21 @@ def test_labelled_pairs():
     """Responses as models write them, labelled by hand, some by somebody who had not seen the verifier."""
     assert len(PAIRS) == 1389
     assert [row for row in PAIRS if correct(row["response"], row["gold"]) != row["correct"]] == []
+
+
+def test_floors_and_ceilings():
+    for value, below, above in ((Fraction(5, 2), 2, 3), (Fraction(-5, 2), -3, -2), (Fraction(4), 4, 4),
+                                (complex(2.5), 2, 3), (complex(-0.5), -1, 0)):
+        assert (floor(value), ceiling(value)) == (below, above)
+    for unclear in (complex(2 + 1e-12), complex(2, 1)):
+        with pytest.raises(ValueError, match="no floor"):
+            floor(unclear)
+
+
+def test_a_sum_with_0_is_the_other_number():
+    root = complex(2 ** 0.5)
+    assert plus(Fraction(0), root) == plus(root, Fraction(0)) == root and plus(Fraction(0), Fraction(0)) == 0
+    assert plus(root, -root) == 0
 
 
 def test_an_answer_has_at_most_500_characters():
