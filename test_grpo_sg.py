@@ -626,6 +626,21 @@ def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
     assert row == {"two": 0.5, "two_se": pytest.approx(0.5)}
 
 
+def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
+    """Or one row, if that is longer: the memory of an update is bounded by it."""
+    completions = [grpo_sg.Completion(None, [1] * 3, [2] * n, [True] * n) for n in (1, 40, 2, 9, 30, 5, 5, 1)]
+    batches = grpo_sg.micro_batches(completions, grpo_sg.Config(tokens_per_micro_batch=36), "cpu")
+    shapes = [tuple(batch["ids"].shape) for batch in batches]
+    assert all(rows == 1 or rows * width <= 36 for rows, width in shapes)
+    assert sum(rows for rows, _ in shapes) == 8 and len(shapes) < 6
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
+def test_a_prompt_needs_a_token(prompts):
+    with pytest.raises(AssertionError, match="there must be prompts, each with a token"):
+        sample(tiny_qwen().eval(), prompts, max_new_tokens=2, stop_ids=[])
+
+
 def test_each_completion_is_learned_from_once(monkeypatch):
     """By one of the updates; those of equal groups only where there is a KL to learn from."""
     seen, logps = [], grpo_sg.token_logps
