@@ -113,7 +113,7 @@ def premise():
 
 def helps():
     """Paired differences to GRPO, each method at its own best learning rate."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1.6), sharex=True)
     for axis, part, title in zip(axes, ("help", "noisy-help"), ("early warm start", "noisy rewards")):
         here = [row for row in read("compare.jsonl") if row["part"] == part]
         base = paired.select(here, name="none")
@@ -123,6 +123,7 @@ def helps():
             plot_seeds(axis, i, paired.differences(rows, base))
             labels.append(f"{name}, lr {rows[0]['lr']:g}")
         name_rows(axis, labels)
+        axis.set_ylim(0.5, -0.5)
         axis.set_title(f"{title}; GRPO: lr {base[0]['lr']:g}", fontsize=9)
     figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
                      fontsize=9)

@@ -63,6 +63,11 @@ def test_floors_and_ceilings():
             floor(unclear)
 
 
+def test_a_factor_in_a_logarithm_counts():
+    assert boxed("\\ln(2x)", "\\ln(2)+\\ln(x)") and boxed("\\ln(\\frac{x}{2})", "\\ln(x)-\\ln(2)")
+    assert not boxed("\\ln(2x)", "\\ln(x)") and not boxed("\\ln(3x)", "\\ln(2x)")
+
+
 def test_a_sum_with_0_is_the_other_number():
     root = complex(2 ** 0.5)
     assert plus(Fraction(0), root) == plus(root, Fraction(0)) == root and plus(Fraction(0), Fraction(0)) == 0
