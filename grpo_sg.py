@@ -695,8 +695,9 @@ def add_mean(row, key, values):
     """Add the mean of the values and its standard error to the row."""
     values = torch.tensor(values, dtype=torch.float64)
     row[key] = values.mean().item()
-    error = values.std() / math.sqrt(len(values))
-    row[f"{key}_se"] = error.item() if len(values) > 1 else None
+    row[f"{key}_se"] = None
+    if len(values) > 1:
+        row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
 def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0,

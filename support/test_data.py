@@ -5,6 +5,7 @@ import pathlib
 from types import SimpleNamespace
 
 import datasets
+import huggingface_hub
 import pytest
 
 from support import data
@@ -84,7 +85,9 @@ def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monke
 
 def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # as HF_HUB_OFFLINE=1 would, if it were set before these are loaded
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="cannot load openai/gsm8k from the hub: "):
         data.load_math("gsm8k", data.MATH_TEST)
 
