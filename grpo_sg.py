@@ -79,8 +79,8 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
 def group_advantages(rewards, *, eps=1e-6):
     """A = (R - mean R) / (std R + eps) in each group: (P, G), float32.
 
-    rewards: (P, G), G >= 2. This is GRPO's (arXiv 2402.03300). std is the sample
-    standard deviation (over G - 1), as in TRL and verl.
+    rewards: (P, G), G >= 2; an AssertionError names other shapes. This is GRPO's (arXiv
+    2402.03300). std is the sample standard deviation (over G - 1), as in TRL and verl.
     """
     shape = tuple(rewards.shape)
     assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
@@ -105,7 +105,8 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     over completions of their token means (GRPO's first form: a token of a long
     completion counts less). denominator: the number of tokens (in the second mode, of
     completions) of the whole batch, if this is a part of one; losses and statistics of
-    the parts then add up to the whole's.
+    the parts then add up to the whole's. An AssertionError names what does not fit: a
+    shape, the mode, or beta > 0 without ref_logps.
 
     clip_low, clip_high: GRPO's 0.2. (Config's default for clip_high is 0.24, which
     AR-Lopti has, arXiv 2505.12929.)
@@ -175,7 +176,8 @@ def shaping_weights(logps, cfg):
 
 def pass_at_k(n, c, k):
     """Unbiased estimate, from n samples of which c are right, of the chance that at
-    least one of k is: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
+    least one of k is: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). An AssertionError
+    names numbers that cannot be."""
     right = 0 <= c <= n and 1 <= k <= n
     assert right, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
     return 1 - math.comb(n - c, k) / math.comb(n, k)
@@ -190,7 +192,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     exactly on sampled tokens, and never on a row's first token, which is predicted from
     nothing. No attention mask is needed: pads come last, and nothing attends to what
     follows it. (Rows padded on the left would get wrong numbers.) model: any causal
-    language model of transformers.
+    language model of transformers; it warns of one in training mode. AssertionError: a
+    mask that is true on a first token, a temperature that is not above 0.
     """
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
@@ -281,7 +284,8 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
     top-p that token_logps does not know of, r would compare two different
     distributions. temperature=0 takes the likeliest token. The model must be in eval
-    mode, and each prompt have a token. bar: the text of a progress bar; "" shows none.
+    mode, and each prompt have a token (AssertionError). bar: the text of a progress bar;
+    "" shows none.
     """
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
@@ -405,18 +409,12 @@ def encode_problem(tokenizer, task, problem, cfg):
                                 cfg.chat_template_kwargs)
 
 
-PLAIN_READS = 150_000  # most tokens of contexts in a part, if the plain sampler reads it
-
-
 def sample_in_parts(sampler, model, contexts, most, generator, **settings):
     """A completion of each context, by the sampler on `most` rows at once; on half as
     many if a GPU's memory is full, with the same random numbers."""
     completions = []
     while len(completions) < len(contexts):
         part = contexts[len(completions):][:most]
-        if sampler is sample:
-            # It reads the whole part at once, which after a tool's answers is long.
-            part = part[:max(1, PLAIN_READS // max(map(len, part)))]
         state = generator.get_state()
         try:
             with models.in_bfloat16(model.device):
@@ -596,6 +594,7 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
             loss.backward()
             losses[-1] += loss.item()
             for key in STATISTICS:
+                # a sum again, which is divided in the end by what was used of all shares
                 sums[key] += float(stats[key]) * units
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
         if math.isfinite(norm) and math.isfinite(losses[-1]):
@@ -914,6 +913,7 @@ def check(cfg, given):
     if cfg.eval_only and not cfg.model:
         raise program.UserError(
             "--eval_only needs --model, for example runs/NAME/checkpoint")
+    models.find_device(cfg.device)
     if cfg.low > cfg.high:
         raise program.UserError(
             f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
@@ -962,7 +962,6 @@ def load(cfg):
     """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
     checkpoint to resume, None without one."""
     torch.manual_seed(cfg.seed)
-    models.find_device(cfg.device)  # raises UserError before anything long
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state, newest = None, None
@@ -1097,7 +1096,7 @@ def run(cfg, out):
     reference = None
     if cfg.beta:
         weights = models.read_weights(first, local=True)
-        reference = models.prepare(weights, False, cfg.device)
+        reference = models.prepare(weights, False, model.device.type)
     rows, ending = train(model, tokenizer, task, cfg, out, reference=reference,
                          state=state, sampler=sampler)
     page.write(out)

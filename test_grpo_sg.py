@@ -1204,22 +1204,6 @@ def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_lef
     assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
 
 
-def test_the_plain_sampler_reads_no_more_than_so_many_tokens_at_once(monkeypatch):
-    """A third turn with a tool has contexts of 2,200 tokens: 256 of them would take 28 GB."""
-    model, generator, sizes, prefill = tiny_qwen(), torch.Generator(), [], grpo_sg.prefill
-    more = dict(max_new_tokens=6, stop_ids=[0])
-    expected = grpo_sg.sample_in_parts(sample, model, PROMPTS * 4, 99, generator.manual_seed(0), **more)
-
-    def note(model, prompts):
-        sizes.append(len(prompts) * max(map(len, prompts)))
-        return prefill(model, prompts)
-    monkeypatch.setattr(grpo_sg, "prefill", note)
-    most = 3 * max(map(len, PROMPTS))
-    monkeypatch.setattr(grpo_sg, "PLAIN_READS", most)
-    assert grpo_sg.sample_in_parts(sample, model, PROMPTS * 4, 99, generator.manual_seed(0), **more) == expected
-    assert max(sizes) == most and len(sizes) > 2
-
-
 def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
     def sampler(*given, **settings):
         raise torch.OutOfMemoryError
