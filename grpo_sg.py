@@ -5,9 +5,9 @@
 """GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read
 from top to bottom.
 
-For each prompt, sample a group of completions from the policy and let a verifier give
-each a reward R. GRPO makes the completions that beat the mean of their group more
-likely, token by token, and the others less:
+For each prompt, sample a group of completions from the policy and let a verifier judge
+them: by its verdict each gets a reward R. GRPO makes the completions that beat the mean
+of their group more likely, token by token, and the others less:
 
     maximise the mean over tokens of
         w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
@@ -43,8 +43,8 @@ import time
 import warnings
 from typing import Literal
 
-# Tensors that grow with every token would leave gaps in a GPU's memory. (WSL has no
-# expandable segments.)
+# Must be set before torch is imported. Sequences that grow token by token would leave
+# gaps in a GPU's memory, which expandable segments close. (WSL has none.)
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
@@ -68,9 +68,10 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
     """GRPO-SG's weights, w = clip(alpha * (sigmoid(pi / tau) - mu), L, U).
 
     logps: log pi, in nats, of the sampled tokens under the current policy, at the
-    sampling temperature; any shape. low, high: L, U. Returns float32 of that
-    shape, detached: w says how much a token's advantage counts, and is not itself
-    something to maximise.
+    sampling temperature; any shape. low, high: L, U. tau is our reading: the one source
+    that names it has 9, with which w would be constant (lesson/decisions.md). Returns
+    float32 of that shape, detached: w says how much a token's advantage counts, and is
+    not itself something to maximise.
     """
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
@@ -105,15 +106,17 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     over completions of their token means (GRPO's first form: a token of a long
     completion counts less). denominator: the number of tokens (in the second mode, of
     completions) of the whole batch, if this is a part of one; losses and statistics of
-    the parts then add up to the whole's. An AssertionError names what does not fit: a
-    shape, the mode, or beta > 0 without ref_logps.
+    the parts then add up to the whole's. (Where gradients are averaged over parts, as by
+    DDP, divide it by their number.) Where mask is true, log-probabilities must be
+    finite. An AssertionError names what does not fit: a shape, the mode, or beta > 0
+    without ref_logps.
 
     clip_low, clip_high: GRPO's 0.2. (Config's default for clip_high is 0.24, which
     AR-Lopti has, arXiv 2505.12929.)
 
-    As long as nothing has been updated, r = 1, and the loss is only the mean of -wA,
-    often near 0. Its gradient is not: at r = 1 the gradient of r is that of log pi, so
-    the update is REINFORCE with the advantage wA.
+    As long as nothing has been updated, r = 1, and the loss, but for a KL, is only the
+    mean of -wA, often near 0. Its gradient is not: at r = 1 the gradient of r is that of
+    log pi, so the update is REINFORCE with the advantage wA.
     """
     for x in (old_logps, mask, weights, ref_logps):
         assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
@@ -149,7 +152,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 
     def aggregate(x):
         x = x.masked_fill(~mask, 0.0)
-        return (x / lengths if by_completion else x).sum() / denominator
+        if by_completion:
+            x = x / lengths
+        return x.sum() / denominator
 
     with torch.no_grad():
         held_back = clipped * A < r * A  # by the clip
@@ -157,7 +162,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         stats = {"clip_frac": aggregate(held_back.float()),
                  "kl": aggregate(kl),
                  # of the policy that sampled, in nats; estimated by its own tokens
-                 "entropy": aggregate(-old_logps),
+                 "entropy": aggregate(-old_logps.to(logps.dtype)),
                  "weight_mean": aggregate(w),
                  "low_prob_frac": aggregate(unlikely.float())}
     return -aggregate(objective), stats
@@ -192,7 +197,7 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     exactly on sampled tokens, and never on a row's first token, which is predicted from
     nothing. No attention mask is needed: pads come last, and nothing attends to what
     follows it. (Rows padded on the left would get wrong numbers.) model: any causal
-    language model of transformers; it warns of one in training mode. AssertionError: a
+    language model of transformers, 5.21 or newer; it warns of one in training mode. AssertionError: a
     mask that is true on a first token, a temperature that is not above 0.
     """
     mask = mask.bool()
@@ -203,8 +208,8 @@ def token_logps(model, ids, mask, *, temperature=1.0):
                       "nothing has changed; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
     # through the matrix of the vocabulary: with Qwen's 151,936 words the other logits
-    # would take most of an update's memory. logits_to_keep may be a mask: then the logits
-    # of its True positions are all that transformers computes.
+    # would take most of an update's memory. logits_to_keep may be a mask: then the
+    # logits of its True positions are all that transformers computes.
     output = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:])
     logits = output.logits.float() / temperature  # (N, V)
     del output  # or its logits would be kept beside these
@@ -269,8 +274,10 @@ def draw(logits, u, temperature):
     # Invert the cumulative distribution; right=True, so that no token of probability 0
     # is ever drawn.
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
+    # The last sum is not quite 1, so that u is scaled to it.
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    return token.clamp(max=cdf.shape[1] - 1)  # u rounded up to 1, or nan
+    # The product may be rounded up to the last sum (or be nan): past the last token.
+    return token.clamp(max=cdf.shape[1] - 1)
 
 
 @torch.no_grad()
@@ -281,12 +288,13 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     prompts: lists of ids; equal ones cost no more than n of one. A completion ends with
     a stop token; or it stops, at max_new_tokens or when stopping_criteria says so, which
     is one of transformers' and is given the tokens drawn, without prompts or scores.
-    Tokens are drawn from the whole of softmax(logits / temperature): with a top-k or
-    top-p that token_logps does not know of, r would compare two different
-    distributions. temperature=0 takes the likeliest token. The model must be in eval
-    mode, and each prompt have a token (AssertionError). bar: the text of a progress bar;
-    "" shows none.
+    Tokens are drawn from the whole of softmax(logits / temperature), which is what
+    token_logps scores: with a top-k or top-p the gradient would be that of another
+    distribution than the sampled one, and r would not show it. temperature=0 takes the
+    likeliest token. The model must be in eval mode, the temperature not be below 0,
+    and each prompt have a token (AssertionError). bar: the text of a progress bar; "" shows none.
     """
+    assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
@@ -300,7 +308,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     completions = [[] for _ in prompts]
     steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, disable=not bar)
     for t in steps:
-        token = draw(logits, u[alive, t, None], temperature)  # (B, 1)
+        token = draw(logits, u[alive, t].unsqueeze(1), temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
         ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
         if stopping_criteria:
@@ -367,7 +375,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
     little with the number of rows). sampler: `sample`, or a faster one with the same
     results."""
     model.eval()
-    stop_ids = models.find_stop_ids(model, tokenizer)
+    stop_ids = models.find_stop_ids(model, tokenizer)  # many models have several
     # On the CPU, so that every device gets the same numbers.
     generator = torch.Generator().manual_seed(seed)
     completions = []
@@ -378,10 +386,10 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
     # each of the first max_turns a call ends the turn and is answered; in one last turn
     # calls are not answered.
     calls_tool = models.StopText(tokenizer, task.stop_text) if task.observe else None
-    turns = cfg.max_turns if task.observe else 0
+    answered = cfg.max_turns if task.observe else 0
     unfinished = completions
-    for turn in range(turns + 1):
-        last_turn = turn == turns
+    for turn in range(answered + 1):
+        last_turn = turn == answered
         contexts = [c.prompt + c.tokens for c in unfinished]
         drawn = sample_in_parts(
             sampler, model, contexts, cfg.sample_batch, generator,
@@ -391,7 +399,7 @@ def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
             c.add(tokens, own=True)
         if last_turn:
             break
-        called = [calls_tool(torch.tensor([tokens])) for tokens in drawn]
+        called = [calls_tool(torch.tensor([tokens])).item() for tokens in drawn]
         unfinished = [c for c, waits in zip(unfinished, called) if waits]
         texts = [tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
@@ -493,7 +501,8 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
     with program.hold_signals(message) as received:
         for step in bar:
             # What is drawn is a function of the seed and the step, so there is no
-            # random state to save. Each step draws its problems anew from all of them.
+            # random state to save. (The factor: no two seeds share a step.) Each step
+            # draws its problems anew from all of them.
             seed = cfg.seed * 1_000_003 + step
             count = min(cfg.prompts, len(task.train))
             problems = random.Random(seed).sample(task.train, count)
@@ -544,9 +553,10 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
 
 
 def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
-    """Up to cfg.updates optimizer steps on a rollout, each on its own random share: no
-    completion is used twice. A group may be cut across shares: its advantages sum to 0
-    over all of them, not in each.
+    """Up to cfg.updates optimizer steps on a rollout, each on its own random share (PPO's
+    minibatch): no completion is used twice. So r = 1 in the first; in the later ones the
+    policy has moved. A group may be cut across shares: its advantages sum to 0 over all
+    of them, not in each.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
     if beta is 0 it is left out of the passes, which changes nothing, as what the loss
@@ -576,16 +586,20 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
             for batch in sum(plan, []):
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
     losses, norms = [], []
-    sums = dict.fromkeys(STATISTICS, 0.0)
+    measured = []  # of each micro-batch: its statistics, and what they were divided by
     for share, batches in zip(shares, plan):
         if not batches:
             continue
         losses.append(0.0)
-        # Of the whole share, so that the sum of the micro-batches' losses is its mean.
+        # Of the whole share, so that the sum of the micro-batches' losses is its mean;
+        # with groups of equal rewards, so that the others do not get louder for them.
         units = count_units(share, cfg)
         for batch in batches:
             logps = compute_logps(model, batch, cfg)  # (B, T)
-            old_logps = batch.get("old_logps", logps.detach())
+            if "old_logps" in batch:
+                old_logps = batch["old_logps"]
+            else:  # the first update: r = 1, but its gradient is that of log pi
+                old_logps = logps.detach()
             loss, stats = grpo_sg_loss(
                 logps, old_logps, batch["advantages"], batch["mask"],
                 weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"),
@@ -593,9 +607,7 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
                 loss_agg_mode=cfg.loss_agg_mode, denominator=units)
             loss.backward()
             losses[-1] += loss.item()
-            for key in STATISTICS:
-                # a sum again, which is divided in the end by what was used of all shares
-                sums[key] += float(stats[key]) * units
+            measured.append((stats, units))
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
         if math.isfinite(norm) and math.isfinite(losses[-1]):
             # Else the weights stay as they are: nan never reaches them.
@@ -606,7 +618,8 @@ def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
     row["loss"] = finite_mean(sum(losses), len(losses))
     used_units = count_units(sum(used, []), cfg)
     for key in STATISTICS:
-        row[key] = finite_mean(sums[key], used_units)
+        total = sum(float(stats[key]) * units for stats, units in measured)
+        row[key] = finite_mean(total, used_units)
     return row
 
 
@@ -642,7 +655,7 @@ def make_batch(completions, device):
     for c in completions:
         pads = longest - c.length()
         ids.append(c.prompt + c.tokens + [0] * pads)
-        # By position, never by `ids != pad`: many models pad with their end token,
+        # By position, never by `ids != pad`: many models pad with their stop token,
         # which must be learned.
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
     columns = {"ids": ids, "mask": mask, "advantages": [c.advantage for c in completions]}
@@ -650,6 +663,7 @@ def make_batch(completions, device):
 
 
 def compute_logps(model, batch, cfg):
+    """token_logps; on a GPU the products in it are in bfloat16, the weights in float32."""
     with models.in_bfloat16(batch["ids"].device):
         return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
 
@@ -1021,7 +1035,7 @@ def check_start(model, tokenizer, task, cfg):
     stop_ids = models.find_stop_ids(model, tokenizer)
     if not stop_ids or max(stop_ids) >= model.config.get_text_config().vocab_size:
         raise program.UserError("the tokenizer saved with the model is not usable: it "
-                                "has no end token, or one that the model does not know")
+                                "has no stop token, or one that the model does not know")
     unknown, known = 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
         c = Completion(problem, encode_problem(tokenizer, task, problem, cfg))

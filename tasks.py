@@ -350,11 +350,11 @@ BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
 
 def verify_kk(response, roles):
     """Grade one response to a puzzle; `roles`: dict name -> "knight" or "knave". Give
-    it the response without the prompt.
+    it the response without the prompt, but with <think> if that is how the prompt ends.
 
     `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles
     `</answer>`, each tag once and in lower case, something in the thoughts, and nothing
-    else but white space, end tokens and a full stop at the end; no turn of a dialogue
+    else but white space, stop tokens and a full stop at the end; no turn of a dialogue
     is faked inside. `correct`: it is well formed, and the answer gives everybody the
     right role and says nothing else.
     """
@@ -457,13 +457,21 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 
 
 def verify_math(response, gold):
-    """Grade one response; `gold`: the answer, or several of which any will do.
+    """Grade one response; `gold`: the bare answer, or several of which any will do.
     `formatted`: there is a final_answer, of at most 500 characters. `correct`: it
-    equals a gold one, by math_equal."""
+    equals a gold one, by math_equal. Without answer tags only the box is read, and not
+    what stands beside it."""
     answer = final_answer(response)
-    golds = [gold] if isinstance(gold, str) else gold
-    return Verdict(bool(answer) and any(math_equal(answer, each) for each in golds),
-                   bool(answer))
+    right = bool(answer) and any(math_equal(answer, each) for each in as_answers(gold))
+    return Verdict(right, bool(answer))
+
+
+def as_answers(gold):
+    """The gold answers as a list of strings: of one answer, a text or a number, or of
+    several."""
+    if isinstance(gold, (str, int, float)):
+        gold = [gold]
+    return [str(each) for each in gold]
 
 
 def arithmetic(rng):
@@ -541,7 +549,7 @@ def verify_qa(response, golds):
     """Grade one response, what the policy wrote without what the tool answered;
     `golds`: any will do. `formatted`: by qa.read_answer. `correct`: well formed, and
     the answer is one of the golds but for case, accents, articles and punctuation."""
-    golds = [golds] if isinstance(golds, str) else golds
+    golds = as_answers(golds)
     answer = qa.read_answer(response, max(map(len, golds), default=0))
     if answer is None:
         return Verdict(False, False)

@@ -354,7 +354,7 @@ WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "nev
 
 
 def word_tokenizer():
-    """Pad is the end token, as in Qwen2.5's base models: by `ids != pad` stopping would never be learned."""
+    """Pad is the stop token, as in Qwen2.5's base models: by `ids != pad` stopping would never be learned."""
     tokenizer = Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>",
@@ -411,7 +411,7 @@ def test_greedy_completions_belong_to_their_prompts():
     assert len({str(tokens) for tokens in alone}) > 9
 
 
-def test_the_mask_keeps_the_end_token_and_nothing_after_it():
+def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
     _, completions, cfg = rolled()
     for i, c in enumerate(completions):
         c.advantage = float(i)  # to know them again
@@ -426,7 +426,7 @@ def test_the_mask_keeps_the_end_token_and_nothing_after_it():
 
 
 def test_what_is_cut_off_is_badly_formed():
-    """No end token within max_new_tokens; rewards: +3 right, -0.5 not right, -3 badly formed."""
+    """No stop token within max_new_tokens; rewards: +3 right, -0.5 not right, -3 badly formed."""
     _, completions, _ = rolled()
     for c in completions:
         c.reward = tasks.reward(c)
@@ -546,6 +546,13 @@ def test_the_loss_lifts_bfloat16_and_keeps_float64():
     assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
 
 
+def test_the_entropy_of_many_tokens_in_half_precision():
+    """A sum of 131,072 times 2 nats is beyond float16."""
+    logps = torch.full((64, 2048), -2.0)
+    _, stats = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
+    assert stats["entropy"].item() == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("change", [
     lambda given: given.update(weights=torch.ones(4)),
     lambda given: given.update(ref_logps=torch.zeros(4, 6)),
@@ -641,6 +648,11 @@ def test_a_prompt_needs_a_token(prompts):
         sample(tiny_qwen().eval(), prompts, max_new_tokens=2, stop_ids=[])
 
 
+def test_a_temperature_below_0_would_prefer_unlikely_tokens():
+    with pytest.raises(AssertionError, match="the temperature must not be below 0: -1"):
+        sample(tiny_qwen().eval(), [[1]], max_new_tokens=2, stop_ids=[], temperature=-1)
+
+
 def test_each_completion_is_learned_from_once(monkeypatch):
     """By one of the updates; those of equal groups only where there is a KL to learn from."""
     seen, logps = [], grpo_sg.token_logps
@@ -702,7 +714,7 @@ def test_labelled_responses():
 def test_hostile_responses_are_cheap(task, gold):
     """A second at most for any verdict, though it has fifty thousand of whatever could multiply."""
     for part in ("<think>", "</think>", "<answer>", "</answer>", "<think></think>", "<search>x</search>",
-                 "<", " ", "\n", "< / ", "<|im_end|>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ",
+                 "<", " ", "\n", "< / ", "<|im_end|>", "</s>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ",
                  ",000", "Mira ", "a\nuser", "\u0301", "\u0301\u0323", "\u0344\u0338", "\\boxed{", "{", "9"):
         long = part * 50_000
         for response in (f"{long}x", f"<think>{long}</think>\n<answer>{GOOD}</answer>\nuser",
@@ -1286,7 +1298,7 @@ SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problem
 
 
 def hub_model(folder, template, model=None):
-    """A model with a tokenizer of bytes, saved like one of the hub; pad is the end token."""
+    """A model with a tokenizer of bytes, saved like one of the hub; pad is the stop token."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))

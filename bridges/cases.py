@@ -16,7 +16,7 @@ TEXTS = {  # of a task: a right response for a gold answer, and a wrong one
 
 
 def save_model(folder, opened):
-    """A small untrained model whose tokens are bytes, with three end tokens. opened: whether its chat
+    """A small untrained model whose tokens are bytes, with three stop tokens. opened: whether its chat
     template opens the thoughts, as DeepSeek-R1's does."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     core = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))

@@ -31,7 +31,7 @@ from support import tiny
 
 SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
 SHORTER = {2048: 1, 151_936: 8}  # what lengths are divided by, as many words take long
-END, P, N = 0, 8, 8              # the end token; prompts, completions of each
+END, P, N = 0, 8, 8              # the stop token; prompts, completions of each
 FIXED, MEAN, CAP = 128, 64, 512  # a fixed length; mean and cap of the long-tailed lengths
 
 

@@ -1,4 +1,5 @@
-"""Does the weight help, and do four mistakes matter? Runs that differ in one thing, from the same warm starts.
+"""Does the weight help, and do four mistakes and another reading of the formula matter? Runs that differ in one
+thing, from the same warm starts.
 
     python -m experiments.compare run                      everything, in some hours; goes on where it stopped
     python -m experiments.compare run help --seeds 0 1 2   a part of it
@@ -23,6 +24,8 @@ import pathlib
 import random
 import statistics
 
+import torch
+
 import grpo_sg
 import tasks
 from experiments import paired
@@ -33,8 +36,8 @@ TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another tem
 # A part's names, of which the first is the base of comparisons, and its seeds.
 PARTS = {"grid": (METHODS, range(100, 104)), "help": (METHODS, range(20)),
          "noisy-grid": (METHODS, range(100, 104)), "noisy-help": (METHODS, range(20)),
-         "traps": (TRAPS, range(8))}
-GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid"}
+         "traps": (TRAPS, range(8)), "reading": (("sg", "mu inside"), range(10))}
+GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid", "reading": "grid"}
 
 
 # ---- What is changed ----
@@ -43,9 +46,14 @@ def weights_inside_the_clip(logps, old_logps, advantages, mask, *, weights, **mo
     return paired.grpo_sg_loss(logps + weights.log(), old_logps, advantages, mask, **more)
 
 
+def mu_inside_the_sigmoid(w, pi, mask):
+    """The other reading of the formula (lesson/decisions.md), in the place of w."""
+    return (2 * torch.sigmoid(9 * (pi - 0.25))).clamp(1.0, 1.4)
+
+
 def mask_by_value(completions, device, make_batch=grpo_sg.make_batch):
     batch = make_batch(completions, device)
-    batch["mask"] &= batch["ids"] != 0  # the pad, which is the end token too
+    batch["mask"] &= batch["ids"] != 0  # the pad, which is the stop token too
     return batch
 
 
@@ -54,6 +62,7 @@ def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.comput
 
 
 PATCHES = {"clip(w r)": {"grpo_sg_loss": weights_inside_the_clip},
+           "mu inside": paired.loss_of(mu_inside_the_sigmoid),
            "end token masked": {"make_batch": mask_by_value},
            "scored at another temperature": {"compute_logps": score_at_another_temperature}}
 
@@ -66,7 +75,7 @@ def reward_with_luck(rng, c):
 # ---- Runs ----
 
 def jobs_of(part, seeds, rows):
-    """The runs of a part. The learning rate of a method is the best one of its grid, of a mistake that of sg."""
+    """The runs of a part. The learning rate of a method is the best one of its grid, of all else that of sg."""
     names, usual = PARTS[part]
     rates = paired.best_rates([row for row in rows if row["part"] == GRID_OF.get(part)])
     if part in GRID_OF and not rates:

@@ -139,7 +139,7 @@ def traps():
         for which, label, color in (("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)):
             curves = [row["curve"] for row in paired.select(here, name=which).values()]
             plot_mean(axis, curves, label, color)
-        axis.set_title(name.replace("at another", "at\nanother"), fontsize=9)
+        axis.set_title(name.replace("at another", "at\nanother").replace("end", "stop"), fontsize=9)
         axis.set(xlabel="step")
     axes[0].set(ylabel="accuracy in training")
     axes[0].legend(fontsize=7, frameon=False)

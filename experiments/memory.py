@@ -1,7 +1,7 @@
 """What of a model's sampling and update fits on a GPU, with a tenth of it to spare: computed, not
 measured.
 
-    python experiments/memory.py                                     the README's table
+    python experiments/memory.py                                     the table of hardware.md
     python experiments/memory.py --model FOLDER_OR_NAME --gpu 24     a model, on a card of 24 GB
     python experiments/memory.py --model FOLDER_OR_NAME --gpu 16 --float32     on a T4
 

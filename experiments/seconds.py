@@ -108,8 +108,8 @@ def whole_run(config, card, prompt, mean, cfg):
 
 
 def print_ladder():
-    print("| card | Instruct model | GB in sampling, in an update | seconds a step in sampling, "
-          "in updates | steps, hours |\n|---|---|---|---|---|")
+    print("| card | Instruct model | GB of memory | sampling, seconds a step | updates, seconds a step "
+          "| steps | hours |\n|---|---|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
         config, cfg = memory.qwen(size), grpo_sg.parse(shlex.split(command)[1:])
         for card in cards:
@@ -118,9 +118,8 @@ def print_ladder():
                 new=cfg.max_new_tokens, prompt=longest, checkpointing=cfg.gradient_checkpointing,
                 float32=card == "T4")
             sampling, updates, hours = whole_run(config, card, prompt, mean, cfg)
-            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {needs['sampling']:.0f}, "
-                  f"{needs['update']:.0f} | {sampling:.0f}, {updates:.0f} | {cfg.steps}, "
-                  f"{hours:.1f} |")
+            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {max(needs['sampling'], needs['update']):.0f} "
+                  f"| {sampling:.0f} | {updates:.0f} | {cfg.steps} | {hours:.1f} |")
 
 
 def compute_check(card, **settings):

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 import pytest
+import torch
 
 import grpo_sg
 import tasks
@@ -18,10 +19,12 @@ from test_grpo_sg import CHAT, hub_model
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / page for page in ("README.md", "support/README.md", "experiments/README.md", "lesson/README.md",
-                                  "lesson/decisions.md", "experiments/reproduce.md", "bridges/README.md")]
+                                  "lesson/decisions.md", "experiments/hardware.md", "experiments/reproduce.md",
+                                  "bridges/README.md")]
 README, SUPPORT, *_ = TEXTS = [page.read_text() for page in PAGES]
 COMMANDS = "\n".join(TEXTS[:-1]).replace("\\\n", " ")  # those of the bridges need their engines
 CODE = (ROOT / "grpo_sg.py").read_text()
+OTHER_MARKS = {"python -m pytest -q test_grpo_sg.py", "python grpo_sg.py"}
 SMALL = "--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 --eval_samples 0"
 RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --out runs/NAME",
        "grpo_sg.py --eval_only --model runs/NAME/checkpoint --eval_data aime24 --eval_samples 16",
@@ -79,6 +82,26 @@ def test_every_measured_number_is_that_of_its_raw_file(capsys):
     assert numbers.check({**pages, name: pages[name] + "\nIt gains .777, too.\n"}) == 1  # no source
 
 
+def test_the_lines_for_another_trainer(tmp_path):
+    lines = re.search(r"```python\n(pi = .*?)```", README, re.S)[1]
+    for shape in ("3", "3, 1", "3, 4"):
+        given = f"import torch\nlogps = -3 * torch.rand(3, 4)\nadvantages = given = torch.randn({shape})\n"
+        (tmp_path / "lines.py").write_text(given + lines)
+        found = runpy.run_path(f"{tmp_path}/lines.py")
+        w = grpo_sg.token_weights(found["logps"])
+        assert torch.allclose(found["w"], w)
+        assert torch.equal(found["advantages"], found["given"].view(3, -1) * found["w"])
+
+
+def test_what_the_lesson_breaks_is_there():
+    """Each of its code marks is of grpo_sg.py or of its tests, but for what is to be written in its place."""
+    breaks = TEXTS[3].split("## Five things to break")[1]
+    tests = (ROOT / "test_grpo_sg.py").read_text()
+    for mark in re.findall(r"`([^`]+)`", re.sub(r"write\s+`[^`]+`", "", breaks)):
+        known = CODE + tests if mark.startswith("test_") else CODE
+        assert mark in known or mark in OTHER_MARKS, mark
+
+
 def test_the_header_for_uv_has_the_requirements():
     needed = re.search(r"# dependencies = (.*)", CODE)[1]
     pinned = (ROOT / "requirements.txt").read_text().split()
@@ -118,7 +141,8 @@ def test_commands(tmp_path, monkeypatch, capsys):
                  "--out runs/NAME".split())
     for command in RUN:
         execute(command.replace("--task kk", f"--task kk {SMALL} --out runs/A"), monkeypatch)
-    assert capsys.readouterr().out.partition("| Qwen2.5 ")[2] in README  # the table of memory
+    hardware = (ROOT / "experiments" / "hardware.md").read_text()
+    assert capsys.readouterr().out.partition("| Qwen2.5 ")[2] in hardware  # the table of memory
     seconds.print_ladder()
     assert all(row in README for row in capsys.readouterr().out.splitlines()[2:])
     assert {command for *_, command in seconds.LADDER} < commands

@@ -99,9 +99,10 @@ def train(seed, advantages_of, objective_of, updates=1, mean=over_tokens):
 #
 #     objective of a token = R log pi
 #
-# Over samples of the policy itself, the mean of R times the gradient of log pi is the gradient of
-# the expected reward. But no reward here is negative, so that whatever is sampled gets likelier,
-# and the good must outrun the bad.
+# Over samples of the policy itself, the mean of R times the gradient of log pi, summed over the
+# tokens of a completion, is the gradient of the expected reward. (The loop takes the mean over all
+# tokens of a batch, which only changes the scale.) But no reward here is negative, so that
+# whatever is sampled gets likelier, and the good must outrun the bad.
 
 def rewards_alone(R):  # (P, G) -> (P, G)
     return R
@@ -159,7 +160,7 @@ climb("4. four updates, nothing else", train, updates=4,
 # In the first update r = 1, and its gradient is that of log pi. Later r corrects for completions
 # that are the old policy's: a token that has become rare counts little. And the clip says when it
 # is enough: a token whose probability has changed by a fifth, in the direction that its advantage
-# asks for, has no gradient until new completions are sampled.
+# asks for, has no gradient as long as it is out there.
 
 def clipped_ratio(logps, old_logps, A):
     r = (logps - old_logps).exp()
@@ -185,7 +186,7 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
 
-# %% 7. The weight w: GRPO-SG. This cell and the first are a whole training script, to copy
+# %% 7. The weight w: GRPO-SG
 #
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
@@ -193,13 +194,28 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
 # Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. On this
 # model the seeds show no difference, nor did they in this project's longer comparisons
 # (experiments/README.md): whether w helps is for larger models to say.
-#
-# The loop is the one above with its choices written out, and `grpo_sg_loss` is rung 5 times w,
-# with mask and mean. Here all four updates see all completions. grpo_sg.py does otherwise: it
-# divides a step's completions into shares, and learns from each in one update, so that r differs
-# from 1 by what the updates on the other shares have changed.
 
-TEMPERATURE = 1.0  # of sampling and of log-probabilities; if they differ, r is wrong
+def weighted(logps, old_logps, A):
+    return token_weights(logps) * clipped_ratio(logps, old_logps, A)
+
+
+sg = climb("7. times w: GRPO-SG", train, updates=4,
+           advantages_of=group_advantages, objective_of=weighted)
+
+# %% Does w help? The same seeds with and without it
+difference = (sg - grpo)[:, -5:].mean(1)  # (seeds,)
+error = difference.std() / len(difference) ** 0.5
+print(f"7 minus 5, paired by seed: {difference.mean():+.3f} ± {error:.3f}")
+
+
+# %% The same in one piece. This cell and the first are a whole training script, to copy
+#
+# The loop is the one above with its choices written out, and `grpo_sg_loss` is rung 7 with mask
+# and mean. Here all four updates see all completions. grpo_sg.py does otherwise: it divides a
+# step's completions into shares, and learns from each in one update, so that r differs from 1 by
+# what the updates on the other shares have changed.
+
+TEMPERATURE = 1.0  # of sampling and of log-probabilities: both are about one policy
 
 
 def grpo_sg(seed):
@@ -238,9 +254,4 @@ def grpo_sg(seed):
     return curve
 
 
-sg = climb("7. times w: GRPO-SG", grpo_sg)
-
-# %% Does w help? The same seeds with and without it
-difference = (sg - grpo)[:, -5:].mean(1)  # (seeds,)
-error = difference.std() / len(difference) ** 0.5
-print(f"7 minus 5, paired by seed: {difference.mean():+.3f} ± {error:.3f}")
+climb("the same in one piece", grpo_sg)

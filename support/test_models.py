@@ -116,7 +116,7 @@ def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, mo
     assert not (tmp_path / "ran").exists()
 
 
-def test_all_end_tokens_of_the_model_end_a_completion():
+def test_all_stop_tokens_of_the_model_end_a_completion():
     tokenizer = byte_tokenizer(CHATML)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<end_of_turn>"]})
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1))

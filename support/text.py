@@ -35,12 +35,16 @@ FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \
                        r"(?:user|human|assistant|system)\W{0,3}:", re.I)
 
 
+# Of Qwen, Llama, Gemma, Mistral and others: the loop cuts them off, other programs may not.
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
+               "<eos>", "<pad>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+REVERSED_END = re.compile("(?:" + "|".join([r"\s", *(re.escape(token[::-1]) for token in STOP_TOKENS)]) + ")*+")
+
+
 def without_end(response):
-    """The response without white space and end tokens around it."""
-    body = response.strip()
-    for _ in range(2):
-        body = body.removesuffix("<|endoftext|>").removesuffix("<|im_end|>").strip()
-    return body
+    """The response without white space around it and stop tokens after it."""
+    ended = REVERSED_END.match(response[::-1]).end()  # from the end on, so that the time is linear
+    return response[:len(response) - ended].lstrip()
 
 
 # Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter

@@ -14,6 +14,7 @@ import statistics
 from experiments import dose, memory, paired, seconds, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
+DECISIONS, HARDWARE = "lesson/decisions.md", "experiments/hardware.md"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG"}
 TASKS = "kk", "math", "qa"
 
@@ -142,25 +143,24 @@ def premise():
     yield EVIDENCE, text, "premise.jsonl", "shares", [range_unlikely, *means["none"]]
     text = "they carry {} to {} of the sum of squared norms under GRPO, {} to {} under GRPO-SG"
     both = [*means["none"], *means["sg"]]
-    yield README, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
-        percent(statistics.fmean(unlikely)), *both]
-    yield LESSON, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
-        range_unlikely, *both]
+    for page in (README, LESSON):
+        yield page, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
+            range_unlikely, *both]
 
 
 def comparisons():
     rows = read("compare.jsonl")
     yield commits("compare.jsonl", rows)
-    found = {part: {name: paired.select(rows, part=part, name=name) for name in METHODS}
-             for part in ("help", "noisy-help")}
-    for name, label in METHODS.items():
-        row, values = f"| **{label}** |", []
-        for cells in found.values():
-            values += [power(cells[name][0]["lr"]), short(mean(cells[name].values()))]
-            row += " {} | {} | |" if name == "none" else " {} | {} | **{} [{}, {}]** |"
+    found = {}
+    for part, rewards in (("help", "clean"), ("noisy-help", "noisy")):
+        found[part] = cells = {name: paired.select(rows, part=part, name=name) for name in METHODS}
+        for name, label in METHODS.items():
+            values = [power(cells[name][0]["lr"]), short(mean(cells[name].values()))]
+            row = f"| {rewards} | {label} | {{}} | {{}} | |"
             if name != "none":
                 values += with_interval(paired.differences(cells[name], cells["none"]))
-        yield EVIDENCE, ("## Does it help?", row), "compare.jsonl", f"help, noisy-help: {name}", values
+                row = row[:-1] + "**{} [{}, {}]** |"
+            yield EVIDENCE, row, "compare.jsonl", f"{part}, {name}: lr, avg@4, minus none", values
     clean, noisy = (paired.differences(cells["sg"], cells["none"]) for cells in found.values())
     yield EVIDENCE, "| clean rewards: {words}; noisy ones: {words} |", "compare.jsonl", "sg - none", [
         called(clean), called(noisy)]
@@ -170,12 +170,6 @@ def comparisons():
     text = ("With clean rewards {words}: over 20 paired seeds of `kk`, avg@4 of GRPO-SG minus GRPO's is {} [{}, {}]. "
             "With noisy ones {words}: it is {} [{}, {}].")
     yield README, text, "compare.jsonl", "sg - none", values
-    others = []
-    for name in ("sg / mean", "ar", "reverse"):
-        more = paired.differences(paired.select(rows, part="noisy-help", name=name), found["noisy-help"]["sg"])
-        others.append(statistics.fmean(more))
-    text = "all three were above GRPO-SG, by {}."
-    yield EVIDENCE, text, "compare.jsonl", "noisy-help: three more - sg", [range_of(others, digits=3)]
     greedy = []
     for cells in found.values():
         greedy += with_interval(paired.differences(cells["sg"], cells["none"], "greedy"))
@@ -187,10 +181,11 @@ def mistakes():
     rows = [row for row in read("compare.jsonl") if row["part"] == "traps"]
     base = paired.select(rows, name="sg")
     labels = {"clip(w r)": ("the weight inside of the clip", "w is outside the clip"),
-              "end token masked": ("the end token left out", "the mask is made by position"),
+              "end token masked": ("the stop token left out", "the mask is made by position"),
               "tau = 9": ("tau = 9", "tau is 1/9"),
               "scored at another temperature": ("log-probabilities at temperature 0.6",
                                                 "sampling and scoring share one temperature")}
+    decisions = {"tau = 9": "9 in place of 1/9", "clip(w r)": "inside"}
     costly = 0
     for name, (label, in_the_lesson) in labels.items():
         here = paired.select(rows, name=name)
@@ -200,6 +195,9 @@ def mistakes():
         yield EVIDENCE, f"| {label}{{any}}| **{{}} [{{}}, {{}}]** | {{}} |", "compare.jsonl", f"traps: {name} - sg", [
             *values, largest]
         yield LESSON, f"| {in_the_lesson} |{{any}}| **{{}} [{{}}, {{}}]**", "compare.jsonl", f"traps: {name} - sg", values
+        if name in decisions:
+            text = f"{decisions[name]}: avg@4 {{}} [{{}}, {{}}], eight seeds"
+            yield DECISIONS, text, "compare.jsonl", f"traps: {name} - sg", values
     right = f"{mean(base.values(), 'norm max'):.1f}"
     yield EVIDENCE, "gradient norm (right: {})", "compare.jsonl", "traps: norm max of sg", [right]
     text = "the largest gradient norm is {} in place of {}"
@@ -212,6 +210,9 @@ def mistakes():
     inside = with_interval(paired.differences(paired.select(rows, name="clip(w r)"), base))
     text = "measured) {words} cost accuracy here; w inside the clip changes avg@4 by {} [{}, {}],"
     yield README, text, "compare.jsonl", "traps: clip(w r) - sg", [count, *inside]
+    cells = [paired.select(read("compare.jsonl"), part="reading", name=name) for name in ("mu inside", "sg")]
+    text = "avg@4 {} [{}, {}], ten seeds"
+    yield DECISIONS, text, "compare.jsonl", "reading: mu inside - sg", with_interval(paired.differences(*cells))
 
 
 def doses():
@@ -267,24 +268,23 @@ def collapse():
 
 def ignorant_of_mathematics():
     counted = read("ignorant_math.json")
-    labels = {"generated": "generated problems", "gsm8k_test": "GSM8K, test", "math500": "MATH-500",
-              "math_test": "MATH, test", "olympiadbench": "OlympiadBench", "minerva": "Minerva",
-              "deepscaler_every_8th": "DeepScaleR, every eighth"}
+    labels = {"generated": "generated problems", "gsm8k_test": "GSM8K, test", "math500": "MATH-500"}
     keys = "problems", "question", "longest", "any", "constant"
-    total, boxed, largest = 0, 0, 0.0
+    ours = {key: found["verify_math"] for key, found in counted.items() if key != "math_train"}
     for key, label in labels.items():
-        found = counted[key]["verify_math"]
-        values = [f"{found[each]:,}" for each in keys]
+        values = [f"{ours[key][each]:,}" for each in keys]
         yield EVIDENCE, f"| {label} | {' | '.join(5 * ['{}'])} |", "ignorant_math.json", key, values
-        total, boxed = total + found["problems"], boxed + found["question"]
-        largest = max(largest, found["any"] / found["problems"])
+    sums = [f"{sum(found[each] for found in ours.values()):,}" for each in keys[:4]]
+    text = f"| these and four more sets | {' | '.join(4 * ['{}'])} | |"
+    yield EVIDENCE, text, "ignorant_math.json", "sums", sums
+    largest = max(found["any"] / found["problems"] for found in ours.values())
     theirs = {key: counted[key]["math-verify"] for key in ("generated", "math500")}
     for key, found in theirs.items():
         text = f"| by math-verify 0.9.0: {labels[key]} | {' | '.join(4 * ['{}'])} | |"
         values = [f"{found[each]:,}" for each in keys[:4]]
         yield EVIDENCE, text, "ignorant_math.json", f"{key}, math-verify", values
     text = "boxing the question pays for {} of {} problems, any of its formulas for at most {} % of a set"
-    yield EVIDENCE, text, "ignorant_math.json", "sums", [str(boxed), f"{total:,}", percent(largest)]
+    yield EVIDENCE, text, "ignorant_math.json", "sums", [sums[1], sums[0], percent(largest)]
     values = [f"{counted['generated']['verify_math'][key]:,}" for key in ("question", "problems")]
     text = "the question in a box earns {} of {} generated problems (by math-verify: {})"
     yield README, text, "ignorant_math.json", "generated", [*values, f"{theirs['generated']['question']:,}"]
@@ -292,17 +292,16 @@ def ignorant_of_mathematics():
 
 def ignorant_of_logic():
     rows = {(row["problems"], row["policy"]): row for row in read("ignorant_tasks.json")}
-    labels = {"best constant": "the best constant answer", "claims: the last of each": "the last that somebody says"}
-    for policy, label in labels.items():
-        values = []
-        for problems in ("kk 3", "kk 4", "kk 5", "kk 6", "kk 7", "qa"):
-            if (problems, policy) in rows:
-                values.append(short(rows[problems, policy]["accuracy"]))
-        yield EVIDENCE, f"| {label}{{any}}| {' | '.join(len(values) * ['{}'])} |", "ignorant_tasks.json", policy, values
+    people = []
+    for policy in ("best constant", "claims: the last of each"):
+        people += [short(rows[problems, policy]["accuracy"]) for problems in ("kk 3", "kk 7")]
+    text = "on training problems, earns {}, and with seven {}; the last that somebody says of each person {} and {}."
+    yield EVIDENCE, text, "ignorant_tasks.json", "kk 3, kk 7", people
     hotpot = [rows["qa, hotpot_dev.jsonl", policy] for policy in ("best constant", "any run of its words")]
-    text = "On HotpotQA ({} questions) the best constant answer gets {}, and {} of the answers are some run"
-    yield EVIDENCE, text, "ignorant_tasks.json", "qa, hotpot_dev.jsonl", [
-        str(hotpot[0]["n"]), *(short(row["accuracy"]) for row in hotpot)]
+    values = [short(rows["qa", "best constant"]["accuracy"]), str(hotpot[0]["n"])]
+    values += [short(row["accuracy"]) for row in hotpot]
+    text = "Of `qa` the best constant answer earns {}, of HotpotQA ({} questions) {}, where {} of the answers are"
+    yield EVIDENCE, text, "ignorant_tasks.json", "qa, hotpot_dev.jsonl", values
 
 
 def verdicts():
@@ -339,28 +338,27 @@ def speed():
     fixed, tail = ([sampling[f"{words}, {law}"] for words in both] for law in ("fixed", "long tail"))
     updates = [update[words] for words in both]
     one = [step["beta 0.0, updates 1"]]
-    in_the_readme = ("| sampling completions of unequal lengths, against `model.generate`",
-                     "| an update, against the full log-softmax in one batch", "| a whole step, against TRL 1.16")
-    lines = (("| sampling, one length", fixed, "generate / ours", ""),
-             ("| sampling, long-tailed lengths", tail, "generate / ours", in_the_readme[0]),
-             ("| update, against the full log-softmax in our micro-batches", updates, "naive / ours", ""),
-             ("| update, against the full log-softmax in one batch", updates, "naive, one batch / ours",
-              in_the_readme[1]),
-             ("| a whole step against TRL 1.16 with 8 rows", one, "TRL, 8 rows / ours", in_the_readme[2]),
-             ("| a whole step against TRL 1.16 with an update", one, "TRL, one batch / ours", ""))
+    lines = (("| sampling, one length", fixed, "generate / ours"),
+             ("| sampling, long-tailed lengths", tail, "generate / ours"),
+             ("| update, against the full log-softmax in our micro-batches", updates, "naive / ours"),
+             ("| update, against the full log-softmax in one batch", updates, "naive, one batch / ours"),
+             ("| a whole step against TRL 1.16 with 8 rows", one, "TRL, 8 rows / ours"),
+             ("| a whole step against TRL 1.16 with an update", one, "TRL, one batch / ours"))
     medians = {"naive": [], "TRL": []}
-    for label, parts, side, other_label in lines:
+    for label, parts, side in lines:
         values = []
         for part in parts:
             values += [f"{value:.1f}" for value in part.get(side) or part[f"{side}, seconds"]]
         medians["TRL" if "TRL" in side else "naive"] += map(float, values[::3])
         cells = "{any}| " + " | ".join(len(parts) * ["{} ({} to {})"]) + " |"
         yield EVIDENCE, label + cells, "bench.json", side, values
-        if other_label:
-            yield README, other_label + cells, "bench.json", side, values
     text = "{} times as fast as the naive way, {} times as fast as TRL"
     ranges = [range_of(found, plain, 1) for found in medians.values()]
     yield EVIDENCE, text, "bench.json", "medians", ranges
+    text = "`model.generate` takes {} times as long for completions of unequal lengths, and TRL 1.16 takes {} times"
+    generate = [part["generate / ours"][0] for part in tail]
+    yield README, text, "bench.json", "medians", [
+        range_of(generate, plain, 1), f"{one[0]['TRL, 8 rows / ours'][0]:.1f}"]
 
 
 def faults():
@@ -385,20 +383,21 @@ def laptop():
     sampling, updates = found["seconds_sampling"], found["seconds_update"]
     hours = 100 * (statistics.fmean(sampling) + statistics.fmean(updates)) / 3600
     values = [f"{found['peak_gb']:.1f}", range_of(sampling, plain, 0), range_of(updates, plain, 0), f"{hours:.1f}"]
-    yield README, "SmolLM2-135M | {} in all | {}, {} | 100, {} |", "laptop.json", "peak_gb, seconds", values
+    yield README, "SmolLM2-135M | {} | {} | {} | 100 | {} |", "laptop.json", "peak_gb, seconds", values
 
 
 def computed_tables():
     """Computed, not measured."""
-    for name, print_rows, start in (("memory.py", memory.print_table, "| Qwen2.5 |"),
-                                    ("seconds.py", seconds.print_ladder, "| | Instruct model |")):
+    for page, name, print_rows, start in (
+            (HARDWARE, "memory.py", memory.print_table, "| Qwen2.5 |"),
+            (README, "seconds.py", seconds.print_ladder, "| | Instruct model |")):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             print_rows()
         for line in printed.getvalue().splitlines()[2:]:
             label, *cells = line.strip("| ").split(" | ")
             text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
-            yield README, (start, text), "(computed)", f"{name}, {label}", cells
+            yield page, (start, text), "(computed)", f"{name}, {label}", cells
 
 
 SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
