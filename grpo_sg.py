@@ -197,8 +197,9 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     exactly on sampled tokens, and never on a row's first token, which is predicted from
     nothing. No attention mask is needed: pads come last, and nothing attends to what
     follows it. (Rows padded on the left would get wrong numbers.) model: any causal
-    language model of transformers, 5.21 or newer; it warns of one in training mode. AssertionError: a
-    mask that is true on a first token, a temperature that is not above 0.
+    language model of transformers, 5.21 or newer; it warns of one in training mode,
+    unless that is for checkpointing gradients. AssertionError: a mask that is true on a
+    first token, a temperature that is not above 0.
     """
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
@@ -752,7 +753,7 @@ def setting(group, default, help, *, least=None, most=math.inf, useless=(),
             resumable=False):
     """A field of Config. Numbers are positive, or from `least` on, up to `most`.
     useless: tasks or shapings with which it has no effect. resumable: it may change on
-    --resume, as it changes results by rounding only."""
+    --resume, as the run stays what it is."""
     value = {"default": default}
     if isinstance(default, list):
         value = {"default_factory": default.copy}
@@ -777,7 +778,7 @@ class Config:
         "synthetic: generated; kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; "
         "or a .jsonl")
     eval_data: str = setting(
-        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else as --data")
+        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else by --data")
     people: list[int] = setting(
         DATA, [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more people are harder",
         useless=("math", "qa"))
@@ -788,8 +789,8 @@ class Config:
         DATA, 4500, "of a generated training set, or most of hotpotqa: more are seen less "
         "often each")
     eval_problems: int = setting(
-        DATA, 200, "of a generated validation or test set, or most of hotpotqa: more is "
-        "slower, with smaller standard errors")
+        DATA, 200, "of a generated test set, or most of hotpotqa, or of any validation set: "
+        "more is slower, with smaller standard errors")
     max_turns: int = setting(
         DATA, 2, "searches that are answered, before one last turn: more is slower", least=0,
         useless=("kk", "math"))
@@ -853,7 +854,7 @@ class Config:
         "time", resumable=True)
     sampler: Literal["auto", "plain"] = setting(
         MEMORY, "auto", "auto: on a GPU a decode step recorded as a CUDA graph, if its "
-        "tokens are those of plain",
+        "tokens are as good as those of plain",
         resumable=True)
     gradient_checkpointing: bool = setting(
         MEMORY, False, "less memory in the backward pass, for a third more time",

@@ -1,5 +1,5 @@
-"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics:
-problems and verifiers.
+"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, mathematics, and question
+answering with a search tool: problems and verifiers.
 
 A `Task` is problems to train on and to test on, the system prompt, and a verifier that
 says of one response whether its answer is right, and whether it is well formed. To a
@@ -61,7 +61,8 @@ class Task(NamedTuple):
     floor: float             # test accuracy of the best constant answer
     # of a grpo_sg.Completion: one's own may give partial credit
     reward: Callable[[object], float] = reward
-    # what every response begins with: the prompt ends with it, the policy goes on
+    # what every response begins with: the prompt of a real model ends with it, and the
+    # policy goes on
     opening: str = ""
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
     # the tool's answers to texts that end with a call
@@ -458,7 +459,7 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 
 def verify_math(response, gold):
     """Grade one response; `gold`: the bare answer, or several of which any will do.
-    `formatted`: there is a final_answer, of at most 500 characters. `correct`: it
+    `formatted`: there is a final_answer, each box of at most 500 characters. `correct`: it
     equals a gold one, by math_equal. Without answer tags only the box is read, and not
     what stands beside it."""
     answer = final_answer(response)

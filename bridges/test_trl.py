@@ -124,7 +124,7 @@ def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     (["--eval_every", "5", "--offload"], "does not know --offload, --eval_every"),
-    (["--sampler", "plain"], "does not know --sampler"), (["--model", ""], "--model is needed"),
+    (["--sampler", "plain", "--device", "cpu"], "does not know --sampler, --device"), (["--model", ""], "--model is needed"),
     (["--shaping", "none", "--alpha", "1"], "--alpha has no effect with --shaping none")])
 def test_a_setting_is_honoured_or_refused(flags, words):
     with pytest.raises(UserError, match=words):

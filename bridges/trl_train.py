@@ -19,7 +19,7 @@ from bridges.trl_grpo_sg import GRPOSGTrainer
 from support import models, program
 
 # Settings of what TRL does in its own way, or not at all.
-REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "eval_every", "eval_samples", "eval_only", "resume")
+REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "device", "eval_every", "eval_samples", "eval_only", "resume")
 
 
 def parse(argv=None):

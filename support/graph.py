@@ -7,9 +7,9 @@ recording of launches that one call plays again: the same kernels on the same ad
 So these have to be fixed:
 - shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
 - addresses: what changes from step to step, the column too, is a tensor changed in place;
-- the way: no step waits for a value to decide something. A row that has ended goes on until the
-  host looks, every BLOCK tokens. Once half of the rows have ended, or the room is full, all is made
-  and recorded anew.
+- the way: no step waits for a value to decide something; the host looks every BLOCK tokens. A row
+  that has ended goes on: once half of the rows have, or the room is full, all is made and recorded
+  anew without them.
 """
 import warnings
 from functools import partial
@@ -246,8 +246,8 @@ def misfit(model, sampler, prompt):
 
 
 def choose(model, plain, prompt, fast=sample):
-    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are no
-    further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
+    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are not
+    much further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
     prompt: at least two token ids. The model should be trained: no token is wrong where
     all are equally likely. To be called under autocast if the sampler will be."""
     try:
