@@ -36,8 +36,9 @@ TRAPS = "sg", "end token masked", "clip(w r)", "tau = 9", "scored at another tem
 # A part's names, of which the first is the base of comparisons, and its seeds.
 PARTS = {"grid": (METHODS, range(100, 104)), "help": (METHODS, range(20)),
          "noisy-grid": (METHODS, range(100, 104)), "noisy-help": (METHODS, range(20)),
-         "traps": (TRAPS, range(8)), "reading": (("sg", "mu inside"), range(10))}
-GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid", "reading": "grid"}
+         "traps": (TRAPS, range(8)), "reading": (("sg", "mu inside"), range(10)),
+         "start": (("warm start",), range(20))}
+GRID_OF = {"help": "grid", "noisy-help": "noisy-grid", "traps": "grid", "reading": "grid", "start": "grid"}
 
 
 # ---- What is changed ----
@@ -88,6 +89,8 @@ def jobs_of(part, seeds, rows):
 
 def work(part, name, seed, lr):
     start = paired.warm_start(seed, 100, steps=40, prompts=16, updates=8)
+    if part == "start":
+        return paired.measure(start[0], start, start[2].test)
     settings = {"lr": lr, "shaping": "none" if name == "none" else "sg"}
     if name == "tau = 9":
         settings["tau"] = 9.0
@@ -112,7 +115,8 @@ def show(rows):
                 if len(cell) > 1:
                     means = []
                     for key in ("avg@4", "greedy", "norm mean", "norm max", "low_prob_frac"):
-                        means.append(f"{key} {statistics.fmean(row[key] for row in cell.values()):.3f}")
+                        if key in cell[min(cell)]:  # not of a warm start
+                            means.append(f"{key} {statistics.fmean(row[key] for row in cell.values()):.3f}")
                     print(f"{part}, {name}, lr {lr:g}:", ", ".join(means))
             base, others = paired.select(here, name=names[0]), paired.select(here, name=name)
             if part in GRID_OF and name != names[0] and len(base.keys() & others.keys()) > 1:

@@ -61,10 +61,13 @@ def counted_jobs(seeds, rates):
     for seed in seeds:
         for name in DOSES:
             yield {"part": "count", "name": name, "seed": seed, "lr": rates[name]}
+        yield {"part": "start", "name": "warm start", "seed": seed, "lr": 0.0}
 
 
 def work(part, name, seed, lr):
     start = paired.warm_start(seed, 150, steps=60, prompts=16, updates=4)
+    if part == "start":
+        return paired.measure(start[0], start, start[2].test)
     patches = paired.loss_of(functools.partial(weigh, DOSES[name]))
     model, row = paired.train_copy(start, patches, lr=lr)
     task = start[2]
@@ -100,6 +103,9 @@ def show(rows):
             mark = ", the best" if lr == best else ""
             print(f"grid, {name}, lr {lr:g}: avg@4 {statistics.fmean(values):.3f}, {len(values)} seeds{mark}")
     cells = {name: paired.select(rows, part="count", name=name) for name in DOSES}
+    before = [row["avg@4"] for row in rows if row["part"] == "start"]
+    if before:
+        print(f"warm start: avg@4 {statistics.fmean(before):.3f}, {len(before)} seeds")
     means = {}
     for name, cell in cells.items():
         if len(cell) < 2:

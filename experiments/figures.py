@@ -187,7 +187,9 @@ def collapse():
 def doses():
     """Accuracy, and paired differences to GRPO, against the dose."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    here = [row for row in read("dose.jsonl") if row["part"] == "count"]
+    rows = read("dose.jsonl")
+    here = [row for row in rows if row["part"] == "count"]
+    left.axhline(statistics.fmean(row["avg@4"] for row in rows if row["part"] == "start"), color=GREY, lw=1, ls=":")
     base = paired.select(here, name="none")
     xs, after, differences = [], [], []
     for name, size in dose.DOSES.items():
@@ -196,7 +198,7 @@ def doses():
         after.append([row["avg@4"] for row in cell.values()])
         differences.append(paired.differences(cell, base))
     right.axhline(0, color=GREY, lw=1)
-    for axis, lists, title in ((left, after, "Test avg@4"), (right, differences, "Minus GRPO's, paired by seed")):
+    for axis, lists, title in ((left, after, "Test avg@4 (dotted: the warm start)"), (right, differences, "Minus GRPO's, paired by seed")):
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
         axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
         axis.set(title=title)

@@ -46,7 +46,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens;
     elsewhere anything may stand, nan too. loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean",
     over the completions that have tokens, of the means over their tokens. denominator: what to
-    divide by in place of the number of tokens (in the second mode, of completions), where this is
+    divide by in place of the number of tokens (in the second mode, of completions), if this is
     a part of a larger batch.
     """
     raise NotImplementedError(
