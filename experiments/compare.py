@@ -1,11 +1,11 @@
 """Does the weight help, and do four mistakes and another reading of the formula matter? Runs that differ in one
 thing, from the same warm starts.
 
-    python -m experiments.compare run                      everything, in some hours; goes on where it stopped
+    python -m experiments.compare run                      an hour on one core; goes on where it stopped
     python -m experiments.compare run help --seeds 0 1 2   a part of it
     python -m experiments.compare show                     the tables
 
-A run takes about half a minute on one core. Results are appended to results/compare.jsonl (--results).
+Results are appended to results/compare.jsonl (--results).
 
 The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are sampled:
 three people, a warm-up that ends early, and twice as many updates on a rollout as by default, of half as many

@@ -1,6 +1,6 @@
 """What `python grpo_sg.py --task TASK` reaches, over five seeds.
 
-    python -m experiments.default kk        about ten minutes on one core; or math, or qa
+    python -m experiments.default kk        six minutes on one core; or math, or qa
 
 Writes results/default_TASK.json; with --seeds or --out other seeds, another file.
 """

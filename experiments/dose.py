@@ -1,6 +1,6 @@
 """A dose of damping: does it matter how much less unlikely tokens count than likely ones?
 
-    python -m experiments.dose run                    some 80 minutes on one core; goes on where it stopped
+    python -m experiments.dose run                    an hour on one core; goes on where it stopped
     python -m experiments.dose run --seeds 0 1 2      these of the counted seeds alone, after the grid
     python -m experiments.dose show                   the tables
 
@@ -74,17 +74,15 @@ def work(part, name, seed, lr):
     return {**paired.measure(model, start, task.valid if part == "grid" else task.test), **row}
 
 
-def slope(names, rows):
-    """Of the least-squares line of avg@4 over ln d through these doses; rows: name -> row."""
+def slopes(names, cells, key="avg@4"):
+    """Of each seed that has all these doses, the slope of the least-squares line of this value over ln d;
+    cells: name -> seed -> row."""
     xs = [math.log(DOSES[name]) for name in names]
-    ys = [rows[name]["avg@4"] for name in names]
-    return statistics.linear_regression(xs, ys).slope
-
-
-def slopes(names, cells):
-    """Of each seed that has all these doses; cells: name -> seed -> row."""
-    seeds = sorted(set.intersection(*(set(cells[name]) for name in names)))
-    return [slope(names, {name: cells[name][seed] for name in names}) for seed in seeds]
+    found = []
+    for seed in sorted(set.intersection(*(set(cells[name]) for name in names))):
+        ys = [cells[name][seed][key] for name in names]
+        found.append(statistics.linear_regression(xs, ys).slope)
+    return found
 
 
 def judge(values):
@@ -123,6 +121,7 @@ def show(rows):
         return print("no slope yet: it needs two seeds with all doses")
     print(f"slope of avg@4 over ln d: {paired.in_words(found)}: {judge(found)}")
     print(f"    from 1 to 10 alone: {paired.in_words(slopes(finite[2:], cells))}")
+    print(f"    of greedy accuracy: {paired.in_words(slopes(finite, cells, 'greedy'))}")
     highest = max(finite, key=means.get)
     print(f"highest: {highest}")
     if highest != finite[-1]:

@@ -113,20 +113,14 @@ def premise():
 
 def helps():
     """Paired differences to GRPO, each method at its own best learning rate."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 1.6), sharex=True)
-    for axis, part, title in zip(axes, ("help", "noisy-help"), ("early warm start", "noisy rewards")):
+    figure, axis = plt.subplots(figsize=(7, 1.8))
+    parts = {"help": "clean rewards", "noisy-help": "noisy rewards"}
+    for i, part in enumerate(parts):
         here = [row for row in read("compare.jsonl") if row["part"] == part]
-        base = paired.select(here, name="none")
-        labels = []
-        for i, name in enumerate(compare.METHODS[1:]):
-            rows = paired.select(here, name=name)
-            plot_seeds(axis, i, paired.differences(rows, base))
-            labels.append(f"{name}, lr {rows[0]['lr']:g}")
-        name_rows(axis, labels)
-        axis.set_ylim(0.5, -0.5)
-        axis.set_title(f"{title}; GRPO: lr {base[0]['lr']:g}", fontsize=9)
-    figure.supxlabel("test avg@4 minus that of GRPO from the same warm start: seeds, mean and 95 % interval",
-                     fontsize=9)
+        plot_seeds(axis, i, paired.differences(paired.select(here, name="sg"), paired.select(here, name="none")))
+    name_rows(axis, parts.values())
+    axis.set_ylim(1.4, -0.4)
+    figure.supxlabel("test avg@4 of GRPO-SG minus that of GRPO: seeds, mean and 95 % interval", fontsize=9)
     save(figure, "help")
 
 

@@ -1,6 +1,6 @@
 """Is GRPO-SG stabler than GRPO? Accuracy against learning rate, into collapse.
 
-    python -m experiments.stability run                   some 40 minutes on one core; goes on where it stopped
+    python -m experiments.stability run                   20 minutes on one core; goes on where it stopped
     python -m experiments.stability run --seeds 0 1 2     these alone: two processes may share the file
     python -m experiments.stability show                  the tables
 

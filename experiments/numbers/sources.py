@@ -175,6 +175,14 @@ def comparisons():
         greedy += with_interval(paired.differences(cells["sg"], cells["none"], "greedy"))
     text = "GRPO-SG minus GRPO is {} [{}, {}] with clean rewards and {} [{}, {}] with noisy ones"
     yield EVIDENCE, text, "compare.jsonl", "greedy: sg - none", greedy
+    equal = paired.select(rows, part="noisy-equal")
+    values = []
+    for key in ("greedy", "avg@4"):
+        values += with_interval(paired.differences(found["noisy-help"]["sg"], equal, key))
+    text = "minus GRPO's at GRPO-SG's rate it is {} [{}, {}] (and {} [{}, {}] in avg@4;"
+    yield EVIDENCE, text, "compare.jsonl", "noisy-help, sg - noisy-equal", values
+    before = short(mean(row for row in rows if row["part"] == "start"))
+    yield EVIDENCE, "comparisons. The warm starts have avg@4 {}.", "compare.jsonl", "start", [before]
 
 
 def mistakes():
@@ -233,8 +241,13 @@ def doses():
     text = "The slope of avg@4 over ln d is {} [{}, {}]: **{words}**."
     yield EVIDENCE, text, "dose.jsonl", "slope over ln d", [*slope, verdict]
     yield EVIDENCE, "dose matter?](#does-a-larger-dose-matter) | {words} |", "dose.jsonl", "slope", [verdict]
-    yield README, "changes by {} [{}, {}] for each factor of e in the dose: {words}.", "dose.jsonl", "slope", [
-        *slope, verdict]
+    greedy = with_interval(dose.slopes(finite, cells, "greedy"))
+    yield EVIDENCE, "which is secondary, the slope is {} [{}, {}].", "dose.jsonl", "greedy: slope over ln d", greedy
+    text = ("changes by {} [{}, {}] for each factor of e in the dose: {words}. Greedy accuracy, which was not what "
+            "counts, changes by {} [{}, {}].")
+    yield README, text, "dose.jsonl", "slope", [*slope, verdict, *greedy]
+    before = short(mean(row for row in rows if row["part"] == "start"))
+    yield EVIDENCE, "The warm starts have avg@4 {}, so that there was", "dose.jsonl", "start", [before]
     highest = max(finite, key=lambda name: mean(cells[name].values()))
     larger = dict(zip(finite, finite[1:])).get(highest)
     peak = larger and paired.interval(paired.differences(cells[larger], cells[highest]))[2] < 0
@@ -361,6 +374,20 @@ def speed():
         range_of(generate, plain, 1), f"{one[0]['TRL, 8 rows / ours'][0]:.1f}"]
 
 
+def earlier():
+    """What stood on the pages before the present runs."""
+    found = read("earlier.json")
+    values = []
+    for key in ("sg - none, clean", "sg - none, noisy", "T(sg) - T(none)", "clip(w r) - sg"):
+        values += [signed(value) for value in found[key]]
+    values.append(range_of(found["unlikely tokens' share, GRPO"]))
+    values += [short(value) for value in found["avg@4 of kk, math, qa"]]
+    text = ("for GRPO-SG minus GRPO {} [{}, {}] with clean rewards and {} [{}, {}] with noisy ones, for the collapse rate "
+            "{} [{}, {}] octaves, for w inside the clip {} [{}, {}], for the share of unlikely tokens {}, and for avg@4 "
+            "after RL {} (`kk`), {} (`math`) and {} (`qa`).")
+    yield EVIDENCE, text, "earlier.json", "all", values
+
+
 def faults():
     found = read("faults.json")
     yield commits("faults.json", found.values())
@@ -401,4 +428,5 @@ def computed_tables():
 
 
 SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
-           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, laptop, faults, computed_tables)
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, laptop, faults, earlier,
+           computed_tables)
