@@ -8,10 +8,11 @@ space stands for any white space, and bold marks may be missing.
 import contextlib
 import io
 import json
+import math
 import re
 import statistics
 
-from experiments import dose, memory, paired, seconds, stability
+from experiments import compare, dose, memory, paired, seconds, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
 DECISIONS, HARDWARE = "lesson/decisions.md", "experiments/hardware.md"
@@ -129,23 +130,23 @@ def premise():
             shares = [row["share of squared norm"][shaping] for row in rows if row["task"] == task]
             values += [*with_error(shares, 2), range_of(shares)]
         cells = " | ".join(3 * ["{} ± {} ({})"])
-        text = "| share of the squared norms", f"| {METHODS[shaping]} | {cells} |"
+        text = "| share of the squared norms", f"| {METHODS[shaping]}'s weights | {cells} |"
         yield EVIDENCE, text, "premise.jsonl", f"share of squared norm, {shaping}", values
         means[shaping] = [min(values[::3]), max(values[::3])]  # of the tasks
     unlikely = [row["share of tokens with pi < 1/3"] for row in rows]
-    range_unlikely = range_of(unlikely, percent, 1)
-    values = [f"{sum(row['tokens'] for row in rows):,}", range_unlikely,
+    tokens = sum(row["tokens"] for row in rows)
+    share = percent(sum(each * row["tokens"] for each, row in zip(unlikely, rows)) / tokens)
+    values = [f"{tokens:,}", share, range_of(unlikely, percent, 1),
               range_of([row["Pearson"] for row in rows]), range_of([row["Spearman"] for row in rows])]
-    text = ("Of {} tokens {} % have pi < 1/3. A token's norm goes with 1 - pi: the correlation is {} (Pearson; {} "
-            "by ranks).")
+    text = ("Of {} tokens, those of groups with equal rewards among them, {} % have pi < 1/3 ({} % in a run). A token's "
+            "norm goes with 1 - pi: the correlation is {} (Pearson; {} by ranks).")
     yield EVIDENCE, text, "premise.jsonl", "tokens, share of tokens, Pearson, Spearman", values
-    text = "{} % of the tokens carry {} to {} of the squared norms"
-    yield EVIDENCE, text, "premise.jsonl", "shares", [range_unlikely, *means["none"]]
-    text = "they carry {} to {} of the sum of squared norms under GRPO, {} to {} under GRPO-SG"
+    text = "yes: with GRPO's weights {} % of the tokens carry {} to {} of the squared norms"
+    yield EVIDENCE, text, "premise.jsonl", "shares", [share, *means["none"]]
+    text = "they carry {} to {} of the sum of squared norms with GRPO's weights, {} to {} with GRPO-SG's"
     both = [*means["none"], *means["sg"]]
     for page in (README, LESSON):
-        yield page, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [
-            range_unlikely, *both]
+        yield page, "{} % of the tokens have pi < 1/3, and " + text, "premise.jsonl", "shares", [share, *both]
 
 
 def comparisons():
@@ -175,14 +176,21 @@ def comparisons():
         greedy += with_interval(paired.differences(cells["sg"], cells["none"], "greedy"))
     text = "GRPO-SG minus GRPO is {} [{}, {}] with clean rewards and {} [{}, {}] with noisy ones"
     yield EVIDENCE, text, "compare.jsonl", "greedy: sg - none", greedy
+    grid = []
+    for lr in compare.RATES:
+        grid.append(mean(paired.select(rows, part="noisy-grid", name="none", lr=lr).values()))
+    best, second = sorted(grid)[:-3:-1]
+    yield EVIDENCE, "noisy GRPO's was chosen by {},", "compare.jsonl", "noisy-grid, none", [short(best - second)]
     equal = paired.select(rows, part="noisy-equal")
     values = []
     for key in ("greedy", "avg@4"):
         values += with_interval(paired.differences(found["noisy-help"]["sg"], equal, key))
     text = "minus GRPO's at GRPO-SG's rate it is {} [{}, {}] (and {} [{}, {}] in avg@4;"
     yield EVIDENCE, text, "compare.jsonl", "noisy-help, sg - noisy-equal", values
+    text = "it is {} [{}, {}] with noisy ones, and {} [{}, {}] from GRPO at the same learning rate."
+    yield README, text, "compare.jsonl", "greedy, noisy", greedy[3:] + values[:3]
     before = short(mean(row for row in rows if row["part"] == "start"))
-    yield EVIDENCE, "comparisons. The warm starts have avg@4 {}.", "compare.jsonl", "start", [before]
+    yield EVIDENCE, "The warm starts have avg@4 {}. The grids", "compare.jsonl", "start", [before]
 
 
 def mistakes():
@@ -207,13 +215,13 @@ def mistakes():
             text = f"{decisions[name]}: avg@4 {{}} [{{}}, {{}}], eight seeds"
             yield DECISIONS, text, "compare.jsonl", f"traps: {name} - sg", values
     right = f"{mean(base.values(), 'norm max'):.1f}"
-    yield EVIDENCE, "gradient norm (right: {})", "compare.jsonl", "traps: norm max of sg", [right]
+    yield EVIDENCE, "mean of eight (right: {})", "compare.jsonl", "traps: norm max of sg", [right]
     text = "the largest gradient norm is {} in place of {}"
     yield LESSON, text, "compare.jsonl", "traps: norm max", [largest, right]
     yield EVIDENCE, "Every run is at its learning rate of {}:", "compare.jsonl", "traps: lr", [
         power(base[0]["lr"])]
     count = ("none", "one", "two", "three", "all")[costly]
-    for text in ("| {words} of four cost accuracy |", "Of the four {words} cost accuracy. Each"):
+    for text in ("| {words} of four cost accuracy |", "For {words} of the four a loss of accuracy was seen. Each"):
         yield EVIDENCE, text, "compare.jsonl", "traps: intervals below 0", [count]
     inside = with_interval(paired.differences(paired.select(rows, name="clip(w r)"), base))
     text = "measured) {words} cost accuracy here; w inside the clip changes avg@4 by {} [{}, {}],"
@@ -238,20 +246,38 @@ def doses():
     finite = list(dose.DOSES)[:-1]
     found = dose.slopes(finite, cells)
     slope, verdict = with_interval(found), dose.judge(found)
-    text = "The slope of avg@4 over ln d is {} [{}, {}]: **{words}**."
-    yield EVIDENCE, text, "dose.jsonl", "slope over ln d", [*slope, verdict]
+    doubling = with_interval([math.log(2) * each for each in found])
+    text = ("By the rule **{words}**: the slope of avg@4 over ln d is {} [{}, {}], that is {} [{}, {}] for each doubling "
+            "of the dose. It is dose 10 that decides this: without it the slope is {} [{}, {}], and from 1 to 10 alone {} "
+            "[{}, {}].")
+    yield EVIDENCE, text, "dose.jsonl", "slopes over ln d", [
+        verdict, *slope, *doubling, *with_interval(dose.slopes(finite[:-1], cells)),
+        *with_interval(dose.slopes(finite[2:], cells))]
     yield EVIDENCE, "dose matter?](#does-a-larger-dose-matter) | {words} |", "dose.jsonl", "slope", [verdict]
-    greedy = with_interval(dose.slopes(finite, cells, "greedy"))
-    yield EVIDENCE, "which is secondary, the slope is {} [{}, {}].", "dose.jsonl", "greedy: slope over ln d", greedy
-    text = ("changes by {} [{}, {}] for each factor of e in the dose: {words}. Greedy accuracy, which was not what "
-            "counts, changes by {} [{}, {}].")
-    yield README, text, "dose.jsonl", "slope", [*slope, verdict, *greedy]
+    text = "By a rule fixed beforehand **{words}**:"
+    yield README, text, "dose.jsonl", "slope", [verdict]
+    yield README, "each doubling changes avg@4 by {} [{}, {}].", "dose.jsonl", "slope", doubling
     before = short(mean(row for row in rows if row["part"] == "start"))
-    yield EVIDENCE, "The warm starts have avg@4 {}, so that there was", "dose.jsonl", "start", [before]
+    yield EVIDENCE, "The warm starts have avg@4 {}. No interval", "dose.jsonl", "start", [before]
+    text = "clipped in {} % of the updates at dose 1/3, in {} % at dose 1 and in {} % at dose 10;"
+    yield EVIDENCE, text, "dose.jsonl", "norm above 1", [
+        percent(mean(cells[name].values(), "norm above 1")) for name in ("1/3", "none", "10")]
+    grids, halves = [], []
+    for lr in dose.RATES:
+        grid = {name: paired.select(rows, part="grid", name=name, lr=lr) for name in finite}
+        grids.append(signed(statistics.fmean(dose.slopes(finite, grid))))
+    for name in finite[:-1]:
+        low, high = (paired.select(rows, part="grid", name=name, lr=lr) for lr in (1e-4, 2e-4))
+        halves += paired.differences(low, high, "greedy")
+    text = "the slope is {} at 5e-5, {} at 1e-4, {} at 2e-4 and {} at 4e-4:"
+    yield EVIDENCE, text, "dose.jsonl", "grid: slopes", grids
+    text = "by {} [{}, {}]; in the grid half the rate does as much by itself, {} in the mean"
+    yield EVIDENCE, text, "dose.jsonl", "greedy", [
+        *with_interval(paired.differences(cells["10"], cells["none"], "greedy")), signed(statistics.fmean(halves))]
     highest = max(finite, key=lambda name: mean(cells[name].values()))
     larger = dict(zip(finite, finite[1:])).get(highest)
     peak = larger and paired.interval(paired.differences(cells[larger], cells[highest]))[2] < 0
-    yield EVIDENCE, "The highest mean is that of dose {words}, which is {words}.", "dose.jsonl", "highest avg@4", [
+    yield EVIDENCE, "The highest mean is that of dose {words}, by the rule {words}.", "dose.jsonl", "highest avg@4", [
         highest.replace("none", "1"), "a peak" if peak else "not called a peak"]
 
 
@@ -274,6 +300,18 @@ def collapse():
     text = "D = {} octaves [{}, {}]; the mean weight is {}, so that s = {}: **{words}**."
     yield EVIDENCE, text, "stability.jsonl", "T(sg) - T(none), weight_mean", values
     yield EVIDENCE, "stabler?](#is-it-stabler) | {words} |", "stability.jsonl", "T(sg) - T(none)", [verdict]
+    values = paired.interval(D)
+    within = 2 ** max(abs(end) for end in values[1:]) - 1
+    yield EVIDENCE, "is the same to within {} %.", "stability.jsonl", "T(sg) - T(none)", [percent(within, 0)]
+    told = []
+    for lr in stability.RATES:
+        sg, none = (paired.select(rows, name=name, lr=lr) for name in ("sg", "none"))
+        values = paired.differences(sg, none, "norm cv")
+        _, low, high = paired.interval(values)
+        if low > 0 or high < 0:
+            told.append([power(lr), *with_interval(values)])
+    text = "is told from 0 at one rate alone, {}, and there it is {} [{}, {}]."
+    yield EVIDENCE, text, "stability.jsonl", "norm cv: sg - none", sum(told, [])
     yield EVIDENCE, "The rule below calls the outcome **{words}**.", "stability.jsonl", "T(sg) - T(none)", [verdict]
     text = "moves, in octaves (factors of two), by {} [{}, {}], which {any} calls **{words}**."
     yield README, text, "stability.jsonl", "T(sg) - T(none)", [*with_interval(D), verdict]
@@ -368,10 +406,10 @@ def speed():
     text = "{} times as fast as the naive way, {} times as fast as TRL"
     ranges = [range_of(found, plain, 1) for found in medians.values()]
     yield EVIDENCE, text, "bench.json", "medians", ranges
-    text = "`model.generate` takes {} times as long for completions of unequal lengths, and TRL 1.16 takes {} times"
-    generate = [part["generate / ours"][0] for part in tail]
-    yield README, text, "bench.json", "medians", [
-        range_of(generate, plain, 1), f"{one[0]['TRL, 8 rows / ours'][0]:.1f}"]
+    text = ("`model.generate` takes {} times as long for completions of one length and {} times for unequal ones, and TRL "
+            "1.16 takes {} times")
+    values = [range_of([part["generate / ours"][0] for part in parts], plain, 1) for parts in (fixed, tail)]
+    yield README, text, "bench.json", "medians", [*values, f"{one[0]['TRL, 8 rows / ours'][0]:.1f}"]
 
 
 def earlier():
@@ -397,12 +435,12 @@ def faults():
               "all were equal, bit for bit" if all(same) else "some were not equal", str(kill["steps done again"])]
     text = ("killed with SIGKILL at {} random moments, {} of them in the writing of a checkpoint, and resumed each time. "
             "After {} steps its metrics, transcripts and weights were compared with those of a run that nothing "
-            "disturbed: {words}. {} steps had to be done again.")
+            "disturbed: {words}. Steps that had to be done again: {}.")
     yield EVIDENCE, text, "faults.json", "kill", values
     in_use = long["memory MB at step"]
-    last = [value for value in in_use.values() if value][-1]  # 0: the process had just ended
-    text = "A run of {} steps ended with {} MB of memory, {} MB more than at step 50."
-    yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(last), str(last - in_use["50"])]
+    most = max(in_use.values())
+    text = "A run of {} steps took at most {} MB of memory, {} MB more than at step 50."
+    yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(most), str(most - in_use["50"])]
 
 
 def laptop():
