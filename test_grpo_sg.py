@@ -679,6 +679,25 @@ def test_long_gradients_are_scaled_and_equal_groups_have_none():
     assert torch.equal(same, after) and stats["grad_norm"] == 0 and stats["entropy"] is None
 
 
+def test_with_checkpointing_an_update_computes_layers_again():
+    """In the backward pass, in place of keeping what is in them; and it is the same update."""
+    calls, weights = {}, {}
+    for checkpointing in (False, True):
+        model, completions, cfg = rolled(updates=1, gradient_checkpointing=checkpointing)
+        models.prepare(model, checkpointing, "cpu")
+        calls[checkpointing] = 0
+        attention = model.model.layers[0].self_attn
+        before = attention.forward
+
+        def forward(*given, **named):
+            calls[checkpointing] += 1
+            return before(*given, **named)
+        attention.forward = forward
+        _, weights[checkpointing] = stepped(model, completions, cfg)
+    assert calls[True] == 2 * calls[False] > 0
+    assert torch.allclose(weights[True], weights[False], atol=1e-6)
+
+
 def test_the_logged_means_are_over_what_was_trained_on_and_the_loss_is_what_was_minimised():
     """With a group of equal rewards: its tokens count in the loss's denominator, and not in the means."""
     model, completions, cfg = rolled(updates=1, tokens_per_micro_batch=40)
