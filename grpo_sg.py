@@ -204,7 +204,7 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
     assert temperature > 0, f"the temperature must be above 0, not {temperature}"
-    if model.training and not getattr(model, "is_gradient_checkpointing", False):
+    if model.training and not getattr(model, "is_activation_checkpointing", False):
         warnings.warn("the model is in training mode: with dropout, r is not 1 where "
                       "nothing has changed; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
