@@ -120,6 +120,7 @@ def show(rows):
     if len(found) < 2:
         return print("no slope yet: it needs two seeds with all doses")
     print(f"slope of avg@4 over ln d: {paired.in_words(found)}: {judge(found)}")
+    print(f"    for each doubling: {paired.in_words([math.log(2) * each for each in found])}")
     print(f"    from 1 to 10 alone: {paired.in_words(slopes(finite[2:], cells))}")
     print(f"    without dose 10: {paired.in_words(slopes(finite[:-1], cells))}")
     highest = max(finite, key=means.get)

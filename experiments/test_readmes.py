@@ -85,12 +85,12 @@ def test_every_measured_number_is_that_of_its_raw_file(capsys):
 def test_the_lines_for_another_trainer(tmp_path):
     lines = re.search(r"```python\n(pi = .*?)```", README, re.S)[1]
     for shape in ("3", "3, 1", "3, 4"):
-        given = f"import torch\nlogps = -3 * torch.rand(3, 4)\nadvantages = given = torch.randn({shape})\n"
+        given = f"import torch\nlogps = -3 * torch.rand(3, 4)\nadvantages = torch.randn({shape})\n"
         (tmp_path / "lines.py").write_text(given + lines)
         found = runpy.run_path(f"{tmp_path}/lines.py")
         w = grpo_sg.token_weights(found["logps"])
         assert torch.allclose(found["w"], w)
-        assert torch.equal(found["advantages"], found["given"].view(3, -1) * found["w"])
+        assert torch.equal(found["weighted"], found["advantages"].view(3, -1) * found["w"])
 
 
 def test_what_the_lesson_breaks_is_there():
@@ -100,6 +100,12 @@ def test_what_the_lesson_breaks_is_there():
     for mark in re.findall(r"`([^`]+)`", re.sub(r"write\s+`[^`]+`", "", breaks)):
         known = CODE + tests if mark.startswith("test_") else CODE
         assert mark in known or mark in OTHER_MARKS, mark
+
+
+def test_the_example_is_what_its_command_printed():
+    printed = (ROOT / "experiments" / "results" / "example.md").read_text()
+    for part in printed.split("\n\n"):
+        assert part.strip() in TEXTS[3], part
 
 
 def test_the_header_for_uv_has_the_requirements():

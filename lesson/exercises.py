@@ -3,7 +3,7 @@
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py
 
 runs the first part of test_grpo_sg.py on this file in place of grpo_sg.py; add `-x` to see the
-first failure alone, or `-k weight` for one function's tests. Write a body in place of each
+first failure alone. Write a body in place of each
 `raise`. The equations, beside the answers, are in README.md, "The method"; the answers are in
 sections 1 to 3 of grpo_sg.py.
 
