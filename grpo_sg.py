@@ -447,10 +447,11 @@ def grade(c, tokenizer, task, stop_ids):
     c.response = opening + tokenizer.decode(c.own_tokens()[:end])
     c.transcript = opening + tokenizer.decode(c.tokens[:end])
     try:
-        correct, formatted = task.verify(c.response, c.problem.answer)
-        if not {correct, formatted} <= {0, 1}:
-            raise TypeError(f"{correct!r} and {formatted!r} must each be True or False; "
+        verdict = task.verify(c.response, c.problem.answer)
+        if not (isinstance(verdict, tuple) and len(verdict) == 2 and {*verdict} <= {0, 1}):
+            raise TypeError(f"{verdict!r} must be a tasks.Verdict of True and False; "
                             "partial credit is for Task.reward")
+        correct, formatted = verdict
         c.correct = bool(correct)
         c.formatted = bool(formatted) and not c.truncated
         c.reward = float(task.reward(c))

@@ -1388,6 +1388,7 @@ def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     ({"verify": lambda text, gold: True}, "verify or reward"),
     ({"verify": lambda text, gold: tasks.Verdict(0.5, True)}, "partial credit"),
     ({"verify": lambda text, gold: tasks.Verdict(True, "yes")}, "partial credit"),
+    ({"verify": lambda text, gold: True}, "True must be a tasks.Verdict"),
     ({"verify": lambda text, gold: 1 / 0}, "ZeroDivisionError"), ({"reward": lambda c: "much"}, "ValueError"),
     ({"reward": lambda c: 1e999}, "not finite"),
     ({"stop_text": "a", "observe": lambda texts: 1 / 0}, "the tool of --task kk: ZeroDivisionError"),
