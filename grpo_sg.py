@@ -292,8 +292,9 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
     token_logps scores: with a top-k or top-p the gradient would be that of another
     distribution than the sampled one, and r would not show it. temperature=0 takes the
-    likeliest token. The model must be in eval mode, the temperature not be below 0,
-    and each prompt have a token (AssertionError). bar: the text of a progress bar; "" shows none.
+    likeliest token. The model must be in eval mode, the temperature not be below 0, and
+    each prompt have a token (AssertionError). bar: the text of a progress bar; "" shows
+    none.
     """
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
     prompts = [p for p in prompts for _ in range(n)]

@@ -74,13 +74,13 @@ def work(part, name, seed, lr):
     return {**paired.measure(model, start, task.valid if part == "grid" else task.test), **row}
 
 
-def slopes(names, cells, key="avg@4"):
-    """Of each seed that has all these doses, the slope of the least-squares line of this value over ln d;
-    cells: name -> seed -> row."""
+def slopes(names, cells):
+    """Of each seed that has all these doses, the slope of the least-squares line of avg@4 over ln d; cells: name
+    -> seed -> row."""
     xs = [math.log(DOSES[name]) for name in names]
     found = []
     for seed in sorted(set.intersection(*(set(cells[name]) for name in names))):
-        ys = [cells[name][seed][key] for name in names]
+        ys = [cells[name][seed]["avg@4"] for name in names]
         found.append(statistics.linear_regression(xs, ys).slope)
     return found
 

@@ -192,7 +192,9 @@ def doses():
         after.append([row["avg@4"] for row in cell.values()])
         differences.append(paired.differences(cell, base))
     right.axhline(0, color=GREY, lw=1)
-    for axis, lists, title in ((left, after, "Test avg@4 (dotted: the warm start)"), (right, differences, "Minus GRPO's, paired by seed")):
+    panels = ((left, after, "Test avg@4 (dotted: the warm start)"),
+              (right, differences, "Minus GRPO's, paired by seed"))
+    for axis, lists, title in panels:
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
         axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
         axis.set(title=title)

@@ -182,11 +182,11 @@ def in_bfloat16(device):
 
 def encode_prompt(tokenizer, system, question, opening="", template_kwargs="{}"):
     """Token ids of a prompt, through the tokenizer's chat template if it has one. It
-    ends with `opening`, such as <think>, if it has the system prompt: base models hardly ever begin with that, and a
-    group of badly formed completions teaches nothing. Some templates open the thoughts
-    themselves, or close them at once where thinking is turned off: then nothing is
-    added. template_kwargs: what else the template is given, as JSON:
-    {"enable_thinking": false}."""
+    ends with `opening`, such as <think>, if it has the system prompt: base models hardly
+    ever begin with that, and a group of badly formed completions teaches nothing. Some
+    templates open the thoughts themselves, or close them at once where thinking is
+    turned off: then nothing is added. template_kwargs: what else the template is given,
+    as JSON: {"enable_thinking": false}."""
     text = f"{system}\n\n{question}\n\n"
     if tokenizer.chat_template:
         text = render_chat(tokenizer, system, question, read_kwargs(template_kwargs))

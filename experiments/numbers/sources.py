@@ -194,7 +194,8 @@ def comparisons():
 
 
 def mistakes():
-    rows = [row for row in read("compare.jsonl") if row["part"] == "traps"]
+    every = read("compare.jsonl")
+    rows = [row for row in every if row["part"] == "traps"]
     base = paired.select(rows, name="sg")
     labels = {"clip(w r)": ("the weight inside of the clip", "w is outside the clip"),
               "end token masked": ("the stop token left out", "the mask is made by position"),
@@ -226,7 +227,7 @@ def mistakes():
     inside = with_interval(paired.differences(paired.select(rows, name="clip(w r)"), base))
     text = "measured) {words} cost accuracy here; w inside the clip changes avg@4 by {} [{}, {}],"
     yield README, text, "compare.jsonl", "traps: clip(w r) - sg", [count, *inside]
-    cells = [paired.select(read("compare.jsonl"), part="reading", name=name) for name in ("mu inside", "sg")]
+    cells = [paired.select(every, part="reading", name=name) for name in ("mu inside", "sg")]
     text = "avg@4 {} [{}, {}], ten seeds"
     yield DECISIONS, text, "compare.jsonl", "reading: mu inside - sg", with_interval(paired.differences(*cells))
 
