@@ -751,8 +751,11 @@ def parse(argv=None, **defaults):
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
     script = program.read_flags(Config, program.as_flags(defaults), about)
     given = data.find_files(program.read_flags(Config, argv, about))
-    saved = find_saved(Config, {"task": defaults.get("task"), **given} if defaults else given)
-    base = TINY if tiny.is_tiny(given.get("model", "")) else {}
+    if "task" in script:
+        given.setdefault("task", script["task"])
+    saved = find_saved(Config, given)
+    model = given.get("model", script.get("model", ""))
+    base = TINY if tiny.is_tiny(model) else {}
     cfg = Config(**{**base, **script, **saved, **given})
     check(cfg)
     return cfg
@@ -765,6 +768,9 @@ def check(cfg):
         raise program.UserError(
             f"there is no --task {cfg.task}{hint}: give one of {', '.join(tasks.TASKS)}, "
             "or start the script that defines it")
+    if cfg.eval_only and not (cfg.model or tiny.find_ready(cfg)):
+        raise program.UserError(
+            "--eval_only needs --model, for example runs/NAME/checkpoint")
     models.find_device(cfg.device)
     if cfg.low > cfg.high:
         raise program.UserError(
@@ -792,10 +798,11 @@ def load(cfg):
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state = None
+    ready = tiny.find_ready(cfg)
     if cfg.resume:
         model, tokenizer, state = read_checkpoint(cfg.out)
-    elif cfg.model:
-        model, tokenizer = models.load_model(cfg.model)
+    elif cfg.model or ready:
+        model, tokenizer = models.load_model(cfg.model or ready)
     else:
         model, tokenizer = tiny.tiny_model(task)
     model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
@@ -875,14 +882,21 @@ def carry_out(policy, task, cfg, run):
     print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
           f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
           f"constant answer: {task.floor:.2f} right)")
+    problem = task.train[0]
+    print(f"the first of them, as the model reads it:\n{policy.tokenizer.decode(problem.prompt)}"
+          f"\nand its answer: {problem.answer}")
     if len(task.train) < cfg.prompts:
         print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
               "has all of them")
     start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
     if not cfg.resume:
-        if not cfg.model:
+        ready = tiny.find_ready(cfg)
+        if ready:
+            print(f"beginning with the ready tiny model, {os.path.relpath(ready)}; "
+                  "--warm_up makes one anew")
+        elif not cfg.model:
             tiny.warm_up(policy, task, cfg)
-        if not cfg.eval_only and (cfg.beta or not cfg.model):
+        if cfg.beta or not (cfg.model or ready or cfg.eval_only):
             models.save_model(start, policy.model, policy.tokenizer)
         test(policy, task, cfg, run, 0)
     if cfg.eval_only:

@@ -491,6 +491,11 @@ def verify_math(response, gold):
     return Verdict(right, bool(answer))
 
 
+def is_gold(answer):
+    """Whether a completion can match the gold answer: its own text in a box does."""
+    return verify_math(f"\\boxed{{{answer}}}", answer).correct
+
+
 def as_answers(gold):
     """The gold answers as a list of strings: of one answer, a text or a number, or of
     several."""
@@ -554,14 +559,14 @@ def math_task(cfg):
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
-        test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST)]
-    if cfg.data == "synthetic":
+        test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST, is_gold)]
+    if cfg.eval_only:
+        train, valid = test, test  # which are not used: the test alone is read
+    elif cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
-    elif cfg.eval_only:
-        train, valid = test, test  # which are not used: the test alone is read
     else:
-        found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN)]
+        found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN, is_gold)]
         train, valid = data.hold_out(found, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
