@@ -7,8 +7,8 @@ wrong.
 import json
 import random
 
-from support.final_answer import final_answer
 from support.program import UserError, first_line, suggest
+from verify.final_answer import final_answer
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
