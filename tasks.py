@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from support import data, qa, retriever, tiny
-from support.final_answer import final_answer
-from support.math_equal import math_equal
 from support.program import UserError, call_users
-from support.text import FAKE_TURN, visible, without_end
+from verify.final_answer import final_answer
+from verify.math_equal import math_equal
+from verify.text import FAKE_TURN, visible, without_end
 
 
 # ---- What a task is ----

@@ -29,8 +29,8 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 import grpo_sg
 import tasks
 from grpo_sg import sample
+from search.text import bm25
 from support import data, logs, models, program, qa, tiny
-from support.text import bm25
 
 # The module whose functions the lesson tests.
 GRADED = importlib.import_module(os.environ.get("OF", "grpo_sg"))

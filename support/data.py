@@ -9,9 +9,9 @@ import os
 import random
 import re
 
-from support.final_answer import final_answer
 from support.program import UserError, first_line, say, suggest
 from support.tiny import is_tiny
+from verify.final_answer import final_answer
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),

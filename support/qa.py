@@ -5,7 +5,8 @@ import functools
 import random
 import re
 
-from support.text import FAKE_TURN, bm25, plain_answers, visible, without_end
+from search.text import bm25, plain_answers
+from verify.text import FAKE_TURN, visible, without_end
 
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
           "write a few words inside <search> and </search>: the best passages follow "

@@ -1,7 +1,7 @@
 """verify_math, math-verify where it is installed, and others' verdicts, on labelled answers.
 
-    python experiments/math_verifiers.py               support/math_pairs.jsonl; some seconds
-    python experiments/math_verifiers.py --outputs F   answers that models gave, from clones of REPOSITORIES in
+    python verify/math_verifiers.py               verify/math_pairs.jsonl; some seconds
+    python verify/math_verifiers.py --outputs F   answers that models gave, from clones of REPOSITORIES in
                                                        the folder F; a minute. -v prints our wrong verdicts
 
 The 1,389 pairs were written for the tests, and what they found was repaired: what is printed of them is no
@@ -12,7 +12,7 @@ the last repairs of verify_math, the second when they were done.
 results/math_labels.json has the first 12 digits of the SHA-256 of each pair of a gold and an answer that is
 right, and of each left out: extractions that broke, golds that are broken, and "yes" or "no" where the answer's
 words decide only with the question. All other pairs are wrong. Where all verdicts agreed, and no near miss was
-seen, that is the label; the others were labelled by hand, by the rules in support/README.md. Golds that are
+seen, that is the label; the others were labelled by hand, by the rules in README.md. Golds that are
 the letter of a choice are left out where the answer is no letter: the options decide.
 """
 import argparse
@@ -31,7 +31,7 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
-from support.final_answer import final_answer  # noqa: E402
+from verify.final_answer import final_answer  # noqa: E402
 from tasks import verify_math  # noqa: E402
 
 try:
@@ -227,7 +227,7 @@ def main():
             parts[f"half {half}"] = [{**row, "correct": row["key"] in known["right"]} for row in rows
                                      if row["key"] not in known["left out"]]
     else:
-        with open(os.path.join(HERE, "..", "support", "math_pairs.jsonl")) as file:
+        with open(os.path.join(HERE, "math_pairs.jsonl")) as file:
             rows = [json.loads(line) for line in file]
         parts = {"first 607 pairs": rows[:607], "other 782 pairs": rows[607:]}
     for part, rows in parts.items():

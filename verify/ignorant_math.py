@@ -1,6 +1,6 @@
 """What a policy gets that knows no mathematics: it boxes the question. A verifier should pay it nothing.
 
-    python experiments/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
+    python verify/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
                                                            7,000 problems, with math-verify an hour
 
 Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
@@ -12,7 +12,7 @@ installed. What is left on real sets are questions in which the answer stands as
 questions that ask for another form of an expression with symbols, to be expanded or factored: both forms count
 as equal.
 
-The files of experiments/README.md are made from those of public repositories on GitHub:
+The files of README.md are made from those of public repositories on GitHub:
 
     math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl, as
                                 it is; the set is HuggingFaceH4/MATH-500

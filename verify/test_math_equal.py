@@ -14,8 +14,8 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
-from support.final_answer import final_answer  # noqa: E402
-from support.math_equal import ceiling, floor, math_equal, plus  # noqa: E402
+from verify.final_answer import final_answer  # noqa: E402
+from verify.math_equal import ceiling, floor, math_equal, plus  # noqa: E402
 
 
 CASES, PAIRS = ([json.loads(line) for line in open(os.path.join(HERE, name), encoding="utf-8")]
