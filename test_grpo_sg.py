@@ -597,9 +597,9 @@ def test_equal_prompts_are_read_once(monkeypatch):
 @pytest.mark.parametrize("tool", [False, True])
 def test_a_rollout_depends_on_the_seed_alone(tool):
     """Not on how many are sampled at once, with a tool or without."""
-    model, tokenizer, task, cfg = toy(max_turns=3)
+    model, tokenizer, task, cfg = toy()
     if tool:
-        task = task._replace(stop_text="maybe", observe=lambda texts: [f"who {'why ' * len(text.split())}" for text in texts])
+        task = task._replace(max_turns=3, stop_text="maybe", observe=lambda texts: [f"who {'why ' * len(text.split())}" for text in texts])
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
@@ -1420,8 +1420,7 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     short = grpo_sg.keep_short(task, model, tokenizer, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
-    task = task._replace(observe=lambda texts: texts)
-    cfg.max_turns = 4
+    task = task._replace(observe=lambda texts: texts, max_turns=4)
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(grpo_sg.keep_short(task, model, tokenizer, cfg).train) == kept
