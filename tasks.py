@@ -1,5 +1,5 @@
-"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, mathematics, and question
-answering with a search tool: problems and verifiers.
+"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics: problems
+and verifiers. The third, questions with a search tool, has a room of its own, search/.
 
 A `Task` is problems to train on and to test on, the system prompt, and a verifier that
 says of one response whether its answer is right, and whether it is well formed. To a
@@ -8,6 +8,7 @@ nothing here executes such a text, no verifier raises or hangs.
 """
 import functools
 import hashlib
+import importlib
 import math
 import random
 import re
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from support import data, qa, retriever, tiny
+from support import data, tiny
 from support.program import UserError, call_users
 from verify.final_answer import final_answer
 from verify.math_equal import math_equal
@@ -107,7 +108,7 @@ def make_task(cfg):
         check_problems(owner, name, getattr(task, name))
     number = (int, float)
     kinds = {"system": str, "floor": number, "opening": str, "stop_text": str,
-             "warmup": int, "tokens": str, "shortcuts": number}
+             "max_turns": int, "warmup": int, "tokens": str, "shortcuts": number}
     for name, kind in kinds.items():
         value = getattr(task, name)
         if not isinstance(value, kind):
@@ -573,50 +574,27 @@ def math_task(cfg):
                 tokens=r"\\boxed\{|.")
 
 
-# ---- Question answering with a search tool: support/qa.py has its parts ----
+# ---- Questions with a search tool: search/task.py ----
 
 def verify_qa(response, golds):
-    """Grade one response, what the policy wrote without what the tool answered;
-    `golds`: any will do. `formatted`: by qa.read_answer. `correct`: well formed, and
-    the answer is one of the golds but for case, accents, articles and punctuation."""
-    golds = as_answers(golds)
-    answer = qa.read_answer(response, max(map(len, golds), default=0))
-    if answer is None:
-        return Verdict(False, False)
-    return Verdict(qa.equals_any(answer, golds), True)
+    """Grade one response to a question: search.task.verify_qa."""
+    return search_room().verify_qa(response, golds)
 
 
 def qa_task(cfg):
-    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data
-    (the same, or "" for that of data), model, max_turns, retriever, seed,
-    train_problems and eval_problems. The passages of all questions are searched
-    together, or those of the server at the URL cfg.retriever. Raises UserError where
-    the settings do not fit."""
-    eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
-    passages = {}  # a dict for its keys, each once and in order
+    """Questions with a search tool: search.task.qa_task."""
+    return search_room().qa_task(cfg)
 
-    def load(name, split, count):
-        if name == "synthetic":
-            rows = qa.make_world(NAMES, split, count, cfg.seed)
-        elif name == "hotpotqa":
-            rows = data.load_hotpotqa(split, count, cfg.seed)
-        else:
-            rows = data.with_golds(name, data.read_file(name, data.QA_LINE))
-        for row in rows:
-            passages.update(dict.fromkeys(row[2]))
-        return [Problem(question, golds, *texts) for question, golds, _, *texts in rows]
 
-    train = load(cfg.data, "train", cfg.train_problems)
-    test = load(eval_data, "test", cfg.eval_problems)
-    if cfg.data == "synthetic":
-        valid = load("synthetic", "valid", cfg.eval_problems)
-    else:
-        train, valid = data.hold_out(train, test, eval_data, cfg)
-    search = retriever.connect(cfg.retriever) if cfg.retriever else qa.make_search(list(passages))
-    return Task("qa", qa.SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa,
-                floor=most_frequent(problem.answer[0] for problem in test),
-                stop_text="</search>",
-                observe=functools.partial(qa.answer_calls, search), shortcuts=0.6)
+def search_room():
+    """The module search.task. Raises UserError if it is not there."""
+    try:
+        return importlib.import_module("search.task")
+    except ModuleNotFoundError as error:
+        if error.name not in ("search", "search.task"):
+            raise
+        raise UserError("the folder search/ is missing, which has --task qa: put it back, or "
+                        "give another --task") from None
 
 
 # name -> function of the settings, to a Task

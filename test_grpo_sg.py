@@ -29,8 +29,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 import grpo_sg
 import tasks
 from grpo_sg import sample
-from search.text import bm25
-from support import data, logs, models, program, qa, tiny
+from support import data, logs, models, program, tiny
 
 # The module whose functions the lesson tests.
 GRADED = importlib.import_module(os.environ.get("OF", "grpo_sg"))
@@ -598,9 +597,9 @@ def test_equal_prompts_are_read_once(monkeypatch):
 @pytest.mark.parametrize("tool", [False, True])
 def test_a_rollout_depends_on_the_seed_alone(tool):
     """Not on how many are sampled at once, with a tool or without."""
-    model, tokenizer, task, cfg = toy(max_turns=3)
+    model, tokenizer, task, cfg = toy()
     if tool:
-        task = task._replace(stop_text="maybe", observe=lambda texts: [f"who {'why ' * len(text.split())}" for text in texts])
+        task = task._replace(max_turns=3, stop_text="maybe", observe=lambda texts: [f"who {'why ' * len(text.split())}" for text in texts])
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
@@ -717,7 +716,7 @@ def test_the_logged_means_are_over_what_was_trained_on_and_the_loss_is_what_was_
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
 ROLE_NAMES = ("knight", "knave")
-VERIFIERS = {"kk": tasks.verify_kk, "math": tasks.verify_math, "qa": tasks.verify_qa}
+VERIFIERS = {"kk": tasks.verify_kk, "math": tasks.verify_math}
 
 
 def test_labelled_responses():
@@ -726,10 +725,10 @@ def test_labelled_responses():
     for row in rows:
         verdict = VERIFIERS[row["task"]](row["response"], row["gold"])._asdict()
         assert {**verdict, **row} == {**row, **verdict}, row["why"]
-    assert len(rows) > 250
+    assert len(rows) > 110
 
 
-@pytest.mark.parametrize("task, gold", [("kk", ROLES), ("qa", ["Paris", "9" * 99]), ("math", "5")])
+@pytest.mark.parametrize("task, gold", [("kk", ROLES), ("math", "5")])
 def test_hostile_responses_are_cheap(task, gold):
     """A second at most for any verdict, though it has fifty thousand of whatever could multiply."""
     for part in ("<think>", "</think>", "<answer>", "</answer>", "<think></think>", "<search>x</search>",
@@ -837,65 +836,7 @@ def test_arithmetic_splits_share_no_operands():
     assert len(set(pairs["test"])) == 2000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
-# ==== Questions with a search tool ====
-
-def slow_bm25(passages, query, k1=1.2, b=0.75):
-    """Scores by the textbook, passage by passage and word by word."""
-    texts = [passage.split() for passage in passages]
-    average = sum(map(len, texts)) / len(texts)
-    scores = [0.0] * len(texts)
-    for word in query.split():
-        n = sum(word in text for text in texts)
-        for i, text in enumerate(texts):
-            tf = text.count(word)
-            scores[i] += (math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * tf * (k1 + 1)
-                          / (tf + k1 * (1 - b + b * len(text) / average)))
-    return scores
-
-
-def test_search_against_the_textbook():
-    rng, words = random.Random(0), [f"word{i}" for i in range(30)]
-    passages = [" ".join(rng.choices(words, k=rng.randrange(1, 20))) for _ in range(60)]
-    search = bm25(passages)
-    for _ in range(200):
-        query = " ".join(rng.choices(words + ["unknown"], k=rng.randrange(1, 6)))
-        scores, best = slow_bm25(passages, query), search(query, 5)
-        expected = [score for score in sorted(scores, reverse=True)[:5] if score > 0]
-        assert [scores[i] for i in best] == pytest.approx(expected) and len(set(best)) == len(best)
-    assert bm25(["alpha beta"] * 100)("alpha", 3) == [0, 1, 2]
-    search = bm25(["S\u00f8ren lives in \u0141\u00f3d\u017a", "Z\u00fcrich\u2013Oerlikon", "nothing"])
-    assert search("LODZ", 3) == search("soren", 3) == [0] and search("zurich oerlikon", 3) == [1]
-
-
-def test_every_query_has_a_clear_answer():
-    search = qa.make_search(["Ada wrote it", "Bob read it"])
-    for text, line in (("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"),
-                       ("<search></search>", "To search, write <search>"), ("<search>\ud800 \x00</search>", "Nothing was"),
-                       ("ada </search>", "To search, write <search>"),
-                       ("<search>ada</search> or ada</search>", "To search, write <search>"),
-                       ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")):
-        answer, = qa.answer_calls(search, [text])
-        assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", answer, re.S), text[:60]
-
-
-def test_the_world_needs_two_searches_and_its_splits_share_nobody():
-    task = tasks.qa_task(grpo_sg.Config(task="qa", train_problems=9999, eval_problems=9999))
-    names = []
-    for problems in (task.train, task.valid, task.test):
-        queries = [re.findall(r"<search> (.*?) </search>", problem.solution) for problem in problems]
-        names.append([set(column) for column in zip(*queries)])
-        for problem, (person, company) in zip(problems, queries):
-            question = problem.question
-            assert person in question and company not in question and problem.answer[0] not in question
-    assert not any(a & b for one, other in itertools.combinations(names, 2) for a, b in zip(one, other))
-    seen = task.observe([f"<search>{p.question}</search>" for p in task.train])
-    alone = ["based in " + p.answer[0] in text for p, text in zip(task.train, seen)]
-    assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
-    for problem in task.train[:100]:
-        *_, seen = task.observe(tiny.calls_of(task, problem.solution))
-        assert f"is based in {problem.answer[0]}" in seen.split("\n")[2]
-        assert task.verify(problem.solution, problem.answer) == (True, True)
-
+# ==== A tool: the loop over turns ====
 
 STOP = "</search>"
 
@@ -910,6 +851,18 @@ def letters_tokenizer():
     tokenizer.decoder = decoders.Fuse()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>",
                                                 unk_token="a", chat_template="{{ messages[-1]['content'] }}")
+
+
+def tell(texts):
+    return [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts]
+
+
+def with_a_tool(problems, max_turns=2):
+    """A task whose tool tells how often it was called, and whose answer is x."""
+    def verify(response, gold):
+        return tasks.Verdict(response.endswith("<answer>x</answer>"), "<answer>" in response)
+    return tasks.Task("tool", "", problems, problems, problems, verify, 0.0, stop_text=STOP,
+                      observe=tell, max_turns=max_turns)
 
 
 @pytest.fixture
@@ -930,9 +883,8 @@ def converse():
                         stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
                 written.append(turn[:ends[0]] if ends else turn)
             return written
-        task = tasks.Task("qa", "", problems, problems, problems, tasks.verify_qa, 0.0, stop_text=STOP,
-                          observe=lambda texts: [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts])
-        cfg = grpo_sg.Config(max_turns=max_turns, max_new_tokens=60)
+        task = with_a_tool(problems, max_turns)
+        cfg = grpo_sg.Config(max_new_tokens=60)
         return grpo_sg.rollout(model, tokenizer, task, problems, cfg, n=1, temperature=1.0, seed=0,
                                sampler=scripted)
     return lambda text: tokenizer(text)["input_ids"], converse
@@ -979,18 +931,28 @@ def test_no_one_and_several_calls_and_their_limits(converse):
     assert models.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
 
 
+def test_what_a_tool_says_has_no_special_token():
+    """Also where a task's own tool leaves <|im_end|> as it is."""
+    words = {word: i for i, word in enumerate(("[UNK]", "<|im_end|>", "<|", "im_end", "|>", "a"))}
+    core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    assert models.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
+    assert tokenizer("a <|im_end|>")["input_ids"] == [5, 1]  # in a text of ours it stays what it is
+
+
 def test_a_warm_up_text_is_what_a_rollout_would_make_of_it():
-    task = tasks.qa_task(grpo_sg.Config(task="qa", train_problems=50, eval_problems=20))
+    problem = tasks.Problem("Who ?", ["x"], "<search> b </search> <search> c </search> <answer>x</answer>")
+    task = with_a_tool([problem])
     _, tokenizer = tiny.tiny_model(task)
-    problem = task.train[0]
     tokens, mask = (x.tolist() for x in tiny.write_script(tokenizer, task, problem, problem.solution))
-    text = tokenizer.decode(tokens)
-    assert tokenizer.decode(tokens[:mask.index(True)]) == problem.question
+    first, second = tell([STOP, STOP + STOP])
+    assert tokenizer.decode(tokens) == (
+        f"Who ?<search> b </search>{first} <search> c </search>{second} <answer>x</answer><|im_end|>")
     assert tokenizer.decode([t for t, own in zip(tokens, mask) if own]) == problem.solution + "<|im_end|>"
-    assert f" is based in {problem.answer[0]}" in text and "[UNK]" not in text
 
 
-@pytest.mark.parametrize("name", ["kk", "math", "qa"])
+@pytest.mark.parametrize("name", ["kk", "math"])
 def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
     task = tasks.TASKS[name](grpo_sg.parse(f"--task {name} --train_problems 60 --eval_problems 8".split()))
     _, tokenizer = tiny.tiny_model(task)
@@ -1371,7 +1333,7 @@ def test_a_device_that_is_not_there_is_one_line_before_a_model_is_loaded(tmp_pat
     ("--group_size 1", "--group_size"), ("--steps 0", "--steps"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
     ("--temperature 0", "--temperature"), ("--low 2 --high 1", "--high"), ("--out ..", "exists"),
     ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--steps many", "many"), ("--nonsense", "nonsense"),
-    ("--task qa --max_turns -1", "0 or more"), ("--max_new_tokens 2047", "--max_new_tokens"),
+    ("--max_new_tokens 2047", "--max_new_tokens"),
     ("--out /proc/run", "cannot read or write"), ("--data published", "add --model"),
     ("--device tpu", "--device")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
@@ -1458,8 +1420,7 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     short = grpo_sg.keep_short(task, model, tokenizer, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
-    task = task._replace(observe=lambda texts: texts)
-    cfg.max_turns = 4
+    task = task._replace(observe=lambda texts: texts, max_turns=4)
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(grpo_sg.keep_short(task, model, tokenizer, cfg).train) == kept

@@ -20,7 +20,7 @@ from test_grpo_sg import CHAT, hub_model
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / page for page in ("README.md", "support/README.md", "experiments/README.md", "lesson/README.md",
                                   "lesson/decisions.md", "experiments/hardware.md", "experiments/reproduce.md",
-                                  "bridges/README.md")]
+                                  "search/README.md", "bridges/README.md")]
 README, SUPPORT, *_ = TEXTS = [page.read_text() for page in PAGES]
 COMMANDS = "\n".join(TEXTS[:-1]).replace("\\\n", " ")  # those of the bridges need their engines
 CODE = (ROOT / "grpo_sg.py").read_text()

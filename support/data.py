@@ -26,7 +26,6 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 # What a line of a file looks like. Golds may be text, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
-QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
 
 
 # ---- The hub ----
@@ -63,20 +62,6 @@ def load_math(name, places, matches):
         else:
             rows.append((row["problem"], [row["answer"]]))
     return with_golds(name, rows, matches)
-
-
-def load_hotpotqa(split, count, seed):
-    """`count` rows drawn at random; the test is the set's validation split, its own
-    test has no answers."""
-    place = "validation" if split == "test" else split
-    rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
-    chosen = random.Random(seed).sample(range(len(rows)), min(count, len(rows)))
-    found = []
-    for row in rows.select(chosen):
-        context = zip(row["context"]["title"], row["context"]["sentences"])
-        passages = [f"(Title: {title}) {''.join(sentences)}" for title, sentences in context]
-        found.append((row["question"], [row["answer"]], passages))
-    return with_golds("hotpotqa", found)
 
 
 def accept(gold):

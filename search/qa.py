@@ -1,6 +1,6 @@
-"""The third task, questions that are answered with a search tool: its texts, its tool,
-its generated world, and what is read of a response. The setting is that of Search-R1
-(arXiv 2503.09516); tasks.py makes a task of it."""
+"""The parts of the third task, questions that are answered with a search tool: its texts,
+its tool, its generated world, and what is read of a response. The setting is that of
+Search-R1 (arXiv 2503.09516); task.py makes a task of them."""
 import functools
 import random
 import re
@@ -20,9 +20,7 @@ SYSTEM = ("Answer the question. Think inside <think> and </think>. To look somet
 
 PASSAGES = 3  # in an answer
 QUERY = 300  # most characters of a query: more are cut off
-# A passage may be anybody's text. Without angle brackets it has none of our tags, and
-# no tokenizer's <|end|>.
-HARMLESS = str.maketrans("<>", "()")
+NO_TAGS = str.maketrans("<>", "()")
 
 
 def make_search(passages):
@@ -50,8 +48,15 @@ def write_answer(passages):
     if passages is None:
         lines = ["To search, write <search> a few words </search>."]
     elif passages:
-        lines = [f"Doc {i}: {text}".translate(HARMLESS) for i, text in enumerate(passages, 1)]
+        lines = [f"Doc {i}: {harmless(text)}" for i, text in enumerate(passages, 1)]
     return "\n".join(["\n<information>", *lines, "</information>"])
+
+
+def harmless(passage):
+    """A passage may be anybody's text. Without angle brackets it has none of our tags,
+    and no tokenizer's <|end|>; half of a surrogate pair, which no tokenizer can read and
+    no file can hold, becomes a question mark."""
+    return passage.translate(NO_TAGS).encode(errors="replace").decode()
 
 
 def read_query(text):

@@ -10,16 +10,19 @@ as any text from the web is: qa.answer_calls makes it harmless.
 """
 import functools
 import json
+import threading
 import time
 import urllib.request
 
 from support.program import UserError, first_line, say
 
 BATCH = 128        # queries in a request
-SECONDS = 60       # to wait for the answer to one
+SECONDS = 60       # to wait for the answer to one, all of it
+QUIET = 5          # seconds after which it is said that one waits
 # seconds to wait for a server that went away: a large index takes minutes to load
 PATIENCE = 600
 LONGEST = 2000     # characters of a passage
+MOST_BYTES = 2 ** 25  # of an answer: 87 KB a passage, far more than is used
 
 
 def connect(url):
@@ -45,14 +48,12 @@ def ask(url, queries, most, patience):
     """The passages for the queries of one request, repeated for `patience` seconds
     while it fails."""
     content = json.dumps({"queries": queries, "topk": most, "return_scores": True}).encode()
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     end = time.monotonic() + patience
     pause = 1
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-                return read_passages(json.load(answer), len(queries), most)
-        # no server, no answer in time, half an answer, another program's answer
+            return read_passages(json.loads(fetch(url, content)), len(queries), most)
+        # no address, no server, no answer in time, half of one, another program's
         except Exception as error:
             reason = first_line(error)
         if time.monotonic() + pause > end:
@@ -61,6 +62,38 @@ def ask(url, queries, most, patience):
         say(f"the search server at {url} does not answer ({reason}): trying again")
         time.sleep(pause)
         pause = min(2 * pause, 30)
+
+
+def fetch(url, content):
+    """What the server answers, as bytes. Raises what went wrong; TimeoutError if not all
+    of it is there after SECONDS."""
+    answers = []
+    # urlopen's own limit begins anew with each byte: a server that drips would hold the
+    # run for ever. So another thread waits, which can be left behind.
+    waiting = threading.Thread(target=post, args=(url, content, answers), daemon=True)
+    waiting.start()
+    waiting.join(QUIET)
+    if waiting.is_alive():
+        say(f"waiting for the search server at {url}, at most {SECONDS} seconds")
+        waiting.join(SECONDS - QUIET)
+    if not answers:
+        raise TimeoutError(f"no whole answer in {SECONDS} seconds")
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    if len(answers[0]) > MOST_BYTES:
+        raise ValueError(f"an answer of more than {MOST_BYTES:,} bytes")
+    return answers[0]
+
+
+def post(url, content, answers):
+    """Append to the list `answers` what the server answers, of which no more is read than
+    shows that it is too long; or the exception."""
+    try:
+        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            answers.append(answer.read(MOST_BYTES + 1))
+    except Exception as error:
+        answers.append(error)
 
 
 def read_passages(answer, queries, most):
