@@ -473,7 +473,11 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     updates = []
     for minibatch, parts in zip(minibatches, batches):
         if parts:
-            tokens = count_tokens(minibatch, cfg)
+            # The tokens that the policy wrote (in the other mode, the completions), those
+            # of equal groups, too: else the others would get louder for them.
+            tokens = sum(sum(c.mask) for c in minibatch)
+            if cfg.loss_agg_mode == "seq-mean-token-mean":
+                tokens = len(minibatch)
             updates.append(update(model, optimizer, parts, tokens, cfg))
     return updates
 
@@ -514,21 +518,12 @@ def weigh(logps, cfg):
                          high=cfg.high)
 
 
-def count_tokens(completions, cfg):
-    """What the mean of a minibatch is over: the tokens that the policy wrote, or, in the
-    other mode, the completions. Those of groups of equal rewards count: else the others
-    would get louder for them."""
-    if cfg.loss_agg_mode == "token-mean":
-        return sum(sum(c.mask) for c in completions)
-    return len(completions)
-
-
 def micro_batches(completions, cfg, device):
     """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
     included (a longer one gets its own), sorted by length, so that few are pads.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out, which changes nothing, as count_tokens counts it."""
+    if beta is 0 it is left out, which changes nothing, as its tokens are counted."""
     used = [c for c in completions if cfg.beta or c.advantage != 0]
     waiting = sorted(used, key=Completion.length, reverse=True)
     batches = []
@@ -772,6 +767,10 @@ def check(cfg):
         raise program.UserError(
             "--eval_only needs --model, for example runs/NAME/checkpoint")
     models.find_device(cfg.device)
+    if cfg.updates > cfg.prompts * cfg.group_size:
+        raise program.UserError(
+            f"--updates {cfg.updates}, but a step has --prompts {cfg.prompts} times "
+            f"--group_size {cfg.group_size} completions, each for one update: give fewer")
     if cfg.low > cfg.high:
         raise program.UserError(
             f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
@@ -835,7 +834,7 @@ def check_start(policy, task, cfg):
     if unknown > known / 20:
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
-            f"words of --task {cfg.task}: it belongs to another task, or is not whole")
+            f"words of --task {cfg.task}: it was made for another task or other settings")
     if max(c.prompt) >= vocabulary:
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "

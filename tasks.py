@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tqdm import tqdm
+
 from support import data, tiny
 from support.program import UserError, call_users
 from verify.final_answer import final_answer
@@ -100,6 +102,9 @@ class Task(NamedTuple):
 
 def make_task(cfg):
     """The task that cfg.task names. Raises UserError if it is no usable Task."""
+    if not callable(TASKS[cfg.task]):
+        raise UserError(f"tasks.TASKS[{cfg.task!r}] must be a function of the settings that "
+                        "returns a tasks.Task")
     task = TASKS[cfg.task](cfg)
     owner = f"the Task of tasks.TASKS[{cfg.task!r}]"
     if not isinstance(task, Task):
@@ -115,6 +120,15 @@ def make_task(cfg):
             raise UserError(f"{owner} has {value!r:.60} as {name}: see tasks.Task")
     if not callable(task.verify) or not callable(task.reward):
         raise UserError(f"{owner} needs functions as verify and reward")
+    if task.observe and not task.stop_text:
+        raise UserError(f"{owner} has a tool, observe: it needs a stop_text, too, which ends "
+                        "a call of it")
+    shortcuts = any(problem.shortcut for problem in task.train)
+    if task.warmup < 1 or not 0 <= task.shortcuts <= (1 if shortcuts else 0):
+        raise UserError(f"{owner}: warmup must be 1 or more, and shortcuts a share from 0 to 1, "
+                        "above 0 only if problems have a shortcut")
+    if not cfg.eval_only and task.train in (task.valid, task.test):
+        raise UserError(f"{owner} trains on the problems that it is tested on: give others")
     return task
 
 
@@ -127,9 +141,15 @@ def check_problems(owner, name, problems):
         if not isinstance(problem, Problem):
             raise UserError(f"{owner} has {problem!r:.60} in {name}: not a tasks.Problem")
         texts = (problem.question, problem.solution, problem.shortcut)
-        if not all(isinstance(text, str) for text in texts) or not problem.question:
+        whole = all(isinstance(text, str) and is_whole(text) for text in texts)
+        if not whole or not problem.question:
             raise UserError(f"{owner} has {problem!r:.60} in {name}: a question is a text "
                             "that is not empty, solution and shortcut are texts")
+
+
+def is_whole(text):
+    """Not so with half a character, which no tokenizer can read."""
+    return text.encode(errors="replace").decode() == text
 
 
 def most_frequent(answers):
@@ -342,7 +362,7 @@ def kk_split(split, count, people, seed, *, brief=False):
     problems = []
     seen = set()
     left = list(people)  # sizes that still have new puzzles
-    for i in range(count):
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
         n = people[i % len(people)]
         if n not in left:
             continue
@@ -540,7 +560,8 @@ def arithmetic_split(split, count, seed):
     """
     problems = []
     seen = set()
-    for i in range(count if split == "train" else min(count, 20_000)):
+    count = count if split == "train" else min(count, 20_000)
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
         rng = random.Random(f"{seed} {split} {i}")
         problem = arithmetic(rng)
         while split_of(problem.meaning) != split or problem.meaning in seen:

@@ -174,8 +174,10 @@ def check_name(flag, name, known, *, files=True):
     ends in .jsonl."""
     if name not in known and not (files and name.endswith(".jsonl")):
         or_file = ", or a file that ends in .jsonl" if files else ""
-        raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}"
-                        f"{suggest(name.lower(), known)}")
+        hint = suggest(name.lower(), known)
+        if name in MATH_PAIRS or name in MATH_TEST:
+            hint = ": it belongs to --task math"
+        raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}{hint}")
 
 
 def choose_eval_data(cfg, pairs):

@@ -85,6 +85,9 @@ def load_model(name):
         return read_model(name, os.path.isdir(name))
     # no such name, no access, no network, half a folder: each has its own type
     except Exception as error:
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            raise UserError(f"--model {name} is an adapter: merge it with its model and save "
+                            "that first (peft's merge_and_unload)") from None
         if os.path.isdir(os.path.join(name, "checkpoint")):
             raise UserError(f"--model {name} is the folder of a run: did you mean --model "
                             f"{name}/checkpoint?") from None
@@ -290,7 +293,7 @@ def render_chat(tokenizer, system, question, template_kwargs):
             return tokenizer.apply_chat_template(chat, add_generation_prompt=True,
                                                  tokenize=False,
                                                  **template_kwargs)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             reason = first_line(error)
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
 

@@ -77,8 +77,13 @@ def tiny_tokenizer(task):
     """Its words are all that occur in the task's texts. The chat template leaves the
     system prompt out: a model that can read nothing else has no need of it."""
     words = set()
-    pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
-    for problem in [*task.train, *task.valid, *task.test]:
+    try:
+        pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
+    except Exception as error:
+        raise UserError(f"--task {task.name}: its tokens, {task.tokens!r}, are no pattern "
+                        f"({error})") from None
+    problems = [*task.train, *task.valid, *task.test]
+    for problem in tqdm(problems, "words", leave=False, delay=2):
         texts = [problem.question, problem.solution, problem.shortcut]
         texts += call_tool(task, calls_of(task, problem.solution))
         for text in texts:
