@@ -30,7 +30,7 @@ RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --
        "grpo_sg.py --eval_only --model runs/NAME/checkpoint --eval_data aime24 --eval_samples 16",
        "-m support.page runs/NAME", "experiments/math_verifiers.py",
        "-m experiments.compare show", "experiments/memory.py"]
-OTHERS = {"-m pytest -q", "-m pytest -q test_grpo_sg.py", "-m lesson.ladder", "-m lesson.example runs/NAME/warm_start",  # other tests run
+OTHERS = {"-m pytest -q", "-m pytest -q search", "-m pytest -q test_grpo_sg.py", "-m lesson.ladder", "-m lesson.example runs/NAME/warm_start",  # other tests run
           "-m experiments.figures", "-m experiments.numbers",
           "experiments/ignorant_math.py math500.jsonl math_train.jsonl gsm8k_test.jsonl "  # them, or need minutes
           "deepscaler_every_8th.jsonl"}
