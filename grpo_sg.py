@@ -54,7 +54,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 import tasks
-from support import graph, logs, models, offload, page, program, tiny
+from support import logs, models, page, program, tiny
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -489,7 +489,9 @@ def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
     reference: the policy of the KL, needed if cfg.beta is above 0. state: of the
     checkpoint to resume.
     """
-    AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
+    AdamW = torch.optim.AdamW
+    if cfg.offload:
+        from gpu.offload import HostAdamW as AdamW
     optimizer = AdamW(
         model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
     if state:
@@ -997,6 +999,7 @@ def load(cfg):
     check_start(model, tokenizer, task, cfg)
     sampler = sample
     if cfg.sampler == "auto" and model.device.type == "cuda":
+        from gpu import graph
         prompt = encode_problem(tokenizer, task, task.test[0], cfg)
         with models.in_bfloat16(model.device):
             sampler, line = graph.choose(model, sample, prompt)

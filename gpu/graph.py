@@ -11,6 +11,7 @@ So these have to be fixed:
   that has ended goes on: once half of the rows have, or the room is full, all is made and recorded
   anew without them.
 """
+import contextlib
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from grpo_sg import draw
+from support.program import UserError, first_line
 
 BLOCK = 16         # tokens between two looks at which rows have ended
 ROOM = 256         # tokens that new buffers have room for
@@ -70,15 +74,6 @@ def next_logits(model, weights, ids, mask, position, cache):
                   use_cache=True, logits_to_keep=1)
     output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
     return output.logits[:, -1].float()
-
-
-def draw(logits, u, temperature):
-    """A token (B, 1) for each row of logits (B, V), by uniform numbers u (B, 1), as in
-    grpo_sg.py."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
-    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
 
 
 def read_prompts(model, weights, prompts):
@@ -154,23 +149,30 @@ def start(s, rows, columns, one_step):
     return recording.replay
 
 
-def first_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+@contextlib.contextmanager
+def cuda_errors():
+    """Raise UserError for an error of CUDA's own: after most of them nothing runs on the
+    GPU any more in this process, the plain sampler neither."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise UserError(f"CUDA failed while steps were recorded ({first_line(error)}): add "
+                        "--sampler plain, with --resume if there is a checkpoint") from error
 
 
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None, bar=""):
     """grpo_sg.sample, for models whose layers keep all keys and values: raises
-    ValueError for others. stopping_criteria is asked after each block, about each of
-    its tokens."""
+    ValueError for others, and UserError where CUDA itself fails. stopping_criteria is
+    asked after each block, about each of its tokens."""
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
-    weights = cast_weights(model)
     # Autocast's own cache of cast weights has no place in a recording.
-    with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind),
-                        cache_enabled=False):
+    with cuda_errors(), torch.autocast(kind, torch.get_autocast_dtype(kind),
+                                       torch.is_autocast_enabled(kind), cache_enabled=False):
+        weights = cast_weights(model)
         logits, s = read_prompts(model, weights, [p for p in prompts for _ in range(n)])
         where = generator.device if generator else model.device
         u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where)  # (B, T)
@@ -248,8 +250,9 @@ def misfit(model, sampler, prompt):
 def choose(model, plain, prompt, fast=sample):
     """(sampler, line to print): `fast`, if steps can be recorded and its tokens are not
     much further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
-    prompt: at least two token ids. The model should be trained: no token is wrong where
-    all are equally likely. To be called under autocast if the sampler will be."""
+    Raises UserError if the GPU does not compute any more after that. prompt: at least two
+    token ids. The model should be trained: no token is wrong where all are equally
+    likely. To be called under autocast if the sampler will be."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NOT_RECORDED)
@@ -257,8 +260,10 @@ def choose(model, plain, prompt, fast=sample):
         usual = misfit(model, plain, prompt)
     except Exception as error:  # whatever torch, CUDA or the model may say
         why = first_line(error)
+        with cuda_errors():
+            torch.zeros(1, device=model.device).item()  # does the GPU still compute?
         return plain, f"the plain sampler is used, as steps cannot be recorded ({why})"
     if not found <= 4 * usual + 0.001:
         return plain, ("the plain sampler is used, as recorded tokens are off by "
                        f"{found:.4f}, and its own by {usual:.4f}")
-    return fast, "completions are sampled by recorded steps (support/graph.py)"
+    return fast, "completions are sampled by recorded steps (gpu/graph.py)"

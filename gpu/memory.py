@@ -1,21 +1,23 @@
 """What of a model's sampling and update fits on a GPU, with a tenth of it to spare: computed, not
 measured.
 
-    python experiments/memory.py                                     the table of hardware.md
-    python experiments/memory.py --model FOLDER_OR_NAME --gpu 24     a model, on a card of 24 GB
-    python experiments/memory.py --model FOLDER_OR_NAME --gpu 16 --float32     on a T4
+    python -m gpu.memory                                     the table of hardware.md
+    python -m gpu.memory --gpu 12                            Qwen2.5-0.5B on a card of 12 GB
+    python -m gpu.memory --model FOLDER_OR_NAME --gpu 24     another model
+    python -m gpu.memory --gpu 16 --float32                  on a T4
 
 A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and
 offload where --offload is needed, too. Completions are taken to grow to --max_new_tokens, as if
 none ended before: most end long before. Of the model only its configuration is read. test_memory.py
-holds `peaks` to within 10 % of what is allocated, for the sampler of support/graph.py and for an
+holds `peaks` to within 10 % of what is allocated, for the sampler of gpu/graph.py and for an
 update.
 """
 import argparse
+import sys
 
 from transformers import AutoConfig, Qwen2Config
 
-READ = 16_000  # as in support/graph.py: tokens of prompts that are read at once
+READ = 16_000  # as in gpu/graph.py: tokens of prompts that are read at once
 TOKENS = (2048, 3072, 4096, 8192, 16384)
 ROWS = (16, 32, 64, 128, 256, 512)
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048, 11008, 36, 16)}
@@ -112,7 +114,7 @@ def qwen(name):
 
 
 def print_model(config, card, given):
-    print(f"| of {card:g} GB, a tenth to spare | tokens_per_micro_batch | GB | sample_batch | GB |")
+    print(f"| of {card:g} GB | tokens_per_micro_batch | GB | sample_batch | GB |")
     print("|---|---|---|---|---|")
     for offload in (False, True):
         for checkpointing in (False, True):
@@ -128,7 +130,7 @@ def print_model(config, card, given):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", help="a folder or a hub name; none: the table of Qwen2.5")
+    parser.add_argument("--model", help="a folder or a hub name (Qwen2.5-0.5B)")
     parser.add_argument("--gpu", type=float, default=24, help="GB of the card (%(default)s)")
     parser.add_argument("--prompt", type=int, default=300,
                         help="tokens of the longest prompt (%(default)s)")
@@ -138,16 +140,20 @@ def main():
     parser.add_argument("--float32", action="store_true",
                         help="of a card without bfloat16 (T4, V100)")
     given = parser.parse_args()
-    if not given.model:
+    if len(sys.argv) == 1:
         return print_table()
     try:
-        config = AutoConfig.from_pretrained(given.model)
+        config = qwen("0.5B")
+        if given.model:
+            config = AutoConfig.from_pretrained(given.model)
     except Exception as error:  # no such name, no network, no such kind: each has its own type
         parser.error(f"cannot read the configuration of --model {given.model}: give a folder "
                      "written by save_pretrained, or a hub name and a network "
                      f"({str(error).splitlines()[0]})")
-    lengths = {"prompt": given.prompt, "new": given.max_new_tokens}
-    print_model(config, given.gpu, {**lengths, "beta": given.beta, "float32": given.float32})
+    print(f"{given.model or 'Qwen2.5-0.5B'}: the largest that fit, with a tenth to spare\n")
+    print_model(config, given.gpu, {
+        "prompt": given.prompt, "new": given.max_new_tokens, "beta": given.beta,
+        "float32": given.float32})
 
 
 if __name__ == "__main__":

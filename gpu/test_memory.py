@@ -1,4 +1,4 @@
-"""The formula of experiments/memory.py against what is allocated, counted tensor by tensor on a CPU
+"""The formula of gpu/memory.py against what is allocated, counted tensor by tensor on a CPU
 in bfloat16."""
 import weakref
 
@@ -10,9 +10,9 @@ from transformers import Gemma3Config, Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations import sdpa_attention
 
 import grpo_sg
-import memory
-from memory import peaks
-from support import graph, models
+from gpu import graph, memory
+from gpu.memory import peaks
+from support import models
 
 
 class Peak(TorchDispatchMode):
@@ -111,6 +111,10 @@ def test_a_models_command_names_what_fits_also_of_a_composite_one(tmp_path, monk
         memory.main()
         shown.append(capsys.readouterr().out)
     assert "of 16 GB" in shown[0] and "not fit" in shown[0] and "| no flag | 16384 |" in shown[1]
+    monkeypatch.setattr("sys.argv", ["memory.py", "--gpu", "12"])  # without a model: the smallest
+    memory.main()
+    printed = capsys.readouterr().out
+    assert printed.startswith("Qwen2.5-0.5B:") and "of 12 GB" in printed and "3B" not in printed
     monkeypatch.setattr("sys.argv", ["memory.py", "--model", f"{tmp_path}/none"])
     with pytest.raises(SystemExit):
         memory.main()

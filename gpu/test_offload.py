@@ -1,6 +1,6 @@
 import torch
 
-from support.offload import HostAdamW
+from gpu.offload import HostAdamW
 
 
 def trained(optimizer_class):
