@@ -7,9 +7,9 @@ recording of launches that one call plays again: the same kernels on the same ad
 So these have to be fixed:
 - shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
 - addresses: what changes from step to step, the column too, is a tensor changed in place;
-- the way: no step waits for a value to decide something; the host looks every BLOCK tokens. A row
-  that has ended goes on: once half of the rows have, or the room is full, all is made and recorded
-  anew without them.
+- the way: no step waits for a value to decide something; the host looks every BLOCK
+  tokens. A row that has ended goes on: once half of the rows have, or the room is full,
+  all is made and recorded anew without them.
 """
 import contextlib
 import warnings
@@ -52,8 +52,8 @@ class Buffers(DynamicLayer):
         return self.keys, self.values
 
 
-def cast_weights(model):
-    """{name: tensor}: weights and biases of the linear layers as autocast would cast
+def cast_parameters(model):
+    """{name: tensor}: parameters of the linear layers as autocast would cast
     them anew in each step, the vocabulary matrix left out; nothing where autocast is
     off."""
     kind = model.device.type
@@ -67,16 +67,16 @@ def cast_weights(model):
     return cast
 
 
-def next_logits(model, weights, ids, mask, position, cache):
+def next_logits(model, parameters, ids, mask, position, cache):
     """(B, V) float32, the logits of what follows the last column of ids (B, S), by the
-    model with `weights` in place of its own ones of these names."""
-    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                  use_cache=True, logits_to_keep=1)
-    output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
+    model with `parameters` in place of its own ones of these names."""
+    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position,
+                  past_key_values=cache, use_cache=True, logits_to_keep=1)
+    output = torch.func.functional_call(model, parameters, None, inputs, tie_weights=False)
     return output.logits[:, -1].float()
 
 
-def read_prompts(model, weights, prompts):
+def read_prompts(model, parameters, prompts):
     """Read each different one of the B prompts once, padded on the left to S columns.
     Returns the logits (B, V) of the first tokens, and the state s, in which a step
     draws one more token for each row."""
@@ -95,9 +95,10 @@ def read_prompts(model, weights, prompts):
     cache.layers = [Buffers() for _ in cache.layers]
     size = max(1, READ // longest)
     parts = zip(ids.split(size), real.split(size), position.split(size))
-    logits = torch.cat([next_logits(model, weights, *part, cache) for part in parts])
+    logits = torch.cat([next_logits(model, parameters, *part, cache) for part in parts])
     number = {prompt: i for i, prompt in enumerate(different)}
-    which = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=model.device)  # (B,)
+    which = [number[tuple(prompt)] for prompt in prompts]
+    which = torch.tensor(which, device=model.device)  # (B,)
     column = torch.tensor([longest], device=model.device)  # where the next keys and values go
     for layer in cache.layers:
         keys, values = zip(*layer.parts)
@@ -106,17 +107,17 @@ def read_prompts(model, weights, prompts):
     mask = torch.zeros_like(real, dtype=layer.values.dtype).masked_fill(real == 0, -torch.inf)
     return logits[which], SimpleNamespace(
         cache=cache, column=column,
-        mask=mask[which, None, None],  # (B, 1, 1, columns), added to the scores of the attention
+        mask=mask[which, None, None],  # (B, 1, 1, columns), added to attention's scores
         position=position[which, -1:] + 1,
         row=torch.arange(len(which), device=model.device),  # numbers of the completions
         t=torch.zeros_like(column))
 
 
-def step(model, weights, s, temperature):
+def step(model, parameters, s, temperature):
     """Read the token that each row drew last, number s.t of its completion, and draw
     the next."""
     s.mask.index_fill_(3, s.column, 0.0)
-    logits = next_logits(model, weights, s.token, s.mask, s.position, s.cache)
+    logits = next_logits(model, parameters, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
         counter += 1
     s.token.copy_(draw(logits, s.u[s.row, s.t, None], temperature))
@@ -169,11 +170,11 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
-    # Autocast's own cache of cast weights has no place in a recording.
+    # Autocast's own cache of cast parameters has no place in a recording.
     with cuda_errors(), torch.autocast(kind, torch.get_autocast_dtype(kind),
                                        torch.is_autocast_enabled(kind), cache_enabled=False):
-        weights = cast_weights(model)
-        logits, s = read_prompts(model, weights, [p for p in prompts for _ in range(n)])
+        parameters = cast_parameters(model)
+        logits, s = read_prompts(model, parameters, [p for p in prompts for _ in range(n)])
         where = generator.device if generator else model.device
         u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where)  # (B, T)
         s.u = u.to(model.device)
@@ -181,8 +182,9 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
         s.token = draw(logits, s.u[:, :1], temperature)
         s.drawn[:, :1] = s.token
         del logits
-        one_step = partial(step, model, weights, s, temperature)
-        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2, disable=not bar) as shown:
+        one_step = partial(step, model, parameters, s, temperature)
+        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2,
+                  disable=not bar) as shown:
             ended = decode(s, one_step, list(stop_ids), stopping_criteria, shown)
     ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
     return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]

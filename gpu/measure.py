@@ -1,12 +1,13 @@
 """What a GPU does with grpo_sg.py, in some ten minutes, beside what was computed of it.
 
-    python -m gpu.measure                   random weights in the shape of Qwen2.5-0.5B
+    python -m gpu.measure                   random parameters in the shape of Qwen2.5-0.5B
     python -m gpu.measure --model FOLDER    a model of yours, as save_pretrained wrote it
 
-Any flags of grpo_sg.py will do, too; with less than 20 GB the sizes are smaller by default. Prints a table and what it means, and writes both to a .json, which is what to send. A part that fails is
-a row of the table, and the others go on. Without a GPU a tiny model goes the same way, in
-some seconds, beside what is computed for an A100, and only --out is written: so this script is
-known to work on the day when there is a GPU.
+Any flags of grpo_sg.py will do, too; with less than 20 GB the sizes are smaller by default.
+Prints a table and what it means, and writes both to a .json, which is what to send. A part
+that fails is a row of the table, and the others go on. Without a GPU a tiny model goes the
+same way, in some seconds, beside what is computed for an A100, and only --out is written:
+so this script is known to work on the day when there is a GPU.
 """
 import argparse
 import contextlib
@@ -42,7 +43,7 @@ NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
 PROMPT = list(range(4, 54))
 NEW = 64 if GPU else 12  # tokens of a completion, where its length does not matter
 MUST_BE_EQUAL = {  # rows of the table, and what it means if measured is not computed
-    "of 4 rows, with equal greedy tokens": "use --sampler plain (one row may differ by rounding)",
+    "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
     "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
     "kl of two updates, lr 0": "log-probabilities change though nothing was learned",
     "clip_frac of two updates, lr 0": "log-probabilities change though nothing was learned"}
@@ -87,7 +88,7 @@ def save_random_model(folder):
         num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=True)
     torch.manual_seed(0)
     model = transformers.Qwen2ForCausalLM(config)
-    # Larger, so that its probabilities are not all 1 / V, as those of random weights are.
+    # Larger, so that its probabilities are not all 1 / V, as those of random parameters are.
     torch.nn.init.constant_(model.model.norm.weight, 6.0)
     models.save_model(folder, model, tokenizer)
 
@@ -143,8 +144,8 @@ def measure_recording(model, rows):
 def measure_attention(model):
     for allowed in (True, False):  # a run has it off
         torch.backends.cuda.enable_cudnn_sdp(allowed)
-        name = f"ms a decode step, 8 rows, plain, cuDNN's attention {'on' if allowed else 'off'}"
-        tell(name, milliseconds(model, "plain", 8, 77))
+        name = "ms a decode step, 8 rows, plain, cuDNN's attention"
+        tell(f"{name} {'on' if allowed else 'off'}", milliseconds(model, "plain", 8, 77))
 
 
 def compare_greedy(model):
@@ -227,7 +228,7 @@ def parity(completion):
 
 
 def make_task(cfg):
-    """Rewards differ within a group, as the true ones of random weights would not."""
+    """Rewards differ within a group, as the true ones of random parameters would not."""
     return tasks.math_task(cfg)._replace(reward=parity)
 
 
@@ -260,8 +261,10 @@ def measure_steps(cfg, flags, runs):
     for row in rows:
         step, rollout = row["step"], cfg.prompts * cfg.group_size
         given = config, CARD, rollout, len(PROMPT), row["completion_tokens"], cfg
-        tell(f"step {step}: seconds of sampling", row["seconds_sampling"], seconds.sample(*given))
-        tell(f"step {step}: seconds of updates", row["seconds_update"], seconds.update(*given))
+        tell(f"step {step}: seconds of sampling", row["seconds_sampling"],
+             seconds.sample(*given))
+        tell(f"step {step}: seconds of updates", row["seconds_update"],
+             seconds.update(*given))
         tell(f"step {step}: GB at the peak so far", row.get("memory_gb"), needs)
 
 
@@ -278,15 +281,16 @@ def explain():
         ratios = [row["measured"] / row["computed"] for row in rows
                   if row["measured"] is not None and row["computed"]]
         if ratios:
-            lines.append(f"{unit} ...: {min(ratios):.2f} to {max(ratios):.2f} times the computed")
+            lines.append(f"{unit} ...: {min(ratios):.2f} to {max(ratios):.2f} times the "
+                         "computed")
     plain = {name: row["measured"] for name, row in found.items() if name.endswith("s, plain")}
     gains = []
     for name, ms in plain.items():
         recorded = found.get(name.replace("plain", "recorded"))
         gains += [ms / recorded["measured"]] if recorded else []
     if gains:
-        lines.append(f"a plain step takes {min(gains):.1f} to {max(gains):.1f} times as long as a "
-                     "recorded one; where that is below 1, --sampler plain is the faster")
+        lines.append(f"a plain step takes {min(gains):.1f} to {max(gains):.1f} times as long "
+                     "as a recorded one; where that is below 1, --sampler plain is the faster")
     distances = [found.get(f"KL of the sampler to the trainer, {each}") for each in SAMPLERS]
     if all(distances):
         usual, recorded = (each["measured"] for each in distances)

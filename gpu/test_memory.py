@@ -42,10 +42,11 @@ def made(width, inner, heads, layers, key_heads=1):
     torch.manual_seed(0)
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=8000, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=key_heads, tie_word_embeddings=True)).eval()
+        num_attention_heads=heads, num_key_value_heads=key_heads,
+        tie_word_embeddings=True)).eval()
 
 
-def fixed(model):  # GB that are there all the time: weights and AdamW's averages
+def fixed(model):  # GB that are there all the time: parameters and AdamW's averages
     return 12e-9 * model.num_parameters()
 
 
@@ -102,17 +103,19 @@ def test_the_prompts_that_are_read_at_once_are_those_of_the_sampler():
     assert memory.READ == graph.READ
 
 
-def test_a_models_command_names_what_fits_also_of_a_composite_one(tmp_path, monkeypatch, capsys):
+def test_a_command_names_what_fits_of_a_composite_model_too(tmp_path, monkeypatch, capsys):
     text = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
                 num_attention_heads=14, num_key_value_heads=2, vocab_size=151_936)
     Gemma3Config(text_config={**text, "head_dim": 64}).save_pretrained(tmp_path)
     shown = []
     for card in (16, 80):
-        monkeypatch.setattr("sys.argv", ["memory.py", "--model", f"{tmp_path}", "--gpu", f"{card}"])
+        given = ["--model", f"{tmp_path}", "--gpu", f"{card}"]
+        monkeypatch.setattr("sys.argv", ["memory.py", *given])
         memory.main()
         shown.append(capsys.readouterr().out)
-    assert "of 16 GB" in shown[0] and "not fit" in shown[0] and "| no flag | 16384 |" in shown[1]
-    monkeypatch.setattr("sys.argv", ["memory.py", "--gpu", "12"])  # without a model: the smallest
+    assert "of 16 GB" in shown[0] and "not fit" in shown[0]
+    assert "| no flag | 16384 |" in shown[1]
+    monkeypatch.setattr("sys.argv", ["memory.py", "--gpu", "12"])  # of the smallest model
     memory.main()
     printed = capsys.readouterr().out
     assert printed.startswith("Qwen2.5-0.5B:") and "of 12 GB" in printed and "3B" not in printed
