@@ -4,6 +4,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 import gpu
@@ -64,3 +65,10 @@ def test_a_run_without_a_gpu_loads_neither_sampler_nor_optimizer_of_this_room():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           cwd=pathlib.Path(__file__).parents[1])
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_steps_are_recorded_and_draw_the_right_tokens():
+    model = tiny().to("cuda")
+    chosen, line = graph.choose(model, grpo_sg.sample, PROMPTS[2])
+    assert chosen is graph.sample, line
