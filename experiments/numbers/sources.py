@@ -5,17 +5,15 @@ the values as they should stand in the text, where it has {} for a number, {word
 no account, up to the next |. Text may be two texts: the second is looked for from the first on, as tables have equal rows. A
 space stands for any white space, and bold marks may be missing.
 """
-import contextlib
-import io
 import json
 import math
 import re
 import statistics
 
-from experiments import compare, dose, memory, paired, seconds, stability
+from experiments import compare, dose, paired, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
-DECISIONS, HARDWARE = "lesson/decisions.md", "experiments/hardware.md"
+DECISIONS = "lesson/decisions.md"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG"}
 TASKS = "kk", "math", "qa"
 
@@ -444,28 +442,5 @@ def faults():
     yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(most), str(most - in_use["50"])]
 
 
-def laptop():
-    found = read("laptop.json")
-    sampling, updates = found["seconds_sampling"], found["seconds_update"]
-    hours = 100 * (statistics.fmean(sampling) + statistics.fmean(updates)) / 3600
-    values = [f"{found['peak_gb']:.1f}", range_of(sampling, plain, 0), range_of(updates, plain, 0), f"{hours:.1f}"]
-    yield README, "SmolLM2-135M | {} | {} | {} | 100 | {} |", "laptop.json", "peak_gb, seconds", values
-
-
-def computed_tables():
-    """Computed, not measured."""
-    for page, name, print_rows, start in (
-            (HARDWARE, "memory.py", memory.print_table, "| Qwen2.5 |"),
-            (README, "seconds.py", seconds.print_ladder, "| | Instruct model |")):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            print_rows()
-        for line in printed.getvalue().splitlines()[2:]:
-            label, *cells = line.strip("| ").split(" | ")
-            text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
-            yield page, (start, text), "(computed)", f"{name}, {label}", cells
-
-
 SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
-           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, laptop, faults, earlier,
-           computed_tables)
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, earlier)
