@@ -841,7 +841,8 @@ def test_published_puzzles(monkeypatch):
     row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
     rows = [{"quiz": f"{i}", **row} for i in range(1000)]
     monkeypatch.setattr(data, "load_hub", lambda name, configuration, split: rows)
-    task = tasks.kk_task(grpo_sg.Config(data="published", people=[3], eval_problems=10))
+    task = tasks.kk_task(grpo_sg.Config(model="any", data="published", people=[3],
+                                       eval_problems=10))
     assert [len(task.train), len(task.test)] == [900, 100] and task.test[0].question == "900"
     assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
 
@@ -1115,7 +1116,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert accuracy in main(f"--eval_only --model {out}/checkpoint --out {tmp_path}/eval", capsys)
     again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
-    printed = main(f"--eval_only --task math --model {out}/checkpoint --out {tmp_path}/other", capsys)
+    printed = main(f"--eval_only --task math --model {out}/checkpoint {flags} --out {tmp_path}/b", capsys)
     assert "belongs to another task" in printed
 
 
