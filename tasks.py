@@ -123,10 +123,8 @@ def make_task(cfg):
     if task.observe and not task.stop_text:
         raise UserError(f"{owner} has a tool, observe: it needs a stop_text, too, which ends "
                         "a call of it")
-    shortcuts = any(problem.shortcut for problem in task.train)
-    if task.warmup < 1 or not 0 <= task.shortcuts <= (1 if shortcuts else 0):
-        raise UserError(f"{owner}: warmup must be 1 or more, and shortcuts a share from 0 to 1, "
-                        "above 0 only if problems have a shortcut")
+    if task.warmup < 1 or not 0 <= task.shortcuts <= 1:
+        raise UserError(f"{owner}: warmup must be 1 or more, and shortcuts a share from 0 to 1")
     if not cfg.eval_only and task.train in (task.valid, task.test):
         raise UserError(f"{owner} trains on the problems that it is tested on: give others")
     return task

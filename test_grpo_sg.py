@@ -1071,7 +1071,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
     printed = main(f"--eval_only --task math --model {out}/checkpoint {flags} --out {tmp_path}/b", capsys)
-    assert "belongs to another task" in printed
+    assert "another task" in printed
 
 
 CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -1125,7 +1125,7 @@ def test_half_a_model_and_another_tasks_tokenizer_are_refused(tmp_path, capsys):
     model = build_model(vocab_size=len(WORDS))
     models.save_model(tmp_path / "words", model, word_tokenizer(WORDS))
     command = f"--model {tmp_path}/words {SMALL} --out {tmp_path}/run"
-    assert "belongs to another task" in main(command, capsys)
+    assert "another task" in main(command, capsys)
     os.remove(tmp_path / "words" / "config.json")
     assert "/words" in main(command, capsys)
     assert not (tmp_path / "run").exists()

@@ -59,6 +59,9 @@ def tiny_model(task):
     if not task.train[0].solution:
         raise UserError(f"--task {task.name} has no texts for the tiny model to learn "
                         "from: add --model, or give its problems a solution")
+    if task.shortcuts and not any(problem.shortcut for problem in task.train):
+        raise UserError(f"--task {task.name} has shortcuts {task.shortcuts}, but no problem "
+                        "with a shortcut: give some, or leave shortcuts out")
     tokenizer = tiny_tokenizer(task)
     # Seed-OSS has Qwen2's layers. Under Qwen2's own name transformers' AutoTokenizer would
     # put Qwen2's words in place of these. The usual initializer_range of 0.02 and
