@@ -147,6 +147,9 @@ class Run:
     def compare_tests(self, row):
         """Lines on the test before training and the one after it, of which this is the
         row."""
+        if all(step["equal_groups"] == 1 for step in self.rows):
+            return ["no group ever had different rewards, so nothing was learned: README.md, "
+                    '"Is it broken?"']
         for line in open(os.path.join(self.out, "metrics.jsonl")):
             before = json.loads(line)
             if before["step"] == 0 and before.get("split") == "test":
