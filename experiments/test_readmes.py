@@ -19,20 +19,21 @@ from test_grpo_sg import CHAT, hub_model
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / page for page in ("README.md", "support/README.md", "experiments/README.md", "lesson/README.md",
                                   "lesson/decisions.md", "gpu/README.md", "gpu/hardware.md",
-                                  "experiments/reproduce.md", "search/README.md", "bridges/README.md")]
-README, SUPPORT, *_ = TEXTS = [page.read_text() for page in PAGES]
+                                  "experiments/reproduce.md", "search/README.md",
+                                  "verify/README.md", "bridges/README.md")]
+README, SUPPORT, *_, VERIFY, _ = TEXTS = [page.read_text() for page in PAGES]
 COMMANDS = "\n".join(TEXTS[:-1]).replace("\\\n", " ")  # those of the bridges need their engines
 CODE = (ROOT / "grpo_sg.py").read_text()
 OTHER_MARKS = {"python -m pytest -q test_grpo_sg.py", "python grpo_sg.py"}
 SMALL = "--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 --eval_samples 0"
 RUN = ["grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk", "grpo_sg.py --resume --out runs/NAME",
        "grpo_sg.py --eval_only --model runs/NAME/checkpoint --eval_data aime24 --eval_samples 16",
-       "-m support.page runs/NAME", "experiments/math_verifiers.py",
+       "-m support.page runs/NAME", "verify/math_verifiers.py",
         "-m experiments.compare show", "-m gpu.memory"]
 OTHERS = {"-m pytest -q", "-m pytest -q search", "-m pytest -q test_grpo_sg.py", "-m lesson.ladder", "-m lesson.example runs/NAME/warm_start",  # other tests run
           "-m experiments.figures", "-m experiments.numbers",
-          "experiments/ignorant_math.py math500.jsonl math_train.jsonl gsm8k_test.jsonl "  # them, or need minutes
-          "deepscaler_every_8th.jsonl"}
+          "verify/ignorant_math.py math500.jsonl gsm8k_test.jsonl deepscaler_every_8th.jsonl "  # them, or need minutes
+          "olympiadbench.jsonl minerva.jsonl"}
 
 
 def rows(text, head):
@@ -59,7 +60,7 @@ def test_verdicts():
     math = [tasks.verify_math(text, number) for text in (formula, f"\\boxed{{{number}}}")]
     qa = [tasks.verify_qa(text, [city]) for text in (cities, f"<answer> {city} </answer>")]
     assert [verdict.correct for verdict in (*kk, *math, *qa)] == 3 * [False, True]
-    for _, gold, right, wrong in rows(SUPPORT, "rule"):
+    for _, gold, right, wrong in rows(VERIFY, "rule"):
         for answers, correct in ((right, True), (wrong, False)):
             for answer in answers.split("`, `"):
                 assert tasks.verify_math(f"\\boxed{{{answer}}}", gold) == (correct, True), (gold, answer)

@@ -22,6 +22,9 @@ The files of README.md are made from those of public repositories on GitHub:
                                 number after ####, without commas
     deepscaler_every_8th.jsonl  ruixin31/Spurious_Rewards, code/data/DeepScaleR_Difficulty_Level_1/train.json and
                                 so on to 5, joined: of 39,808 rows 1, 9, 17 and so on; "prompt" is the problem
+    olympiadbench.jsonl         hkust-nlp/simpleRL-reason, beside math500: the question, and the first final_answer
+                                without dollar signs
+    minerva.jsonl               the same, minerva_math: the answer is final_answer.py's of the solution
 """
 import json
 import os

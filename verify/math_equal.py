@@ -138,6 +138,20 @@ CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begi
 CLOSERS |= {left: {right} for left, right in BARS.items()}
 STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
     "(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+
+
+def improper(match):
+    """The fraction that a mixed number is: 2\\frac13 is 7/3. 1\\frac52 is none."""
+    whole, upper, lower = map(int, match.groups())
+    return f"\\frac{{{whole * lower + upper}}}{{{lower}}}" if upper < lower else match[0]
+
+
+def scientific(match):
+    """3e5 of 3 * 10^5. What is shorter without the power is none: 10^1 and 3 * 10^0."""
+    first, exponent = match[1], match[2] or match[3]
+    return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
+
+
 BASES = {name: base for base, name in enumerate(
     "two three four five six seven eight nine ten eleven twelve".split(), 2)}
 BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
@@ -166,6 +180,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      lambda match: "'" * len(re.findall("prime|'", match[0]))),
     (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
     (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
+    (r"(?<![A-Za-z.])([AaPp])\.\s?[Mm](?![A-Za-z])\.?", r"\1m"),  # 6:30 p.m.
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
@@ -178,10 +193,9 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
     (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
-     lambda match: "\\frac{%d}{%s}" % (int(match[1]) * int(match[3]) + int(match[2]), match[3])),
+     improper),
     (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
-     r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))",
-     lambda match: (match[1] or "1") + "e" + (match[2] or match[3])))]  # 3 * 10^5
+     r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
     |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z0-9])|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
     |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
@@ -231,11 +245,12 @@ class Item(NamedTuple):
     factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
     factors: tuple = ()  # of a product with symbols: its factors, each with 1, or -1 if it divides
     argument: str = ""  # of a symbol that was written with one: the x of f(x) = 2x
+    symbols: frozenset = frozenset()  # the free symbols that a value was written with
     equation: bool = False  # a named value that does not answer without the name: x = y, y' + 3y = x
 
     @property
     def constant(self):
-        return self.kind == "value" and len({*self.parts}) == 1
+        return self.kind == "value" and not self.symbols
 
     @property
     def rational(self):
@@ -245,21 +260,24 @@ class Item(NamedTuple):
 def undone(op, first, last, constant):
     """What an operation leaves to be done: "+" to add constants, "*" to multiply,
     divide or cancel numerals or to raise constants to a power, "/" to divide by a sum,
-    "√" a root, "s" to take a factor out of it, "f" any other function of constants, "c"
-    symbols that cancel. Others on symbols leave nothing."""
+    "√" a root, "s" to take a factor out of it, "f" any other function of constants, and
+    "F" a function or a root of symbols. Others on symbols leave nothing; "k" notes that
+    a constant is added to symbols, to which a second one could be added."""
     n, d = first.factor, last.factor
-    if constant and not (first.constant and last.constant):
-        return "c"
     if op == "*":
         return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
     if op == "/":
         reduced = n.denominator == d.denominator == math.gcd(n.numerator, d.numerator) == 1 < abs(d)
         whole = abs(d) == 1 and not (first.rational and last.rational)
-        return ("" if reduced or whole else "*") + ("/" if last.constant and "+" in last.work else "")
+        done = reduced and max(n, d) > 0 or whole
+        return ("" if done else "*") + ("/" if last.constant and "+" in last.work else "")
+    if op == "+" and not constant:
+        return ("", "k", "k+")[sum(item.constant or "k" in item.work for item in (first, last))]
     if not constant:
-        return ""
+        whole = last.rational and d.denominator == 1
+        return "F" if op in FUNCTIONS or op in ("!", "√", "\\lvert") or op == "^" and not whole else ""
     if op == "^" and (not last.rational or d.denominator == 1):
-        return "" if first.work in ("π", "e") else "*"
+        return "" if first.work in ("π", "e") and d != 1 else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
         square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
@@ -314,7 +332,8 @@ def each(op, *items):
     if any(item.kind != "value" for item in items):
         raise ValueError("arithmetic is for numbers")
     first, last = items[0], items[-1]
-    result = Item("value", tuple(map(bounded, values(op, first, last))))
+    symbols = first.symbols | last.symbols
+    result = Item("value", tuple(map(bounded, values(op, first, last))), symbols=symbols)
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
@@ -322,7 +341,10 @@ def each(op, *items):
         factor = bounded(OPERATIONS[op](first.factor, last.factor))
         sign = 1 if op == "*" else -1
         factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
-    work = "".join(item.work for item in items) + undone(op, first, last, result.constant)
+    work = "".join(item.work for item in items).replace("k", "")
+    work += undone(op, first, last, result.constant)
+    if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
+        work += "c"  # symbols that cancel
     factors = () if result.constant else factors
     return result._replace(work=work, factor=Fraction(factor), factors=factors)
 
@@ -332,7 +354,7 @@ def number(x, work=""):
 
 
 def symbol(name):
-    return Item("value", sample_points(name), name=name)
+    return Item("value", sample_points(name), name, symbols=frozenset([name]))
 
 
 def unknown(name, argument):
@@ -340,7 +362,8 @@ def unknown(name, argument):
     often equal. It is a symbol of its own for each argument."""
     if argument.kind != "value":
         raise ValueError("no argument")
-    return symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))._replace(name="")
+    value = symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))
+    return value._replace(name="", symbols=argument.symbols)
 
 
 def absolute(item):
@@ -384,6 +407,8 @@ def read_items(tokens, left):
             raise ValueError("no separator")
         while tokens[-1] in SEPARATORS:
             union |= tokens.pop() == "∪"
+    if union and sum(item.kind == "list" for item in items) > 1:
+        raise ValueError("a union to be made")
     if union or len(items) == 1:
         items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
     return tuple(items)
@@ -440,7 +465,9 @@ def read_expression(tokens, level=0):
         elif after in ("*", "/") and level < 2:
             value = each(tokens.pop(), value, read_expression(tokens, 3))
         elif after in ("+", "-") and level < 1:
-            value = each("+", value, read_expression(tokens, 1))
+            tokens.pop()
+            term = read_expression(tokens, 1)
+            value = each("+", value, minus(term) if after == "-" else term)
         else:
             return value
 
@@ -451,6 +478,8 @@ def read_atom(tokens):
     token = tokens.pop()
     if token in ("+", "-"):
         value = read_expression(tokens, 3)
+        if value.factor < 0:  # -(-8) is to be worked out
+            value = value._replace(work=value.work + "*")
         return minus(value) if token == "-" else value
     if token and token in CLOSERS:
         items = read_items(tokens, token)
@@ -524,10 +553,12 @@ def read_symbol(tokens, name):
 
 def read_number(token):
     if "_" in token:  # a numeral keeps its base: it is a symbol
-        return Item("value", sample_points(token.lstrip("0")))
+        return symbol(token.lstrip("0"))._replace(name="")
     digits, _, period = re.sub("[,{}]|overline|bar|dot", "", token).partition("\\")
     whole, _, places = re.sub("[eE].*", "", digits).partition(".")
     value = bounded(Fraction(digits))
+    if period and not period.strip("9"):
+        raise ValueError("ends in nines")  # it is no numeral of any number
     if period:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(places))
     return number(value)._replace(digits=int(whole + places) if "." in digits else 0)
@@ -552,7 +583,7 @@ def relation(sides, signs):
                 x is not sides[0] or bool(value.name))
             return value._replace(name=x.name if named else "", argument=x.argument, equation=equation)
         difference = each("+", x, minus(value))
-        if x.name or len(values) > 2 or difference.constant:
+        if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
             raise ValueError("no equation")  # that 4 = 3 says nothing
         return Item("=", (difference,))
     if signs[0] in (">", "≥"):
@@ -588,6 +619,16 @@ def same_decimal(x, y, least=100_000):
     return not digits.imag and x.digits in (int(digits.real), round(digits.real))
 
 
+def quotient(item):
+    """The value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3; of others the
+    item. So 6:30 stays a time."""
+    if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
+        return item
+    first, last = item.parts
+    value = first if last == number(Fraction(1)) else each("/", first, last)
+    return item if "*" in value.work else value
+
+
 def same(a, b):
     """Does a say what the gold b says, and leave no more undone? A unit or a name may
     be missing in one."""
@@ -597,20 +638,21 @@ def same(a, b):
         a, b = (Item("=", (each("+", symbol(item.name), minus(item)),)) for item in (a, b))
     if a.name and a.kind == "value" and b.kind == "=":  # y = 2 - x answers x + y = 2, but not the reverse
         a = Item("=", (each("+", symbol(a.name), minus(a)),))
-    if {a.kind, b.kind} == {":", "value"}:  # 3 : 1 is 3
-        a, b = (item.parts[0] if item.kind == ":" and item.parts[1:] == (number(Fraction(1)),) else item
-                for item in (a, b))
+    if {a.kind, b.kind} == {":", "value"}:
+        a, b = quotient(a), quotient(b)
     names = {item.name for item in (a, b) if item.name and item.parts != sample_points(item.name)}
     other_argument = a.argument and b.argument and a.argument != b.argument
     if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
-        done = all(a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+√f" else MAX_CHARS)
-                   for kind in {*a.work})
+        done = a.symbols <= b.symbols and all(
+            a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+*√f" else MAX_CHARS)
+            for kind in {*a.work} - {"k"})
         return done and (ratio(a, b) in (1, percent) or same_decimal(a, b))
     if a.kind == "=":
-        return ratio(a.parts[0], b.parts[0]) is not None
+        x, y = a.parts[0], b.parts[0]
+        return x.symbols <= y.symbols and ratio(x, y) is not None
     if len(a.parts) != len(b.parts):
         return False
     if a.kind != "list":
@@ -641,22 +683,31 @@ LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
 HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
-                    r"evaluate|compute|calculate|determine|simplify|solve)(?!\w)|n['’]t", re.I)
+                    r"evaluate|compute|calculate|determine|simplify|solve|false|(?:i|we|you|they|one)\s+\w+|"
+                    # a sentence about a sentence: that the answer is, that x is
+                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
 OTHERWISE = {  # what must not follow
-    CHOICE: re.compile(r"(?<![\w(])(?:\(?[A-H][).:]|or(?!\w)|not(?!\w)|and\s+\(?[A-H](?!\w))"),
-    VERDICT: re.compile(r"^[\s,.;:!]*[\d+-]|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+    CHOICE: re.compile(
+        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or|not)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
+        r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
+        # another letter that stands alone, but for one in a sum, a product or a degree
+        # sign's, and the article of "A circle"
+        r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
+        r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
+    VERDICT: re.compile(
+        r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
 def said_last(answer):
     """What a sentence says that something is: 5 of "The area is 5" and of \\text{The
-    area is } 5. No number and no hedge goes before."""
+    area is } 5. No number, no hedge and no other sentence goes before."""
     before, rest = "", ""
     for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
         before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
-    if not re.search(r"[^\W\d_]", before) or HEDGES.search(before):
+    if not re.search(r"[^\W\d_]", before) or HEDGES.search(before) or IS.search(before):
         return ""
     if before.count("{") > before.count("}"):
         first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
