@@ -26,9 +26,9 @@ STEPS, G, UPDATES = 40, 8, 4
 # away. from_pretrained leaves it in eval mode, so that no dropout makes r differ from 1.
 model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
-tokenizer.pad_token = tokenizer.eos_token  # any token will do: see the mask below
+tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
 model.to("cuda" if torch.cuda.is_available() else "cpu")
-tiny = model.num_parameters() < 1_000_000
+tiny = model.num_parameters() < 1_000_000  # it reads puzzles without their story
 P, LR, NEW_TOKENS, OPENING = (32, 2e-4, 48, "") if tiny else (4, 1e-6, 800, "<think>")
 if tiny:
     torch.set_num_threads(1)  # more are not faster with tensors this small
