@@ -49,9 +49,10 @@ def test_a_run_of_both_prints_reward_accuracy_and_transcripts(tmp_path, monkeypa
     told = capsys.readouterr().out.split("\nany ")[1:]
     assert len(told) == 2
     for text in told:
-        head, _, *rows = text.strip().splitlines()
+        head, copies, *rows = text.strip().splitlines()
         assert re.match(r"(order|letters): reward -\d\.\d\d -> -\d\.\d\d .* 0\.\d+ -> 0\.\d+$", head)
-        assert len(rows) == wrong_reward.SHOWN
+        assert re.search(r"100 test problems: copies \d+ -> \d+", copies)
+        assert rows[0].split()[:3] == ["letters", "before", "after"]
     assert len(list(tmp_path.glob("runs/sort-*/metrics.jsonl"))) == 2
 
 

@@ -106,12 +106,21 @@ def tell(name, out):
     print(f"\n{name}: reward {first:+.2f} -> {last:+.2f} (means of five steps), "
           f"right (avg@4) {right[0]:.3f} -> {right[-1]:.3f}")
     tested = [row for row in read_rows(out, "samples.jsonl") if row.get("split") == "test"]
-    after = tested[len(tested) // 2:]  # the same problems as before training
+    before, after = tested[:len(tested) // 2], tested[len(tested) // 2:]  # the same problems
+    changed = []
+    for old, new in zip(before, after):
+        if old["completion"] != new["completion"]:
+            changed.append((old, new))
+    print(f"    greedy completions of {len(before)} test problems: copies "
+          f"{count_copies(before)} -> {count_copies(after)}; the first that changed are")
     print("    letters  before   after    right answer")
-    for old, new in list(zip(tested, after))[:SHOWN]:
-        copied = "  a copy" if new["completion"] == new["question"] else ""
+    for old, new in changed[:SHOWN]:
         print(f"    {old['question']:8} {old['completion']:8} {new['completion']:8} "
-              f"{old['answer']}{copied}")
+              f"{old['answer']}")
+
+
+def count_copies(rows):
+    return sum(row["completion"] == row["question"] for row in rows)
 
 
 def main(argv=None):
