@@ -5,8 +5,8 @@
 
 A small untrained model learns to count on. Its prompt is one token, say 3, and the best
 completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
-first batch, and prints the mean reward of each step as a bar (0 is blank, 1 a full block), and the
-mean reward of the last five steps with its standard error over the seeds.
+first batch, and prints the mean reward of each step as a bar (0 is blank, 1 a full block), and
+the mean reward of the last five steps with its standard error over the seeds.
 
 Symbols: P prompts with G completions each make B = P * G rows of T tokens; R is a reward, A an
 advantage, pi the probability that the policy gives to a token that was sampled. After each rung
@@ -129,7 +129,8 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
         # Compare with the other completions of the prompt.
         A = advantages_of(rewards.view(P, G)).view(-1, 1)  # (B, 1)
 
-        # Learn. The mask is True on the tokens that the policy wrote, the stop token among them.
+        # Learn. The mask is True on the tokens that the policy wrote, the stop token among
+        # them.
         ids = [torch.tensor(p + c) for p, c in pairs]
         mask = [torch.tensor([False] * len(p) + [True] * len(c)) for p, c in pairs]
         ids = pad_sequence(ids, batch_first=True)  # (B, T)
@@ -151,8 +152,8 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
 #     objective of a token = R log pi
 #
 # Over samples of the policy itself, the mean of R times the gradient of log pi, summed over the
-# tokens of a completion, is the gradient of the expected reward. (The loop takes the mean over all
-# tokens of a batch, which only changes the scale.) But no reward here is negative, so that
+# tokens of a completion, is the gradient of the expected reward. (The loop takes the mean over
+# all tokens of a batch, which only changes the scale.) But no reward here is negative, so that
 # whatever is sampled gets likelier, and the good must outrun the bad.
 
 def rewards_alone(R):  # (P, G) -> (P, G)
@@ -165,8 +166,8 @@ def log_likelihood(logps, old_logps, A):
 
 climb("1. REINFORCE: R log pi", train, advantages_of=rewards_alone, objective_of=log_likelihood)
 
-# **Predict:** what would happen if every reward were 10 higher? No completion gets better or worse
-# by it. **Try** it: `return 10 + R`.
+# **Predict:** what would happen if every reward were 10 higher? No completion gets better or
+# worse by it. **Try** it: `return 10 + R`.
 
 
 # %% 2. Minus the mean of the group: better than what?
@@ -193,11 +194,13 @@ climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all are on one scale, and it makes no difference.
 
-climb("3. over its deviation", train, advantages_of=group_advantages, objective_of=log_likelihood)
+climb("3. over its deviation", train,
+      advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** this is slow. What will the same update do with four times the learning rate?
-# **Try:** rewards that are 100 times as large, in rung 2 and in this one. (AdamW divides a common
-# factor out; only the clipping of the gradient's norm, and groups of other scale, can tell.)
+# **Try:** rewards that are 100 times as large, in rung 2 and in this one. (AdamW divides a
+# common factor out; only the clipping of the gradient's norm, and groups of other scale, can
+# tell.)
 
 
 # %% 3b. The same with four times the rate
@@ -209,8 +212,8 @@ climb("3. over its deviation", train, advantages_of=group_advantages, objective_
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
-# **Predict:** now four updates on the same completions, at the old rate. Better or worse than one
-# long step? **Try:** twice the rate.
+# **Predict:** now four updates on the same completions, at the old rate. Better or worse than
+# one long step? **Try:** twice the rate.
 
 
 # %% 4. Four updates on the same completions
@@ -219,10 +222,10 @@ climb("3b. one update, the rate times four", train, rate=4,
 #
 # With a large model sampling takes most of the time, so that one wants to learn more than once
 # from a completion. But after the first update these are no longer samples of the policy, and
-# this fares about as rung 3b does. Rung 4b is the same at a quarter of the rate, and learns more
-# than rung 3. So it is not wrong to use a completion again; what is missing is something that says
-# when it is enough: log pi of a bad token has no bottom, and its gradient is as large as ever when
-# the token has long become impossible.
+# this fares about as rung 3b does. Rung 4b is the same at a quarter of the rate, and learns
+# more than rung 3. So it is not wrong to use a completion again; what is missing is something
+# that says when it is enough: log pi of a bad token has no bottom, and its gradient is as large
+# as ever when the token has long become impossible.
 
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
@@ -238,9 +241,9 @@ climb("4b. and a quarter of the rate", train, updates=4, rate=1/4,
 #     r = pi / pi_old        objective = r A
 #
 # In the first update r = 1, and its gradient is that of log pi. Later its gradient is r times
-# that: r corrects for completions that are the old policy's, token by token. A bad token that has
-# become rare has a small r, so that it is left alone. A good one has a larger r the further it has
-# gone, and nothing holds it back: with some seeds this goes wrong.
+# that: r corrects for completions that are the old policy's, token by token. A bad token that
+# has become rare has a small r, so that it is left alone. A good one has a larger r the further
+# it has gone, and nothing holds it back: with some seeds this goes wrong.
 
 def ratio(logps, old_logps, A):
     return (logps - old_logps).exp() * A
@@ -268,8 +271,8 @@ def clipped_ratio(logps, old_logps, A):
 grpo = climb("5b. ratio and clip: GRPO", train, updates=4,
              advantages_of=group_advantages, objective_of=clipped_ratio)
 
-# **Predict:** why the minimum, and not `clip(r) A` alone? Think of a good token that another one's
-# update has made half as likely. **Try** it.
+# **Predict:** why the minimum, and not `clip(r) A` alone? Think of a good token that another
+# one's update has made half as likely. **Try** it.
 
 
 # %% 5c. What is the ratio for, then?
@@ -277,9 +280,9 @@ grpo = climb("5b. ratio and clip: GRPO", train, updates=4,
 #     objective = A log pi, where the clip lets it learn
 #
 # The same tokens stop at the same place, but those that go on have the gradient of log pi, not
-# r times it. No difference is seen. While a token is inside of the clip its r is between 0.8 and
-# 1.2, so that as a factor it hardly matters. It is the yardstick: by r the clip knows when it is
-# enough. (lesson/ratio.py looks for a setting in which the factor itself matters.)
+# r times it. No difference is seen. While a token is inside of the clip its r is between 0.8
+# and 1.2, so that as a factor it hardly matters. It is the yardstick: by r the clip knows when
+# it is enough. (lesson/ratio.py looks for a setting in which the factor itself matters.)
 
 def clip_alone(logps, old_logps, A):
     r = (logps - old_logps).exp()
@@ -290,17 +293,17 @@ def clip_alone(logps, old_logps, A):
 climb("5c. the clip without the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=clip_alone)
 
-# **Predict:** with a tenth in place of a fifth: slower, or safer, or neither? **Try:** 0.9 and 1.1,
-# then 0.5 and 1.5.
+# **Predict:** with a tenth in place of a fifth: slower, or safer, or neither? **Try:** 0.9 and
+# 1.1, then 0.5 and 1.5.
 
 
 # %% 6. The mean over completions in place of tokens
 #
 #     mean over completions of (mean over tokens of the objective)
 #
-# This is GRPO's first form. A token of a long completion counts less, so that a long wrong answer
-# is punished less for each of its tokens than a short one. With at most 8 tokens it makes little
-# difference.
+# This is GRPO's first form. A token of a long completion counts less, so that a long wrong
+# answer is punished less for each of its tokens than a short one. With at most 8 tokens it
+# makes little difference.
 
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
@@ -309,9 +312,9 @@ def over_completions(x, mask):
 climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
-# **Predict:** rung 7 multiplies the objective of a token by a weight between 1 and 1.4, which is
-# larger for likely tokens. What is its mean when all tokens are equally likely (pi = 1/8), and
-# what at the end? **Try:** the sum over tokens in place of a completion's mean.
+# **Predict:** rung 7 multiplies the objective of a token by a weight between 1 and 1.4, which
+# is larger for likely tokens. What is its mean when all tokens are equally likely (pi = 1/8),
+# and what at the end? **Try:** the sum over tokens in place of a completion's mean.
 
 
 # %% 7. The weight w: GRPO-SG
@@ -319,9 +322,9 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. Once the
-# policy is sure of nearly all tokens, nearly all have 1.4, which is one common factor. On this
-# model the seeds show no difference, nor did they in this project's longer comparisons
+# Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. Once
+# the policy is sure of nearly all tokens, nearly all have 1.4, which is one common factor. On
+# this model the seeds show no difference, nor did they in this project's longer comparisons
 # (experiments/README.md): whether w helps is for larger models to say.
 
 mean_w = []  # of each update: the mean over its tokens
@@ -338,8 +341,8 @@ sg = climb("7. times w: GRPO-SG", train, updates=4,
 
 if mean_w:
     of_steps = torch.tensor(mean_w).view(-1, STEPS, 4).mean((0, 2)).tolist()
-    listed = ", ".join(f"{of_steps[step - 1]:.2f} in step {step}" for step in (1, 5, 10, 20, 30))
-    print(f"the mean of w: {listed}")
+    shown = [f"{of_steps[step - 1]:.2f} in step {step}" for step in (1, 5, 10, 20, 30)]
+    print("the mean of w:", ", ".join(shown))
 
 # **Predict:** is 7 better than 5b? The next cell says so, with the same seeds. **Try:**
 # `token_weights(logps, low=0.0)`, and `1 / token_weights(logps)`, which is the wrong way round.
@@ -356,8 +359,8 @@ if grpo is not None and sg is not None:
 #
 # The loop is the one above with its choices written out, and `grpo_sg_loss` is rung 7 with mask
 # and mean. Here all four updates see all completions. grpo_sg.py does otherwise: it divides a
-# step's completions into minibatches, and learns from each in one update, so that no completion is
-# used twice, and r differs from 1 by what the updates on the other minibatches have changed.
+# step's completions into minibatches, and learns from each in one update, so that no completion
+# is used twice, and r differs from 1 by what the updates on the other minibatches have changed.
 
 TEMPERATURE = 1.0  # of sampling and of log-probabilities: both are about one policy
 
@@ -386,7 +389,8 @@ def grpo_sg(seed):
         ids = pad_sequence(ids, batch_first=True)  # (B, T)
         mask = pad_sequence(mask, batch_first=True)  # (B, T)
         for update in range(4):
-            logps = token_logps(model, ids, mask, temperature=TEMPERATURE)  # (B, T), with gradient
+            # log pi (B, T), with gradient
+            logps = token_logps(model, ids, mask, temperature=TEMPERATURE)
             if update == 0:
                 old_logps = logps.detach()
             w = token_weights(logps)  # (B, T); without weights=w it is GRPO
@@ -403,8 +407,7 @@ climb("8. rung 7 in one piece", grpo_sg)
 
 
 # %% The rungs as a figure
-# A notebook shows it; in a script nothing happens. A long line is a rung, a step to the right one
-# of its 30.
+# A notebook shows it here; in a script nothing happens.
 
 from lesson.notebook import draw
 
