@@ -22,11 +22,11 @@ negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG i
 in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
 and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they
 grow with 1 - pi) and dominate an update, count for less than likely ones. The loop is
-`train`, in section 5.
+`train`, in section 5: sample, compare, learn.
 
 All of the algorithm is in this file; tasks.py has the problems and verifiers, support/
-what any such program needs. Left out, on purpose, are value networks, reward models,
-LoRA, several GPUs, and inference engines.
+what any such program needs. Left out, on purpose, are trainer classes, value networks,
+reward models, LoRA, several GPUs, and inference engines.
 
     python grpo_sg.py             a tiny model on a CPU, offline: 1 to 2 minutes
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
@@ -51,10 +51,10 @@ if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import DynamicCache
 
 import tasks
-from support import graph, logs, models, offload, page, program, tiny
+from support import data, logs, models, program, tiny
+from support.run import Run, find_saved, read_checkpoint
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -93,9 +93,9 @@ def group_advantages(rewards, *, eps=1e-6):
 
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None,
-                 clip_low=0.2, clip_high=0.2, beta=0.0, loss_agg_mode="token-mean",
+                 clip_low=0.2, clip_high=0.24, beta=0.0, loss_agg_mode="token-mean",
                  denominator=None):
-    """(loss to minimise, dict of statistics).
+    """(loss to minimise, dict of sums over the tokens).
 
     weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
@@ -105,19 +105,22 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     weights: (B, T). loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean
     over completions of their token means (GRPO's first form: a token of a long
     completion counts less). denominator: the number of tokens (in the second mode, of
-    completions) of the whole batch, if this is a part of one; losses and statistics of
-    the parts then add up to the whole's. (Where gradients are averaged over parts, as by
-    DDP, divide it by their number.) Where mask is true, log-probabilities must be
-    finite. An AssertionError names what does not fit: a shape, the mode, or beta > 0
-    without ref_logps.
+    completions) of the whole batch, if this is a part of one; the losses of the parts
+    then add up to the whole's. (Where gradients are averaged over parts, as by DDP,
+    divide it by their number.) Where mask is true, log-probabilities must be finite. An
+    AssertionError names what does not fit: a shape, the mode, or beta > 0 without
+    ref_logps.
 
-    clip_low, clip_high: GRPO's 0.2. (Config's default for clip_high is 0.24, which
-    AR-Lopti has, arXiv 2505.12929.)
+    The sums are over the tokens (in the second mode, over completions of their token
+    means), of which there are sums["count"]: sums["kl"] / sums["count"] is the mean KL.
+
+    clip_low: GRPO's 0.2. clip_high: AR-Lopti's 0.24 (arXiv 2505.12929); GRPO has 0.2.
 
     As long as nothing has been updated, r = 1, and the loss, but for a KL, is only the
     mean of -wA, often near 0. Its gradient is not: at r = 1 the gradient of r is that of
     log pi, so the update is REINFORCE with the advantage wA.
     """
+    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
     for x in (old_logps, mask, weights, ref_logps):
         assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
     shape = advantages.shape
@@ -146,37 +149,26 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         objective = objective - beta * kl  # not times w, which scales only the advantage
 
     lengths = mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
-    if denominator is None:
-        counted = mask.any(1) if by_completion else mask
-        denominator = counted.sum().clamp(min=1)
+    count = mask.any(1).sum() if by_completion else mask.sum()
 
-    def aggregate(x):
+    def total(x):
         x = x.masked_fill(~mask, 0.0)
         if by_completion:
             x = x / lengths
-        return x.sum() / denominator
+        return x.sum()
 
+    loss = -total(objective) / (count.clamp(min=1) if denominator is None else denominator)
     with torch.no_grad():
         held_back = clipped * A < r * A  # by the clip
         unlikely = logps < math.log(1/3)  # about where, by default, w < U
-        stats = {"clip_frac": aggregate(held_back.float()),
-                 "kl": aggregate(kl),
-                 # of the policy that sampled, in nats; estimated by its own tokens
-                 "entropy": aggregate(-old_logps.to(logps.dtype)),
-                 "weight_mean": aggregate(w),
-                 "low_prob_frac": aggregate(unlikely.float())}
-    return -aggregate(objective), stats
-
-
-def shaping_weights(logps, cfg):
-    """The weights of the method that --shaping names, shaped as logps; None (all 1) is
-    GRPO."""
-    if cfg.shaping == "none":
-        return None
-    if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
-        return 0.2 * logps.detach().float().exp() + 0.8
-    return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low,
-                         high=cfg.high)
+        sums = {"count": count,
+                "clip_frac": total(held_back.float()),
+                "kl": total(kl),
+                # of the policy that sampled, in nats; estimated by its own tokens
+                "entropy": total(-old_logps.to(logps.dtype)),
+                "weight_mean": total(w),
+                "low_prob_frac": total(unlikely.float())}
+    return loss, sums
 
 
 def pass_at_k(n, c, k):
@@ -198,9 +190,10 @@ def token_logps(model, ids, mask, *, temperature=1.0):
     nothing. No attention mask is needed: pads come last, and nothing attends to what
     follows it. (Rows padded on the left would get wrong numbers.) model: any causal
     language model of transformers, 5.21 or newer; it warns of one in training mode,
-    unless that is for checkpointing gradients. AssertionError: a mask that is true on a
-    first token, a temperature that is not above 0.
+    unless that is for checkpointing gradients. AssertionError: a mask of another shape, or
+    one that is true on a first token; a temperature that is not above 0.
     """
+    assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
     assert temperature > 0, f"the temperature must be above 0, not {temperature}"
@@ -222,46 +215,32 @@ def token_logps(model, ids, mask, *, temperature=1.0):
 
 # ---- 3. Sampling ----
 
-class Cache(DynamicCache):
-    """Keeps keys in the type of the values: under autocast rotary embedding makes them
-    float32, which takes twice the memory."""
-
-    def update(self, keys, values, *more, **named):
-        return super().update(keys.to(values.dtype), values, *more, **named)
-
-
 def next_logits(model, ids, attention, position, cache):
     """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys
     and values. attention: (B, columns so far), 0 on pads. position: (B, S)."""
-    given = {"attention_mask": attention, "position_ids": position,
-             "past_key_values": cache}
-    if "mamba" in type(model).__name__.lower():
-        # Mamba's cache holds a state, not keys; a single token then needs no mask.
-        alone = ids.shape[1] == 1
-        given = {"attention_mask": None if alone else attention, "cache_params": cache}
-    return model(input_ids=ids, use_cache=True, logits_to_keep=1, **given).logits[:, -1]
+    output = model(input_ids=ids, attention_mask=attention, position_ids=position,
+                   past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return output.logits[:, -1]
 
 
 def prefill(model, prompts):
     """Read B prompts, equal ones once. Returns (logits, attention, position, cache): the
     logits of the first token (B, V), the attention mask (B, S), the last position
     (B, 1), and the keys and values of B rows."""
-    assert prompts and all(prompts), "there must be prompts, each with a token"
-    assert not model.training, "call model.eval() before sampling"
-    rows = {}  # each different prompt: its row
-    index = [rows.setdefault(tuple(p), len(rows)) for p in prompts]
-    longest = max(map(len, rows))
+    numbers = {}  # of each different prompt
+    index = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
+    longest = max(map(len, numbers))
     # Padded on the left, so that every row continues at the last column; positions
     # count real tokens only.
     ids, real = [], []
-    for p in rows:
+    for p in numbers:
         pads = longest - len(p)
         ids.append([0] * pads + list(p))
         real.append([0] * pads + [1] * len(p))
     ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
     attention = torch.tensor(real, device=model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = Cache(config=model.config)
+    cache = models.Cache(config=model.config)  # transformers' DynamicCache does as well
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor(index, device=model.device)  # (B,)
     cache.reorder_cache(index)
@@ -283,7 +262,7 @@ def draw(logits, u, temperature):
 
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
-           generator=None, stopping_criteria=None, bar=""):
+           generator=None, stopping_criteria=None):
     """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
     prompts: lists of ids; equal ones cost no more than n of one. A completion ends with
@@ -292,11 +271,13 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
     token_logps scores: with a top-k or top-p the gradient would be that of another
     distribution than the sampled one, and r would not show it. temperature=0 takes the
-    likeliest token. The model must be in eval mode, the temperature not be below 0, and
-    each prompt have a token (AssertionError). bar: the text of a progress bar; "" shows
-    none.
+    likeliest token. AssertionError: a model in training mode, a temperature below 0,
+    no prompts, or one that is no list of ids. What takes long shows a progress bar.
     """
+    assert not model.training, "call model.eval() before sampling"
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
+    right = len(prompts) > 0 and all(isinstance(p, list) and p for p in prompts)
+    assert right, "prompts must be lists of token ids, and each have one"
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
@@ -308,7 +289,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     alive = torch.arange(len(prompts), device=model.device)  # (B,): those not finished
     drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
     completions = [[] for _ in prompts]
-    steps = tqdm(range(max_new_tokens), bar, leave=False, delay=2, disable=not bar)
+    steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2)
     for t in steps:
         token = draw(logits, u[alive, t].unsqueeze(1), temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
@@ -334,6 +315,18 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
 
 
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
+
+@dataclasses.dataclass
+class Policy:
+    """A causal language model of transformers with its tokenizer, and what goes with
+    them. parameters are the model's; weights, in this file, are w alone."""
+    model: torch.nn.Module
+    tokenizer: object
+    stop_ids: set[int]         # many models have several tokens that end a completion
+    # On a GPU, gpu/ may put faster or smaller ones in their places.
+    sampler: object = sample
+    AdamW: type = torch.optim.AdamW
+
 
 @dataclasses.dataclass
 class Completion:
@@ -370,98 +363,52 @@ class Completion:
         return [token for token, own in zip(self.tokens, self.mask) if own]
 
 
-def rollout(model, tokenizer, task, problems, cfg, *, n, temperature, seed,
-            sampler=sample, bar="sampling"):
-    """n verified completions of each problem, problem-major. The same weights and seed
-    give the same ones, for any cfg.sample_batch (but for rounding, which differs a
-    little with the number of rows). sampler: `sample`, or a faster one with the same
-    results."""
-    model.eval()
-    stop_ids = models.find_stop_ids(model, tokenizer)  # many models have several
+def rollout(policy, task, problems, cfg, *, n, temperature, seed):
+    """n verified completions of each problem, problem-major. The same parameters and
+    seed give the same ones, for any cfg.sample_batch (but for rounding, which differs a
+    little with the number of rows)."""
+    policy.model.eval()
     # On the CPU, so that every device gets the same numbers.
     generator = torch.Generator().manual_seed(seed)
     completions = []
     for problem in problems:
-        prompt = encode_problem(tokenizer, task, problem, cfg)
-        completions += [Completion(problem, prompt) for _ in range(n)]
+        completions += [Completion(problem, problem.prompt) for _ in range(n)]
     # task.observe answers calls of a tool; without one there is one turn. With one, in
     # each of the first max_turns a call ends the turn and is answered; in one last turn
     # calls are not answered.
-    calls_tool = models.StopText(tokenizer, task.stop_text) if task.observe else None
-    answered = cfg.max_turns if task.observe else 0
+    answered = task.max_turns if task.observe else 0
+    ends_in_call = models.StopText(policy.tokenizer, task.stop_text) if answered else None
     unfinished = completions
     for turn in range(answered + 1):
-        last_turn = turn == answered
         contexts = [c.prompt + c.tokens for c in unfinished]
-        drawn = sample_in_parts(
-            sampler, model, contexts, cfg.sample_batch, generator,
-            max_new_tokens=cfg.max_new_tokens, stop_ids=stop_ids, bar=bar,
-            temperature=temperature, stopping_criteria=None if last_turn else calls_tool)
+        last_turn = turn == answered
+        drawn = models.sample_in_parts(
+            policy, contexts, cfg.sample_batch, generator,
+            max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
+            temperature=temperature, stopping_criteria=None if last_turn else ends_in_call)
         for c, tokens in zip(unfinished, drawn):
             c.add(tokens, own=True)
         if last_turn:
             break
-        called = [calls_tool(torch.tensor([tokens])).item() for tokens in drawn]
-        unfinished = [c for c, waits in zip(unfinished, called) if waits]
-        texts = [tokenizer.decode(c.own_tokens()) for c in unfinished]
+        unfinished = [c for c, tokens in zip(unfinished, drawn) if ends_in_call.of(tokens)]
+        texts = [policy.tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
             # The policy did not write the answer, and does not learn it.
-            c.add(models.encode_tool_answer(tokenizer, answer), own=False)
+            c.add(models.encode_tool_answer(policy.tokenizer, answer), own=False)
             c.tool_calls += 1
     for c in completions:
-        grade(c, tokenizer, task, stop_ids)
+        grade(c, policy, task)
     return completions
 
 
-def encode_problem(tokenizer, task, problem, cfg):
-    """The token ids of a problem's prompt."""
-    return models.encode_prompt(tokenizer, task.system, problem.question, task.opening,
-                                cfg.chat_template_kwargs)
-
-
-def sample_in_parts(sampler, model, contexts, most, generator, **settings):
-    """A completion of each context, by the sampler on `most` rows at once; on half as
-    many if a GPU's memory is full, with the same random numbers."""
-    completions = []
-    while len(completions) < len(contexts):
-        part = contexts[len(completions):][:most]
-        state = generator.get_state()
-        try:
-            with models.in_bfloat16(model.device):
-                completions += sampler(model, part, generator=generator, **settings)
-        except torch.OutOfMemoryError:
-            if len(part) == 1:
-                raise
-            most = len(part) // 2
-            generator.set_state(state)
-            program.say(f"out of GPU memory: sampling {most} at once; with "
-                        f"--sample_batch {most} no attempt may fail")
-    return completions
-
-
-def grade(c, tokenizer, task, stop_ids):
+def grade(c, policy, task):
     """Set the completion's texts, the verdict on what the policy wrote, the reward."""
-    c.truncated = c.tokens[-1] not in stop_ids
+    c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
     # A tag that the prompt ends with, such as <think>, belongs to the response.
-    opening = models.find_opening(tokenizer, c.prompt, task.opening)
-    c.response = opening + tokenizer.decode(c.own_tokens()[:end])
-    c.transcript = opening + tokenizer.decode(c.tokens[:end])
-    try:
-        verdict = task.verify(c.response, c.problem.answer)
-        if not (isinstance(verdict, tuple) and len(verdict) == 2 and {*verdict} <= {0, 1}):
-            raise TypeError(f"{verdict!r} must be a tasks.Verdict of True and False; "
-                            "partial credit is for Task.reward")
-        correct, formatted = verdict
-        c.correct = bool(correct)
-        c.formatted = bool(formatted) and not c.truncated
-        c.reward = float(task.reward(c))
-        if not math.isfinite(c.reward):
-            raise ValueError(f"the reward {c.reward} is not finite")
-    except Exception as error:
-        reason = program.first_line(error)
-        raise program.UserError(
-            f"verify or reward of --task {task.name}: {reason}, for {c.response!r}")
+    c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
+    c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
+    tasks.judge(task, c)
 
 
 def set_advantages(completions, group_size):
@@ -474,165 +421,103 @@ def set_advantages(completions, group_size):
 
 # ---- 5. Training ----
 
-STATISTICS = ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
-MAX_BAD_STEPS = 5  # stop after so many steps in a row without a finite update
-SAVE_SECONDS = 600  # a checkpoint at least so often, whatever --save_every says
+def train(policy, task, cfg, run, reference=None):
+    """Train by GRPO-SG, from where the run (support/run.py) stands on to cfg.steps; it
+    keeps the rows of the steps, and says why it ended. reference: the model of the KL,
+    needed if cfg.beta is above 0."""
+    optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
+                             weight_decay=0, fused=True)
+    run.restore(optimizer)
+    for step in run.steps(cfg.steps):
+        # Validation stands before a step, so that a resumed run does it, too; after the
+        # last step comes the test.
+        if step > 1 and (step - 1) % cfg.eval_every == 0:
+            assess(policy, task, cfg, run, step - 1, "valid")
+        # What is drawn is a function of the seed and the step, so there is no random
+        # state to save. (The factor: no two seeds share a step.)
+        seed = cfg.seed * 1_000_003 + step
+        count = min(cfg.prompts, len(task.train))
+        problems = random.Random(seed).sample(task.train, count)
+        # Sample: G completions of each problem, and a verdict on each.
+        completions = rollout(policy, task, problems, cfg, n=cfg.group_size,
+                              temperature=cfg.temperature, seed=seed)
+        # Compare: each completion with its group.
+        set_advantages(completions, cfg.group_size)
+        # Learn: more of the better ones, less of the others.
+        sampled = time.time()
+        updates = learn(policy, optimizer, completions, cfg, reference, seed)
+        run.log_step(step, completions, updates, time.time() - sampled)
 
 
-def train(model, tokenizer, task, cfg, out=None, *, reference=None, state=None,
-          sampler=sample):
-    """Train by GRPO-SG. Returns (rows, ending): the rows of the steps, which are also
-    written to `out`, the run's folder, and why it ended: "finished", "not finite" (too
-    many updates were not), or the name of a signal, such as "SIGINT", after which the
-    step is finished and saved.
-
-    reference: the policy of the KL, needed if cfg.beta is above 0. state: of the
-    checkpoint to resume.
-    """
-    AdamW = offload.HostAdamW if cfg.offload else torch.optim.AdamW
-    optimizer = AdamW(
-        model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0, fused=True)
-    if state:
-        optimizer.load_state_dict(state.pop("optimizer"))
-    done = state["step"] if state else 0
-    rows = []
-    ending = "finished"
-    bad_steps = 0  # in a row without one finite update
-    saved = time.time()
-    bar = tqdm(range(done + 1, cfg.steps + 1), "training", initial=done, total=cfg.steps)
-    message = "finishing this step, then saving; a second signal stops at once"
-    with program.hold_signals(message) as received:
-        for step in bar:
-            # What is drawn is a function of the seed and the step, so there is no
-            # random state to save. (The factor: no two seeds share a step.) Each step
-            # draws its problems anew from all of them.
-            seed = cfg.seed * 1_000_003 + step
-            count = min(cfg.prompts, len(task.train))
-            problems = random.Random(seed).sample(task.train, count)
-            try:
-                # Validation stands before a step, so that a resumed run does it, too;
-                # after the last step comes the test.
-                if step > 1 and (step - 1) % cfg.eval_every == 0:
-                    assess(out, model, tokenizer, task, task.valid, cfg, step=step - 1,
-                           split="valid", sampler=sampler)
-                started = time.time()
-                # Sample: G completions of each problem.
-                completions = rollout(model, tokenizer, task, problems, cfg,
-                                      n=cfg.group_size, seed=seed,
-                                      temperature=cfg.temperature, sampler=sampler)
-            except (program.UserError, torch.OutOfMemoryError):
-                if out and rows:
-                    # A task's own verifier raised, say: the steps before are not lost.
-                    save_checkpoint(out, step - 1, sizes, model, tokenizer, optimizer)
-                raise
-            # Compare: each completion with its group.
-            set_advantages(completions, cfg.group_size)
-            sampled = time.time()
-            # Learn: more of the better ones, less of the others. An error in here is not
-            # caught: some of the updates may have been made.
-            stats = update(model, optimizer, completions, cfg, reference=reference,
-                           seed=seed)
-
-            seconds = (sampled - started, time.time() - sampled)
-            row = logs.log_step(out, step, completions, cfg.group_size, stats, *seconds)
-            rows.append(row)
-            shown = ("reward", "accuracy", "grad_norm")
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in shown})
-            bad = stats["skipped"] > 0 and stats["grad_norm"] == 0
-            bad_steps = bad_steps + 1 if bad else 0
-            if received:
-                ending = received[0]
-            elif bad_steps == MAX_BAD_STEPS:
-                ending = "not finite"
-            last = ending != "finished" or step == cfg.steps
-            due = step % cfg.save_every == 0 or time.time() - saved > SAVE_SECONDS
-            sizes = program.file_sizes(out, "*.jsonl") if out else {}
-            if out and (last or due):
-                save_checkpoint(out, step, sizes, model, tokenizer, optimizer)
-                saved = time.time()
-            if ending != "finished":
-                break
-    return rows, ending
-
-
-def update(model, optimizer, completions, cfg, *, reference=None, seed=0):
-    """Up to cfg.updates optimizer steps on a rollout, each on its own random share (PPO's
-    minibatch): no completion is used twice. So r = 1 in the first; in the later ones the
-    policy has moved. A group may be cut across shares: its advantages sum to 0 over all
-    of them, not in each.
-
-    A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out of the passes, which changes nothing, as what the loss
-    is divided by still counts it. Returns a dict: grad_norm, the largest norm before
-    clipping (0: nothing was trained on, or none was finite); skipped, the updates left
-    out as loss or gradient was not finite; loss, the mean over the updates; and
-    grpo_sg_loss's statistics, means over what was trained on (None: nothing, or not
-    finite).
-    """
-    shuffled = random.Random(seed).sample(completions, len(completions))
-    shares = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
-    used = []  # of each share, the completions that have a gradient
-    plan = []  # of each share, the micro-batches of these
-    for share in shares:
-        used.append([c for c in share if cfg.beta or c.advantage != 0])
-        plan.append(micro_batches(used[-1], cfg, model.device))
+def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
+    """Up to cfg.updates updates on a rollout, each on a random minibatch of it (PPO's
+    word): no completion is used twice. So r = 1 in the first; in the later ones the
+    policy has moved. A group may be cut across minibatches: its advantages sum to 0 over
+    all of them, not in each. Returns what `update` does, for each that was made."""
+    model = policy.model
     # transformers checkpoints only in training mode. Dropout is 0 in either mode
-    # (models.read_weights).
+    # (models.read_parameters).
     model.train(cfg.gradient_checkpointing)
+    shuffled = random.Random(seed).sample(completions, len(completions))
+    minibatches = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
+    batches = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
         # old_logps come from the same pass as logps, not from the sampler, which rounds
         # differently. In the first update they are logps itself, as the policy is still
         # the one that sampled; for the later ones they are computed before it.
-        for batch in sum(plan[1:], []):
+        for batch in sum(batches[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
         if cfg.beta:
-            for batch in sum(plan, []):
+            for batch in sum(batches, []):
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
-    losses, norms = [], []
-    measured = []  # of each micro-batch: its statistics, and what they were divided by
-    for share, batches in zip(shares, plan):
-        if not batches:
-            continue
-        losses.append(0.0)
-        # Of the whole share, so that the sum of the micro-batches' losses is its mean;
-        # with groups of equal rewards, so that the others do not get louder for them.
-        units = count_units(share, cfg)
-        for batch in batches:
-            logps = compute_logps(model, batch, cfg)  # (B, T)
-            if "old_logps" in batch:
-                old_logps = batch["old_logps"]
-            else:  # the first update: r = 1, but its gradient is that of log pi
-                old_logps = logps.detach()
-            loss, stats = grpo_sg_loss(
-                logps, old_logps, batch["advantages"], batch["mask"],
-                weights=shaping_weights(logps, cfg), ref_logps=batch.get("ref_logps"),
-                clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-                loss_agg_mode=cfg.loss_agg_mode, denominator=units)
-            loss.backward()
-            losses[-1] += loss.item()
-            measured.append((stats, units))
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip))
-        if math.isfinite(norm) and math.isfinite(losses[-1]):
-            # Else the weights stay as they are: nan never reaches them.
-            norms.append(norm)
-            optimizer.step()
-        optimizer.zero_grad()
-    row = {"grad_norm": max(norms, default=0.0), "skipped": len(losses) - len(norms)}
-    row["loss"] = finite_mean(sum(losses), len(losses))
-    used_units = count_units(sum(used, []), cfg)
-    for key in STATISTICS:
-        total = sum(float(stats[key]) * units for stats, units in measured)
-        row[key] = finite_mean(total, used_units)
-    return row
+    updates = []
+    for minibatch, parts in zip(minibatches, batches):
+        if parts:
+            tokens = count_tokens(minibatch, cfg)
+            updates.append(update(model, optimizer, parts, tokens, cfg))
+    return updates
 
 
-def finite_mean(total, count):
-    """None if there is none, as JSON has no nan."""
-    return total / count if count and math.isfinite(total) else None
+def update(model, optimizer, batches, tokens, cfg):
+    """One optimizer step on a minibatch, given as micro-batches. tokens: what its loss
+    is divided by. Returns a dict: loss; norm, the gradient's before clipping; the sums
+    of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they are."""
+    found = {}
+    for batch in batches:
+        logps = compute_logps(model, batch, cfg)  # (B, T)
+        # In the first update r = 1, but its gradient is that of log pi.
+        old_logps = batch.get("old_logps", logps.detach())
+        loss, sums = grpo_sg_loss(
+            logps, old_logps, batch["advantages"], batch["mask"],
+            weights=weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
+            clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
+            loss_agg_mode=cfg.loss_agg_mode, denominator=tokens)
+        loss.backward()
+        sums["loss"] = loss.detach()
+        for key, value in sums.items():
+            found[key] = found.get(key, 0.0) + float(value)
+    found["norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
+        optimizer.step()
+    optimizer.zero_grad()
+    return found
 
 
-def count_units(completions, cfg):
-    """What a mean is over: the number of the policy's tokens, or of completions."""
+def weigh(logps, cfg):
+    """The weights of the method that --shaping names, shaped as logps; None (all 1) is
+    GRPO."""
+    if cfg.shaping == "none":
+        return None
+    if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
+        return 0.2 * logps.detach().float().exp() + 0.8
+    return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low,
+                         high=cfg.high)
+
+
+def count_tokens(completions, cfg):
+    """What the mean of a minibatch is over: the tokens that the policy wrote, or, in the
+    other mode, the completions. Those of groups of equal rewards count: else the others
+    would get louder for them."""
     if cfg.loss_agg_mode == "token-mean":
         return sum(sum(c.mask) for c in completions)
     return len(completions)
@@ -640,8 +525,12 @@ def count_units(completions, cfg):
 
 def micro_batches(completions, cfg, device):
     """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
-    included (a longer one gets its own), sorted by length, so that few are pads."""
-    waiting = sorted(completions, key=Completion.length, reverse=True)
+    included (a longer one gets its own), sorted by length, so that few are pads.
+
+    A completion with A = 0, such as all of a group with equal rewards, has no gradient:
+    if beta is 0 it is left out, which changes nothing, as count_tokens counts it."""
+    used = [c for c in completions if cfg.beta or c.advantage != 0]
+    waiting = sorted(used, key=Completion.length, reverse=True)
     batches = []
     while waiting:
         count = max(1, cfg.tokens_per_micro_batch // waiting[0].length())
@@ -666,39 +555,37 @@ def make_batch(completions, device):
 
 
 def compute_logps(model, batch, cfg):
-    """token_logps; on a GPU the products in it are in bfloat16, the weights in float32."""
+    """token_logps; on a GPU the products in it are in bfloat16, the parameters in
+    float32."""
     with models.in_bfloat16(batch["ids"].device):
         return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
 
 
 # ---- 6. Evaluation ----
 
-def evaluate(model, tokenizer, task, problems, cfg, *, samples=0, sampler=sample,
-             bar="validation"):
+def evaluate(policy, task, problems, cfg, *, samples=0):
     """(row, greedy completions). The row has the means of greedy decoding, as
     "eval/accuracy"; with samples = k > 0 also eval/format_rate@k, eval/truncated@k,
-    eval/equal_groups@k, eval/avg@k, the mean over problems of the mean of k samples, and
-    eval/pass@2, 4.. up to k. `_se` is the standard error of a mean over the problems: how
-    far it would vary with others."""
-    greedy = rollout(model, tokenizer, task, problems, cfg, n=1, temperature=0,
-                     seed=cfg.seed, sampler=sampler, bar=bar)
+    eval/equal_groups@k, eval/avg@k, the mean over problems of the mean of k samples, the
+    same of the reward, and eval/pass@2, 4.. up to k. `_se` is the standard error of a
+    mean over the problems: how far it would vary with others."""
+    greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
+    add_mean(row, "eval/reward", [c.reward for c in greedy])
     if samples:
-        drawn = rollout(model, tokenizer, task, problems, cfg, n=samples,
-                        temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
-                        bar=f"{bar}, {samples} samples")
+        drawn = rollout(policy, task, problems, cfg, n=samples,
+                        temperature=cfg.temperature, seed=cfg.seed)
+        groups = [drawn[i:i + samples] for i in range(0, len(drawn), samples)]
+        right = [sum(c.solved for c in group) for group in groups]
+        rewards = [[c.reward for c in group] for group in groups]
         means = logs.describe(drawn)
-        right = []  # of each problem, how many
-        equal = 0  # problems whose samples all have the same reward
-        for i in range(0, len(drawn), samples):
-            group = drawn[i:i + samples]
-            right.append(sum(c.solved for c in group))
-            equal += len({c.reward for c in group}) == 1
         row[f"eval/format_rate@{samples}"] = means["format_rate"]
         row[f"eval/truncated@{samples}"] = means["truncated"]
-        row[f"eval/equal_groups@{samples}"] = equal / len(right)
+        equal = sum(len(set(R)) == 1 for R in rewards)
+        row[f"eval/equal_groups@{samples}"] = equal / len(groups)
         add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
+        add_mean(row, f"eval/reward@{samples}", [sum(R) / samples for R in rewards])
         k = 2
         while k <= samples:
             each = [pass_at_k(samples, count, k) for count in right]
@@ -716,62 +603,44 @@ def add_mean(row, key, values):
         row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
-def assess(out, model, tokenizer, task, problems, cfg, *, step, split, samples=0,
-           sampler=sample, bar="validation"):
-    """Evaluate, and write the results and the run's page."""
-    row, greedy = evaluate(model, tokenizer, task, problems, cfg, samples=samples,
-                           sampler=sampler, bar=bar)
+def assess(policy, task, cfg, run, step, split):
+    """Evaluate on the problems of "valid" or "test", and log the results, the greedy
+    completions, and the watched tokens. Returns the row."""
+    samples = cfg.eval_samples if split == "test" else 0
+    row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
     row = {"step": step, "split": split, **row}
-    logs.log(out, row, greedy)
-    if out:
-        log_watched(out, model, tokenizer, task, cfg, step, sampler)
-        page.write(out)
+    run.log_evaluation(row, greedy, watch_tokens(policy, task, cfg))
     return row
 
 
 @torch.no_grad()
-def log_watched(out, model, tokenizer, task, cfg, step, sampler):
-    """Log a group of completions of each of three fixed validation problems to
-    tokens.jsonl, with advantages and every token's probability and weight, for the
-    run's page."""
-    completions = rollout(model, tokenizer, task, task.valid[:3], cfg, n=cfg.group_size,
-                          temperature=cfg.temperature, seed=cfg.seed, sampler=sampler,
-                          bar="watched problems")
+def watch_tokens(policy, task, cfg):
+    """For the run's page a group of completions of each of three fixed validation
+    problems, with advantages: lists of (completion, logps, weights), the last two (T,),
+    of its T tokens."""
+    completions = rollout(policy, task, task.valid[:3], cfg, n=cfg.group_size,
+                          temperature=cfg.temperature, seed=cfg.seed)
     set_advantages(completions, cfg.group_size)
-    for i in range(0, len(completions), cfg.group_size):
-        group = completions[i:i + cfg.group_size]
-        logps, weights = [], []
-        for c in group:
-            alone = compute_logps(model, make_batch([c], model.device), cfg)  # (1, T)
-            logps.append(alone[0, len(c.prompt):])  # 0 for a tool's tokens: not shown
-            w = shaping_weights(logps[-1], cfg)
-            weights.append(torch.ones_like(logps[-1]) if w is None else w)
-        logs.log_tokens(out, step, group, tokenizer, logps, weights)
+    watched = []
+    for c in completions:
+        batch = make_batch([c], policy.model.device)
+        logps = compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
+        w = weigh(logps, cfg)
+        watched.append((c, logps, torch.ones_like(logps) if w is None else w))
+    return [watched[i:i + cfg.group_size] for i in range(0, len(watched), cfg.group_size)]
 
 
-# ---- Plumbing below: settings and their defaults, checkpoints, a run ----
+# ---- Plumbing below: settings and their defaults, a run ----
 
-def setting(group, default, help, *, least=None, most=math.inf, useless=(),
-            resumable=False):
-    """A field of Config. Numbers are positive, or from `least` on, up to `most`.
-    useless: tasks or shapings with which it has no effect. resumable: it may change on
-    --resume, as the run stays what it is."""
-    value = {"default": default}
-    if isinstance(default, list):
-        value = {"default_factory": default.copy}
-    metadata = {"group": group, "help": help, "least": least, "most": most,
-                "useless": useless, "resumable": resumable}
-    return dataclasses.field(**value, metadata=metadata)
-
-
+setting = program.setting
 DATA, METHOD, SIZES, MEMORY, RUN = (
     "model and data", "method", "sizes", "memory", "run")
-NOT_SG = ("none", "ar")
 
 
 @dataclasses.dataclass
-class Config:
-    """The settings, each a flag of the same name; TINY has the tiny model's own."""
+class Config(*program.settings_of("search", "gpu")):
+    """The settings, each a flag of the same name; TINY has the tiny model's own. Those
+    of search/ and gpu/ stand there."""
     model: str = setting(
         DATA, "", "hub name or folder of a causal language model; without it a tiny one")
     task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
@@ -782,43 +651,32 @@ class Config:
     eval_data: str = setting(
         DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else by --data")
     people: list[int] = setting(
-        DATA, [3, 4, 5, 6, 7], "sizes of puzzles, 2 to 8: more people are harder",
-        useless=("math", "qa"))
-    brief: bool = setting(
-        DATA, False, "claims without a story, as the tiny model reads them",
-        useless=("math", "qa"))
+        DATA, [3, 4, 5, 6, 7], "sizes of kk's puzzles, 2 to 8: more people are harder")
     train_problems: int = setting(
         DATA, 4500, "of a generated training set, or most of hotpotqa: more are seen less "
         "often each")
     eval_problems: int = setting(
         DATA, 200, "of a generated test set, or most of hotpotqa, or of any validation set: "
         "more is slower, with smaller standard errors")
-    max_turns: int = setting(
-        DATA, 2, "searches that are answered, before one last turn: more is slower", least=0,
-        useless=("kk", "math"))
-    retriever: str = setting(
-        DATA, "", "URL of a search server, as Search-R1's; else the questions' passages",
-        useless=("kk", "math"), resumable=True)
     chat_template_kwargs: str = setting(
         DATA, "{}",
         "JSON for the chat template, such as '{\"enable_thinking\": false}'")
+    warm_up: bool = setting(
+        DATA, False, "the tiny model's own warm-up, in place of the ready one's")
     shaping: Literal["sg", "none", "ar"] = setting(
         METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
     alpha: float = setting(
-        METHOD, 2.0, "scale of the weight: higher makes weights larger, up to U", least=0,
-        useless=NOT_SG)
+        METHOD, 2.0, "scale of the weight: higher makes weights larger, up to U", least=0)
     tau: float = setting(
-        METHOD, 1/9, "what pi is divided by in the weight's sigmoid: higher is flatter",
-        useless=NOT_SG)
+        METHOD, 1/9, "what pi is divided by in the weight's sigmoid: higher is flatter")
     mu: float = setting(
         METHOD, 0.25, "offset of the weight: higher makes weights smaller, down to L",
-        least=0, useless=NOT_SG)
+        least=0)
     low: float = setting(
         METHOD, 1.0, "L, the least weight: higher lets unlikely tokens count for more",
-        least=0, useless=NOT_SG)
+        least=0)
     high: float = setting(
-        METHOD, 1.4, "U, the greatest weight: higher lets likely tokens count for more",
-        useless=NOT_SG)
+        METHOD, 1.4, "U, the greatest weight: higher lets likely tokens count for more")
     clip_low: float = setting(
         METHOD, 0.2, "the ratio of new to old probability is clipped at 1 - clip_low: "
         "higher is freer", least=0)
@@ -831,8 +689,6 @@ class Config:
         METHOD, "token-mean", "over all tokens, or over completions of their token means")
     lr: float = setting(
         METHOD, 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
-    grad_clip: float = setting(
-        METHOD, 1.0, "gradients with a larger norm are scaled down to it: higher is freer")
     temperature: float = setting(
         METHOD, 0.7, "of sampling and of all log-probabilities: higher is more varied")
     steps: int = setting(
@@ -843,7 +699,7 @@ class Config:
     group_size: int = setting(
         SIZES, 8, "G, completions of each prompt: more make equal groups rarer", least=2)
     updates: int = setting(
-        SIZES, 2, "optimizer updates per rollout, each on its own share of completions: "
+        SIZES, 2, "optimizer updates per rollout, each on its own minibatch of completions: "
         "more is faster learning from noisier gradients")
     max_new_tokens: int = setting(
         SIZES, 2048, "a turn is cut off here, and then counts as badly formed: more is "
@@ -854,15 +710,9 @@ class Config:
     sample_batch: int = setting(
         MEMORY, 256, "most completions sampled at once: more takes more memory, and less "
         "time", resumable=True)
-    sampler: Literal["auto", "plain"] = setting(
-        MEMORY, "auto", "auto: on a GPU a decode step recorded as a CUDA graph, if its "
-        "tokens are as good as those of plain",
-        resumable=True)
     gradient_checkpointing: bool = setting(
         MEMORY, False, "less memory in the backward pass, for a third more time",
         resumable=True)
-    offload: bool = setting(
-        MEMORY, False, "AdamW's averages in host memory, not on the GPU", resumable=True)
     device: Literal["auto", "cpu", "cuda", "mps"] = setting(
         MEMORY, "auto", "auto: cuda if PyTorch can use it, else cpu; mps: a Mac's, untried",
         resumable=True)
@@ -872,23 +722,19 @@ class Config:
     eval_samples: int = setting(
         RUN, 4, "k of avg@k and pass@k on the test set: more is slower and steadier; 0: "
         "greedy accuracy alone", least=0)
-    save_every: int = setting(
-        RUN, 50, "steps between checkpoints: more takes less time; there is one every ten "
-        "minutes, and after the last step",
-        resumable=True)
     eval_only: bool = setting(RUN, False, "no training, only the test")
     resume: bool = setting(
         RUN, False, "go on with the run in --out, from its newest checkpoint",
         resumable=True)
-    seed: int = setting(RUN, 0, "of everything that is random", least=0, most=10 ** 9)
+    seed: int = setting(RUN, 0, "of everything that is random", least=0)
     out: str = setting(
         RUN, "", "a folder for the run's files, new or empty; else one under runs/",
         resumable=True)
 
 
 TINY = dict(
-    people=[3], brief=True, train_problems=20000, steps=60, eval_every=20, prompts=32,
-    updates=4, lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
+    people=[3], train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
+    lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
     sample_batch=1024)
 FULL_MEMORY = (
     "lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing "
@@ -898,38 +744,27 @@ FULL_MEMORY = (
 def parse(argv=None, **defaults):
     """The command line as a checked Config: the flags given, and for the others the
     settings of the run that --resume or --model RUN/checkpoint names; without such a
-    run the defaults, and without --model TINY. `defaults`: of a script that calls
-    main."""
+    run `defaults`, those of a script that calls main, and then the usual ones, without
+    --model TINY."""
     own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
     title = __doc__.replace("\n", " ").split(".")[0]
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
-    given = {**defaults, **program.read_flags(Config, argv, about)}
-    program.check_values(Config, given)
-    for name in ("model", "data", "eval_data"):
-        if os.path.exists(given.get(name, "")):
-            # A file or a folder, which is found from wherever the run is resumed.
-            given[name] = os.path.abspath(given[name])
-    saved = program.find_saved(Config, given)
-    base = saved if saved or "model" in given else TINY
-    cfg = Config(**{**base, **given})
-    check(cfg, given)
+    script = program.read_flags(Config, program.as_flags(defaults), about)
+    given = data.find_files(program.read_flags(Config, argv, about))
+    saved = find_saved(Config, {"task": defaults.get("task"), **given} if defaults else given)
+    base = TINY if tiny.is_tiny(given.get("model", "")) else {}
+    cfg = Config(**{**base, **script, **saved, **given})
+    check(cfg)
     return cfg
 
 
-def check(cfg, given):
-    """Raise UserError if settings do not fit together, or one given has no effect."""
+def check(cfg):
+    """Raise UserError if settings do not fit together."""
     if cfg.task not in tasks.TASKS:
         hint = program.suggest(cfg.task, tasks.TASKS)
         raise program.UserError(
             f"there is no --task {cfg.task}{hint}: give one of {', '.join(tasks.TASKS)}, "
             "or start the script that defines it")
-    program.check_useful(Config, given, {"task": cfg.task, "shaping": cfg.shaping})
-    if given.get("model") == "":
-        raise program.UserError(
-            "--model is empty: give a name or a folder, or leave it out for the tiny model")
-    if cfg.eval_only and not cfg.model:
-        raise program.UserError(
-            "--eval_only needs --model, for example runs/NAME/checkpoint")
     models.find_device(cfg.device)
     if cfg.low > cfg.high:
         raise program.UserError(
@@ -941,7 +776,7 @@ def check(cfg, given):
             "the run in it")
     if cfg.shaping == "sg":
         ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
-        least, greatest = shaping_weights(ends, cfg)
+        least, greatest = weigh(ends, cfg)
         if greatest == 0:
             raise program.UserError("these settings give every token the weight 0, with "
                                     "which nothing is learned: raise --alpha or --low")
@@ -950,113 +785,59 @@ def check(cfg, given):
                         f"{least:.4g}, which is plain GRPO, scaled by it")
 
 
-def save_checkpoint(out, step, sizes, model, tokenizer, optimizer):
-    """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the
-    step and the sizes of the logs after it, to which a resumed run cuts them. Random
-    states are not needed, as what a step draws is a function of seed and step."""
-    try:
-        with program.whole_folder(os.path.join(out, "checkpoint")) as new:
-            models.save_model(new, model, tokenizer)
-            torch.save(optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
-            program.write_json(os.path.join(new, "state.json"),
-                               {"step": step, "sizes": sizes})
-    except Exception as error:  # no space, no permission: each library has its own
-        reason = program.first_line(error)
-        raise program.UserError(
-            f"cannot write the checkpoint of step {step} to {out} ({reason}): make room, "
-            f"and go on from the last one: {program.resume_command(out)}")
-
-
-def read_checkpoint(folder):
-    """(model, tokenizer, state). state: step, sizes, optimizer."""
-    state = program.read_json(os.path.join(folder, "state.json"))
-    path = os.path.join(folder, "optimizer.pt")
-    state["optimizer"] = torch.load(path, "cpu", weights_only=True)
-    return *models.read_model(folder, local=True), state
-
-
 def load(cfg):
-    """(task, model, tokenizer, sampler, state): all that a run needs. state: of the
-    checkpoint to resume, None without one."""
+    """(policy, task, state): all that a run needs, tried once. state: of the checkpoint
+    to resume, None without one."""
     torch.manual_seed(cfg.seed)
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
-    state, newest = None, None
+    state = None
     if cfg.resume:
-        path = os.path.join(cfg.out, "checkpoint")
-        newest = program.read_newest(path, read_checkpoint)
-    if newest:
-        folder, (model, tokenizer, state) = newest
-        print(f"resuming after step {state['step']}, from {folder}")
+        model, tokenizer, state = read_checkpoint(cfg.out)
     elif cfg.model:
         model, tokenizer = models.load_model(cfg.model)
     else:
         model, tokenizer = tiny.tiny_model(task)
     model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
-    task = keep_short(task, model, tokenizer, cfg)
-    check_start(model, tokenizer, task, cfg)
-    sampler = sample
-    if cfg.sampler == "auto" and model.device.type == "cuda":
-        prompt = encode_problem(tokenizer, task, task.test[0], cfg)
-        with models.in_bfloat16(model.device):
-            sampler, line = graph.choose(model, sample, prompt)
-        print(line)
-    return task, model, tokenizer, sampler, state
-
-
-def keep_short(task, model, tokenizer, cfg):
-    """The task without the problems whose prompts leave too little room in the model's
-    context for a completion and the tool's answers; prints how many these are. Raises
-    UserError if none is left."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
-    turns = cfg.max_turns if task.observe else 0
-    most = context - (turns + 1) * cfg.max_new_tokens - turns * models.TOOL_TOKENS
-    kept = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        lengths = []
-        for problem in tqdm(problems, f"{split} prompts", leave=False, delay=2):
-            lengths.append(len(encode_problem(tokenizer, task, problem, cfg)))
-        kept[split] = [p for p, length in zip(problems, lengths) if length <= most]
-        gone = len(problems) - len(kept[split])
-        if not kept[split]:
-            raise program.UserError(
-                f"all {split} problems have prompts of {min(lengths)} tokens or more, "
-                "which leave no room for a completion in the model's context of "
-                f"{context}: lower --max_new_tokens")
-        if gone:
-            print(f"dropped {gone} of {len(problems)} {split} problems: their prompts, "
-                  f"of up to {max(lengths)} tokens, leave too little room in the model's "
-                  f"context of {context}")
-    return task._replace(**kept)
+    policy = Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
+    task = models.encode_problems(task, policy, cfg)
+    check_start(policy, task, cfg)
+    if program.has_room("gpu"):
+        from gpu import equip
+        equip(policy, cfg, task.test[0].prompt)
+    return policy, task, state
 
 
 @torch.no_grad()
-def check_start(model, tokenizer, task, cfg):
+def check_start(policy, task, cfg):
     """Try the prompts, the verifier, the tool, the sampler and the log-probabilities
     once, before anything long. Raises UserError if one does not work."""
-    stop_ids = models.find_stop_ids(model, tokenizer)
-    if not stop_ids or max(stop_ids) >= model.config.get_text_config().vocab_size:
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
         raise program.UserError("the tokenizer saved with the model is not usable: it "
                                 "has no stop token, or one that the model does not know")
     unknown, known = 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
-        c = Completion(problem, encode_problem(tokenizer, task, problem, cfg))
-        unknown += c.prompt.count(tokenizer.unk_token_id)
+        c = Completion(problem, problem.prompt)
+        unknown += c.prompt.count(policy.tokenizer.unk_token_id)
         known += len(c.prompt)
-        c.add(tokenizer(problem.solution or problem.question)["input_ids"], own=True)
+        c.add(policy.tokenizer(problem.solution or problem.question)["input_ids"], own=True)
         if task.observe:
-            models.call_tool(task, [tokenizer.decode(c.tokens)])
-        grade(c, tokenizer, task, stop_ids)
+            models.call_tool(task, [policy.tokenizer.decode(c.tokens)])
+        grade(c, policy, task)
     if unknown > known / 20:
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
-            f"words of --task {cfg.task}: it belongs to another task")
+            f"words of --task {cfg.task}: it belongs to another task, or is not whole")
+    if max(c.prompt) >= vocabulary:
+        raise program.UserError(
+            f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
+            "of its model: it belongs to another one")
     prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # of unequal lengths
     try:
-        drawn = sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
+        drawn = sample(policy.model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
         for prompt, tokens in zip(prompts, drawn):
-            compare_passes(model, prompt, tokens)
+            compare_passes(policy.model, prompt, tokens)
     except Exception as error:
         reason = program.first_line(error)
         raise program.UserError(
@@ -1067,89 +848,73 @@ def compare_passes(model, prompt, tokens):
     """Raise ValueError unless each of the greedy tokens is the likeliest one by a plain
     forward pass, and token_logps is what that says, both within a hundredth of the
     largest logit: else the cache, padding or positions of the model do not work as they
-    do for most."""
+    do for most. And unless what it says of a token is the same without those after it."""
     ids = torch.tensor([prompt + tokens], device=model.device)
     mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
     logits = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float()
+    most = logits.abs().max()
+    if not most.isfinite():
+        raise ValueError("its logits are not finite: are its parameters?")
+    alone = model(input_ids=ids[:, :len(prompt)]).logits[0, -1].float()
+    if (alone - logits[0]).abs().max() > 0.01 * most:
+        raise ValueError("it is no causal model: it reads what follows a token")
     chosen = ids[0, len(prompt):, None]
     behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
     logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
     off = (token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
-    if not (torch.cat([behind, off]) <= 0.01 * logits.abs().max()).all():  # nor nan
+    if not (torch.cat([behind, off]) <= 0.01 * most).all():
         raise ValueError("it gives other tokens than a plain forward pass")
 
 
-def run(cfg, out):
-    """Warm-up, test, training, test, report; with cfg.resume, from a checkpoint on."""
-    task, model, tokenizer, sampler, state = load(cfg)
-    if state and state["step"] > cfg.steps:
-        done = state["step"]
-        raise program.UserError(
-            f"--steps {cfg.steps}, but the run has done {done} already: give more")
-    # Cut off what was logged after the checkpoint.
-    sizes = dict.fromkeys(program.file_sizes(out, "*.jsonl"), 0)
-    program.cut_files(out, state["sizes"] if state else sizes)
-    program.write_json(os.path.join(out, "config.json"), vars(cfg))
-    usual = Config() if cfg.model else Config(**TINY)
-    changes = program.tell_changes(vars(usual), vars(cfg))
-    print(f"files of this run: {out}/")
-    print(f"settings that differ from the defaults: {changes}")
-    print(f"{model.num_parameters():,} weights on {model.device}; {len(task.train):,} "
-          f"problems to train on, {len(task.test)} to test on (best constant answer: "
-          f"{task.floor:.2f} right)")
+def carry_out(policy, task, cfg, run):
+    """A whole run: warm-up, test, training, test; of one that is resumed, what is left."""
+    usual = Config(**TINY) if tiny.is_tiny(cfg.model) else Config()
+    print(f"files of this run: {run.out}/")
+    print("settings that differ from the defaults: "
+          f"{program.tell_changes(vars(usual), vars(cfg))}")
+    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
+          f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
+          f"constant answer: {task.floor:.2f} right)")
     if len(task.train) < cfg.prompts:
         print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
               "has all of them")
-    first = os.path.join(out, "warm_start")  # a reference, or another run's start
-    if not state:
+    start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
+    if not cfg.resume:
         if not cfg.model:
-            tiny.warm_up(model, tokenizer, task, cfg)
+            tiny.warm_up(policy, task, cfg)
         if not cfg.eval_only and (cfg.beta or not cfg.model):
-            models.save_model(first, model, tokenizer)
-        name = "test" if cfg.eval_only else "test before training"
-        test(out, model, tokenizer, task, cfg, 0, name, sampler)
-        if cfg.eval_only:
-            return
+            models.save_model(start, policy.model, policy.tokenizer)
+        test(policy, task, cfg, run, 0)
+    if cfg.eval_only:
+        return
     reference = None
     if cfg.beta:
-        weights = models.read_weights(first, local=True)
-        reference = models.prepare(weights, False, model.device.type)
-    rows, ending = train(model, tokenizer, task, cfg, out, reference=reference,
-                         state=state, sampler=sampler)
-    page.write(out)
-    if ending == "not finite":
-        raise program.UserError(
-            f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows and "
-            f"completions in {out}; a lower --lr may help. None of them "
-            f"changed the weights, which are in {out}/checkpoint")
-    if ending != "finished":
-        command = program.resume_command(out)
-        raise program.UserError(f"stopped by {ending}; to go on: {command}",
-                                program.exit_status(ending))
-    test(out, model, tokenizer, task, cfg, cfg.steps, "test after training", sampler)
-    if rows and not state and all(row["equal_groups"] == 1 for row in rows):
-        print("no group ever had different rewards, so nothing was learned: README.md, "
-              "\"Is it broken?\"")
-    print(f"curves, tokens and transcripts, to open in a browser: {out}/report.html")
+        parameters = models.read_parameters(start, local=True)
+        reference = models.prepare(parameters, False, policy.model.device.type)
+    train(policy, task, cfg, run, reference)
+    run.check_ending()
+    test(policy, task, cfg, run, cfg.steps)
+    print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
 
 
-def test(out, model, tokenizer, task, cfg, step, name, sampler):
+def test(policy, task, cfg, run, step):
     """Evaluate on the test set, and print the result."""
-    row = assess(out, model, tokenizer, task, task.test, cfg, samples=cfg.eval_samples,
-                 step=step, split="test", sampler=sampler, bar=name)
-    print(f"{name}: {logs.in_words(row)}")
+    row = assess(policy, task, cfg, run, step, "test")
+    after = "" if cfg.eval_only else " before training" if step == 0 else " after training"
+    print(f"test{after}: {logs.in_words(row)}")
     if step == 0 and not cfg.eval_only:
         print("\n".join(logs.foresee(row, cfg.eval_samples)))
+    if step > 0:
+        print("\n".join(run.compare_tests(row)))
 
 
 def main(argv=None, **defaults):
     models.hide_bars()
     with program.one_line_errors(out_of_memory=FULL_MEMORY):
         cfg = parse(argv, **defaults)
-        kind = "test" if cfg.eval_only else cfg.shaping
-        name = cfg.out or program.new_name(f"runs/{cfg.task}-{kind}-seed{cfg.seed}")
-        with program.hold_folder(name) as out:
-            run(cfg, out)
+        policy, task, state = load(cfg)
+        with Run(cfg, policy, state) as run:
+            carry_out(policy, task, cfg, run)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ nothing here executes such a text, no verifier raises or hangs.
 """
 import functools
 import hashlib
-import itertools
+import math
 import random
 import re
 import unicodedata
@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from support import data, qa, retriever
+from support import data, qa, retriever, tiny
 from support.final_answer import final_answer
 from support.math_equal import math_equal
-from support.program import UserError
+from support.program import UserError, call_users
 from support.text import FAKE_TURN, visible, without_end
 
 
@@ -34,6 +34,10 @@ class Problem(NamedTuple):
     # a text with a bad habit, for the warm-up too: for RL to find out that it does not pay
     shortcut: str = ""
     meaning: int = 0    # equal for problems that are the same up to wording
+    # set once in a run, by models.encode_problems: the prompt's token ids, and the tag
+    # that it ends with, such as <think>, which belongs to the response
+    prompt: list[int] = ()
+    opening: str = ""
 
 
 class Verdict(NamedTuple):
@@ -48,6 +52,24 @@ def reward(completion):
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
+
+
+def judge(task, c):
+    """Set what the task says of a completion: correct, formatted and the reward.
+    Raises TaskError, with the traceback, if a function of the task raises."""
+    words = f"verify of --task {task.name}, for {c.response!r}"
+    verdict = call_users(task.verify, c.response, c.problem.answer, words=words)
+    if not (isinstance(verdict, tuple) and len(verdict) == 2
+            and all(each in (True, False) for each in verdict)):
+        raise UserError(f"{words}: {verdict!r} must be a tasks.Verdict of True and False; "
+                        "partial credit is for Task.reward")
+    c.correct = bool(verdict[0])
+    c.formatted = bool(verdict[1]) and not c.truncated
+    words = f"reward of --task {task.name}, for {c.response!r}"
+    reward = call_users(task.reward, c, words=words)
+    c.reward = call_users(float, reward, words=words)
+    if not math.isfinite(c.reward):
+        raise UserError(f"{words}: {c.reward} is not finite")
 
 
 class Task(NamedTuple):
@@ -67,6 +89,7 @@ class Task(NamedTuple):
     stop_text: str = ""      # of a task with a tool: the text that ends a call of it
     # the tool's answers to texts that end with a call
     observe: Callable[[list[str]], list[str]] | None = None
+    max_turns: int = 2       # turns whose calls are answered, before one last turn
     warmup: int = 300        # steps of the tiny model's warm-up
     # share of the warm-up's texts that are shortcuts, in place of solutions
     shortcuts: float = 0.0
@@ -424,8 +447,8 @@ def kk_published(people):
 
 def kk_task(cfg):
     """Knights and Knaves. cfg has data ("synthetic" or "published"), eval_data (""),
-    people, brief, seed, train_problems, eval_problems. Validation puzzles are always
-    generated. Raises UserError where these do not fit."""
+    people, model, eval_only, seed, train_problems, eval_problems. Validation puzzles are
+    always generated. Raises UserError where these do not fit."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
@@ -433,15 +456,16 @@ def kk_task(cfg):
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
-    if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has no --brief form, which the tiny model needs: "
-                        "add --model, or leave out --brief")
-    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
+    brief = tiny.is_tiny(cfg.model)  # it reads claims without a story
+    if brief and cfg.data == "published":
+        raise UserError("--data published has stories, which the tiny model cannot read: "
+                        "add --model")
+    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=brief)
     if cfg.data == "published":
         train, test = kk_published(cfg.people)
     else:
-        train = generated("train", cfg.train_problems)
         test = generated("test", cfg.eval_problems)
+        train = test if cfg.eval_only else generated("train", cfg.train_problems)
     valid = generated("valid", cfg.eval_problems)
     floor = 0.0
     for n in set(cfg.people):

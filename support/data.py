@@ -5,10 +5,12 @@ A row is (question, golds), of which golds any will do; a row of question answer
 wrong.
 """
 import json
+import os
 import random
 
 from support.final_answer import final_answer
 from support.program import UserError, first_line, suggest
+from support.tiny import is_tiny
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
@@ -94,6 +96,21 @@ def with_golds(name, rows):
 
 # ---- Files ----
 
+def find_files(given):
+    """The settings given, a dict, with the paths in them as they are found from wherever
+    the run is resumed: ~ is the user's folder, a model's folder and a file of data are
+    absolute."""
+    found = dict(given)
+    for name in ("model", "data", "eval_data", "out"):
+        path = os.path.expanduser(given.get(name, ""))
+        if path.endswith(".jsonl") or name == "model" and os.path.isdir(path):
+            path = os.path.abspath(path)
+        if path:
+            found[name] = path
+    return found
+
+
+
 def read_file(path, example):
     """The rows of a file whose lines have the keys of the example."""
     rows = []
@@ -154,7 +171,7 @@ def choose_eval_data(cfg, pairs):
         raise UserError(f"--data {cfg.data} has no test problems: name a set or another file, "
                         f"--eval_data")
     check_name("--eval_data", eval_data, pairs.values())
-    if not cfg.model and {cfg.data, eval_data} != {"synthetic"}:
+    if is_tiny(cfg.model) and {cfg.data, eval_data} != {"synthetic"}:
         raise UserError("the tiny model can only read synthetic problems, not --data "
                         f"{cfg.data} and --eval_data {eval_data}: add --model")
     return eval_data

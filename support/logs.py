@@ -1,40 +1,9 @@
-"""The files of a run that page.py shows: metrics.jsonl, samples.jsonl and tokens.jsonl,
-a JSON object a line. A completion here has the attributes of grpo_sg.Completion."""
-import json
-import os
+"""What a run logs and tells of completions and updates. A completion here has the
+attributes of grpo_sg.Completion."""
+import math
 from statistics import fmean as mean
 
-import torch
-
 from support.page import with_error
-
-
-def append_rows(out, name, rows):
-    """Add the rows to a file of the run's folder `out`. What JSON does not know, such
-    as a set, is written as its text."""
-    lines = [json.dumps(row, default=str) + "\n" for row in rows]  # ASCII: any text survives
-    with open(os.path.join(out, name), "a") as file:
-        file.writelines(lines)
-
-
-def log(out, row, completions):
-    """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl;
-    nothing if `out` is None."""
-    if out is None:
-        return
-    append_rows(out, "metrics.jsonl", [row])
-    samples = []
-    for c in completions:
-        samples.append({"step": row["step"], "split": row.get("split", "train"),
-                        "question": c.problem.question, "answer": c.problem.answer,
-                        "completion": c.transcript, **verdict_of(c)})
-    append_rows(out, "samples.jsonl", samples)
-
-
-def verdict_of(c):
-    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
-            "formatted": c.formatted,
-            "truncated": c.truncated, "solved": c.solved}
 
 
 def describe(completions):
@@ -46,38 +15,42 @@ def describe(completions):
             "tool_calls": mean(c.tool_calls for c in completions)}
 
 
-def log_step(out, step, completions, group_size, stats, seconds_sampling, seconds_update):
-    """The row of a training step; logs it with one group, whose rewards differ if there
-    is such a one, and with all completions if an update was skipped."""
-    groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
-    unequal = [group for group in groups if any(c.advantage for c in group)]
-    row = {"step": step, "reward": mean(c.reward for c in completions),
-           **describe(completions), **stats,
-           "equal_groups": 1 - len(unequal) / len(groups),
-           "tokens_per_second": sum(sum(c.mask) for c in completions) / seconds_sampling,
-           "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
-           "seconds": seconds_sampling + seconds_update}
-    if torch.cuda.is_available():
-        row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    log(out, row, completions if stats["skipped"] else [*unequal, *groups][0])
+def summarize(updates):
+    """What grpo_sg.learn returns, in a row of metrics.jsonl: grad_norm, the largest norm
+    before clipping (0: nothing was trained on, or no update was finite); skipped, the
+    updates that were not finite; loss, the mean over the updates; and the statistics of
+    the loss, means over what was trained on (None: nothing, or not finite: JSON has no
+    nan)."""
+    norms = []
+    for found in updates:
+        if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
+            norms.append(found["norm"])
+    row = {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms),
+           "loss": divide(sum(found["loss"] for found in updates), len(updates))}
+    count = sum(found["count"] for found in updates)
+    for key in ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"):
+        row[key] = divide(sum(found[key] for found in updates), count)
     return row
 
 
-def log_tokens(out, step, group, tokenizer, logps, weights):
-    """Add a line to tokens.jsonl: the completions of one problem, each with its tokens
-    as text, and their probabilities and weights to four digits. logps, weights: for
-    each completion (T,), of its T tokens."""
-    def short(x):
-        return [float(f"{value:.4g}") for value in x.tolist()]
-    completions = []
-    for c, lp, w in zip(group, logps, weights):
-        completions.append({"tokens": [tokenizer.decode([token]) for token in c.tokens],
-                            "own": c.mask,
-                            "pi": short(lp.exp()), "w": short(w), **verdict_of(c)})
-    problem = group[0].problem
-    append_rows(out, "tokens.jsonl", [{"step": step, "question": problem.question,
-                                       "answer": problem.answer,
-                                       "completions": completions}])
+def divide(total, count):
+    return total / count if count and math.isfinite(total) else None
+
+
+def verdict_of(c):
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
+            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def show_tokens(tokenizer, c, logps, weights):
+    """A completion's tokens as text, and their probabilities and weights to four
+    digits."""
+    return {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
+            "pi": round_all(logps.exp()), "w": round_all(weights), **verdict_of(c)}
+
+
+def round_all(x):
+    return [float(f"{value:.4g}") for value in x.tolist()]
 
 
 def in_words(row):
@@ -120,4 +93,23 @@ def foresee(row, k):
     elif equal > 0.9:
         lines.append("hardly any problem has different rewards, as the model solves too few: "
                      "take easier problems (kk: --people 2 3), or raise --group_size")
+    return lines
+
+
+def compare_tests(before, after, k):
+    """Lines on the tests before and after training: accuracy and reward, and a warning
+    if by more than two standard errors accuracy has fallen."""
+    accuracy, reward = (f"eval/avg@{k}", f"eval/reward@{k}") if k else (
+        "eval/accuracy", "eval/reward")
+    lines = [f"from before to after training: {accuracy.removeprefix('eval/')} "
+             f"{before[accuracy]:.3f} -> {after[accuracy]:.3f}, reward "
+             f"{before[reward]:.3f} -> {after[reward]:.3f}"]
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    if after[accuracy] >= before[accuracy] - 2 * error:
+        return lines
+    if after[reward] > before[reward]:
+        lines.append("warning: the reward has risen and accuracy has fallen: the reward pays "
+                     "for something else than right answers; read samples.jsonl")
+    else:
+        lines.append("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
     return lines

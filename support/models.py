@@ -2,6 +2,7 @@
 and back to a folder; what a prompt looks like to it, and what ends its completions."""
 import datetime
 import json
+import math
 import os
 import re
 
@@ -11,10 +12,13 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
 
-from support.program import UserError, first_line, say
+from tqdm import tqdm
+
+from support.program import UserError, call_users, first_line, say
 
 
 TOOL_TOKENS = 500  # most tokens of a tool's answer
+THREADS = torch.get_num_threads()
 
 
 # ---- From a folder or the hub, and back ----
@@ -22,11 +26,11 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 def read_model(folder, local):
     """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model
     is run."""
-    return read_weights(folder, local), read_tokenizer(folder, local)
+    return read_parameters(folder, local), read_tokenizer(folder, local)
 
 
-def read_weights(folder, local):
-    """The model, its weights in float32. Dropout is 0 in all layers, so that it is off
+def read_parameters(folder, local):
+    """The model, its parameters in float32. Dropout is 0 in all layers, so that it is off
     in training mode too, in which layers that are checkpointed must be: in the first
     update r = 1, exactly."""
     config = AutoConfig.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
@@ -75,8 +79,7 @@ def save_model(folder, model, tokenizer):
 def load_model(name):
     """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for
     whatever reason."""
-    beside = os.path.dirname(name)
-    if not os.path.isdir(name) and (os.path.isdir(beside) or name.count("/") > 1):
+    if not os.path.isdir(name) and (name.count("/") > 1 or name.startswith((".", "/"))):
         raise UserError(f"--model {name}: there is no such folder")
     try:
         return read_model(name, os.path.isdir(name))
@@ -110,6 +113,7 @@ def prepare(model, gradient_checkpointing, device="auto"):
     """The model on the device, in eval mode; on a GPU of CUDA, with its vocabulary matrix
     in float32."""
     found = find_device(device)
+    torch.set_num_threads(THREADS)
     if found == "cuda":
         set_up_gpu()
         keep_logits_in_float32(model)
@@ -120,7 +124,7 @@ def prepare(model, gradient_checkpointing, device="auto"):
         torch.set_num_threads(1)
     elif device == "auto":
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
-        # weights, gradients, and AdamW's two averages, of 4 bytes each
+        # parameters, gradients, and AdamW's two averages, of 4 bytes each
         least = 16 * model.num_parameters() / 1e9
         say(f"no GPU that PyTorch {torch.__version__}, built for {built}, can use: computing "
             f"on the CPU (threads: {torch.get_num_threads()}). Training takes {least:.1f} GB "
@@ -173,26 +177,95 @@ def bfloat16_works(device_type):  # not on a T4 or V100, where it would be slow
 
 
 def in_bfloat16(device):
-    """On a GPU matrices are multiplied in bfloat16, while the weights stay in float32:
-    at a learning rate of 1e-6 bfloat16 weights would round most updates away."""
+    """On a GPU matrices are multiplied in bfloat16, while the parameters stay in float32:
+    at a learning rate of 1e-6 bfloat16 ones would round most updates away."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device.type))
+
+
+# ---- Sampling within a device's memory ----
+
+class Cache(transformers.DynamicCache):
+    """Keeps keys in the type of the values: under autocast rotary embedding makes them
+    float32, which takes twice the memory."""
+
+    def update(self, keys, values, *more, **named):
+        return super().update(keys.to(values.dtype), values, *more, **named)
+
+
+def sample_in_parts(policy, contexts, most, generator, **settings):
+    """A completion of each context, by the policy's sampler on `most` rows at once; on
+    half as many if a GPU's memory is full, with the same random numbers."""
+    completions = []
+    while len(completions) < len(contexts):
+        part = contexts[len(completions):][:most]
+        state = generator.get_state()
+        try:
+            with in_bfloat16(policy.model.device):
+                completions += policy.sampler(policy.model, part, generator=generator,
+                                              **settings)
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+            most = len(part) // 2
+            generator.set_state(state)
+            say(f"out of GPU memory: sampling {most} at once; with --sample_batch {most} "
+                "no attempt may fail")
+    return completions
 
 
 # ---- Prompts, and what ends a completion ----
 
-def encode_prompt(tokenizer, system, question, opening="", template_kwargs="{}"):
-    """Token ids of a prompt, through the tokenizer's chat template if it has one. It
-    ends with `opening`, such as <think>, if it has the system prompt: base models hardly
-    ever begin with that, and a group of badly formed completions teaches nothing. Some
-    templates open the thoughts themselves, or close them at once where thinking is
-    turned off: then nothing is added. template_kwargs: what else the template is given,
-    as JSON: {"enable_thinking": false}."""
-    text = f"{system}\n\n{question}\n\n"
+def encode_problems(task, policy, cfg):
+    """The task, its problems with their prompts as token ids, and without those that
+    leave too little room in the model's context for a completion and the tool's answers;
+    prints how many these are. Raises UserError if none is left."""
+    context = policy.model.config.get_text_config()
+    context = getattr(context, "max_position_embeddings", math.inf)
+    answers = task.max_turns if task.observe else 0
+    most = context - (answers + 1) * cfg.max_new_tokens - answers * TOOL_TOKENS
+    encoded = {}
+    for split in ("train", "valid", "test"):
+        problems = []
+        for problem in tqdm(getattr(task, split), f"{split} prompts", leave=False, delay=2):
+            prompt, opening = encode_prompt(policy.tokenizer, task, problem.question,
+                                            cfg.chat_template_kwargs)
+            problems.append(problem._replace(prompt=prompt, opening=opening))
+        encoded[split] = [problem for problem in problems if len(problem.prompt) <= most]
+        gone = len(problems) - len(encoded[split])
+        lengths = [len(problem.prompt) for problem in problems]
+        if gone:
+            line = (f"{gone} of {len(problems)} {split} problems have prompts that are too "
+                    f"long (of {min(lengths)} to {max(lengths)} tokens): in the model's "
+                    f"context of {context} a prompt, {answers + 1} times --max_new_tokens "
+                    f"{cfg.max_new_tokens} and {answers} answers of a tool, of up to "
+                    f"{TOOL_TOKENS} tokens each, must have room")
+            if gone == len(problems):
+                left = (context - min(lengths) - answers * TOOL_TOKENS) // (answers + 1)
+                hint = f"at most --max_new_tokens {left}" if left > 0 else "another model"
+                raise UserError(f"{line}: {hint}")
+            print(f"dropped: {line}")
+    return task._replace(**encoded)
+
+
+
+def encode_prompt(tokenizer, task, question, template_kwargs="{}"):
+    """(token ids of a prompt, the tag that it ends with, "" if there is none), through
+    the tokenizer's chat template if it has one. It ends with task.opening, such as
+    <think>, if it has the system prompt: base models hardly ever begin with that, and a
+    group of badly formed completions teaches nothing. Some templates open the thoughts
+    themselves, or close them at once where thinking is turned off: then nothing is
+    added. template_kwargs: what else the template is given, as JSON:
+    {"enable_thinking": false}."""
+    text = f"{task.system}\n\n{question}\n\n"
     if tokenizer.chat_template:
-        text = render_chat(tokenizer, system, question, read_kwargs(template_kwargs))
-    if system in text and not text.rstrip().endswith((opening, "<think>", "</think>")):
-        text += opening
-    return tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+        text = render_chat(tokenizer, task.system, question, read_kwargs(template_kwargs))
+    tags = (task.opening, "<think>")
+    if task.system in text and not text.rstrip().endswith((*tags, "</think>")):
+        text += task.opening
+    ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    text = tokenizer.decode(ids).rstrip()
+    ends = [tag for tag in tags if tag and text.endswith(tag)]
+    return ids, ends[0] if ends else ""
 
 
 def read_kwargs(text):
@@ -222,31 +295,17 @@ def render_chat(tokenizer, system, question, template_kwargs):
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
 
 
-def find_opening(tokenizer, prompt, opening):
-    """The tag that a prompt, token ids, ends with, "" if there is none: it belongs to
-    the response."""
-    text = tokenizer.decode(prompt).rstrip()
-    for tag in (opening, "<think>"):
-        if tag and text.endswith(tag):
-            return tag
-    return ""
-
-
 def call_tool(task, texts):
     """The answers of the task's tool to texts that end with a call of it. Raises
     UserError if it raises, or returns something else than as many texts."""
     if not texts:
         return []
-    try:
-        answers = task.observe(texts)
-        if len(answers) != len(texts) or not all(isinstance(answer, str) for answer in answers):
-            raise TypeError(f"observe gets {len(texts)} texts and must return as many, not "
-                            f"{answers!r:.60}")
-    except UserError:
-        raise
-    except Exception as error:
-        reason = f"{first_line(error)}, for {texts[0]!r}"
-        raise UserError(f"the tool of --task {task.name}: {reason}") from error
+    words = f"the tool of --task {task.name}, for {texts[0]!r}"
+    answers = call_users(task.observe, texts, words=words)
+    right = isinstance(answers, (list, tuple)) and len(answers) == len(texts)
+    if not right or not all(isinstance(answer, str) for answer in answers):
+        raise UserError(f"{words}: observe gets {len(texts)} texts and must return a list of "
+                        f"as many, not {answers!r:.60}")
     return answers
 
 
@@ -254,7 +313,8 @@ def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
     """Token ids of a tool's answer: at most `most` in all, of which the last are its
     last line, so that </information> is never cut off. A special token that the text
     spells, such as <|im_end|>, becomes ordinary ones: what a tool says opens no turn
-    and closes none."""
+    and closes none. Half a character, which JSON may hold, becomes a question mark."""
+    text = text.encode(errors="replace").decode()
     end = text.rfind("\n") if "\n" in text else len(text)
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     body = tokenizer(text[:end], **plain)["input_ids"]
@@ -270,6 +330,10 @@ class StopText(transformers.StoppingCriteria):
     def __init__(self, tokenizer, text):
         self.tokenizer = tokenizer
         self.text = text
+
+    def of(self, tokens):
+        """Whether one list of token ids does."""
+        return self(torch.tensor([tokens])).item()
 
     def __call__(self, ids, scores=None):
         tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more

@@ -1,26 +1,25 @@
-"""What any program that runs long needs: flags made from a dataclass, one line for a
-user's mistake, files and folders that are whole or not there, signals that wait for a
-good moment. Nothing here knows of reinforcement learning."""
+"""What any command line needs: flags made from a dataclass, and one line for a user's
+mistake. Nothing here knows of reinforcement learning."""
 import argparse
 import contextlib
+import dataclasses
 import difflib
-import glob
-import json
+import functools
+import importlib
+import importlib.util
 import math
 import os
-import secrets
 import shlex
-import shutil
 import signal
 import sys
-import threading
-import time
+import traceback
 import typing
 
-import filelock
 import torch
 from tqdm import tqdm
 
+
+# ---- Errors, and what is printed ----
 
 class UserError(ValueError):
     """A mistake of the user's, or a fault of the machine's. Its text is one line that
@@ -32,29 +31,94 @@ class UserError(ValueError):
         self.status = status
 
 
+class TaskError(UserError):
+    """An error in a function of the user's own, such as a verifier: `main` prints its
+    traceback, from the user's frame on, before the line. To be raised `from` it."""
+
+
+def call_users(function, *given, words):
+    """What a function of the user's own returns. Raises TaskError, with these words, if
+    it raises."""
+    try:
+        return function(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{words}: {first_line(error)}") from error
+
+
+class Patient:
+    """A stream that nobody may read any more: the terminal was closed, Ctrl-C ended
+    `tee`, too, or a pipe is full. Then what is written goes nowhere, and the program
+    goes on. (A signal in the midst of a write makes a second one a RuntimeError.)"""
+    writing = False
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        self.attempt(self.stream.write, text)
+        return len(text)
+
+    def flush(self):
+        self.attempt(self.stream.flush)
+
+    def attempt(self, function, *given):
+        Patient.writing = True
+        try:
+            function(*given)
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):  # some streams have no number
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        except RuntimeError:
+            pass
+        finally:
+            Patient.writing = False
+
+
+def leave_write():
+    """To be called by a handler of signals: if one arrived in the midst of a write,
+    which may be waiting for ever for a reader, end the write."""
+    if Patient.writing:
+        raise InterruptedError
+
+
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
     """End the program with one line if what happens is no mistake of the program's own.
     out_of_memory: what the line says of a GPU whose memory is full."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+        if not isinstance(stream, Patient):
+            setattr(sys, name, Patient(stream))
     try:
         yield
+    except TaskError as error:
+        traceback.print_exception(error.__cause__.with_traceback(own_frames(error)), chain=False)
+        message, status = str(error), error.status
     except UserError as error:
         message, status = str(error), error.status
     except OSError as error:
         message, status = f"cannot read or write a file: {first_line(error)}", 2
     except torch.OutOfMemoryError:
         message, status = f"out of GPU memory: {out_of_memory}", 2
-    except KeyboardInterrupt:
-        message = ("interrupted outside of training: if there is a checkpoint, --resume "
-                   "goes on from it")
-        status = 130
+    except KeyboardInterrupt as error:
+        message, status = str(error) or "interrupted", exit_status("SIGINT")
     else:
         return
     say(f"error: {message}")
     raise SystemExit(status)
+
+
+def own_frames(error):
+    """The traceback of what the user's function raised, without the frame that called
+    it."""
+    return error.__cause__.__traceback__.tb_next or error.__cause__.__traceback__
 
 
 def say(text):
@@ -75,44 +139,78 @@ def suggest(word, words):
     return f" (did you mean {found[0]}?)" if found else ""
 
 
+def exit_status(name):
+    return 128 + signal.Signals[name]
+
+
+def resume_command(out):
+    """What a user types to go on with the run in the folder."""
+    script = sys.argv[0] if os.path.isfile(sys.argv[0]) else "grpo_sg.py"
+    return shlex.join(["python", script, "--resume", "--out", str(out)])
+
+
 # ---- Settings: a dataclass, each field of which is a flag ----
+
+def setting(group, default, help, *, least=None, most=1e9, resumable=False):
+    """A field of a dataclass of settings. group: the title under which --help prints
+    it. Numbers are positive, or from `least` on, up to `most`. resumable: it may change
+    on --resume, as the run stays what it is."""
+    value = {"default": default}
+    if isinstance(default, list):
+        value = {"default_factory": default.copy}
+    metadata = {"group": group, "help": help, "least": least, "most": most,
+                "resumable": resumable}
+    return dataclasses.field(**value, metadata=metadata)
+
+
+def has_room(name):
+    """Whether the folder of this name is there: the house stands without it."""
+    return importlib.util.find_spec(name) is not None
+
+
+def settings_of(*rooms):
+    """The Settings of each room that is there: ROOM/settings.py."""
+    there = filter(has_room, rooms)
+    return [importlib.import_module(f"{room}.settings").Settings for room in there]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; --help lists all settings")
+
 
 def read_flags(settings, argv, about):
     """What a command line gives, as a dict: `--group_size 4`, or `--group-size 4`, is
-    {"group_size": 4}.
-
-    settings: a dataclass. The metadata of each field has its "help" and the "group"
-    under which --help prints it. argv: a list of strings, None for those of the
-    process. Raises UserError for a flag that does not exist and for a value that the
-    field's type cannot have.
-    """
-    if argv is None and hasattr(sys, "ps1"):
-        argv = []  # a notebook or a shell of Python: the process's arguments are not ours
-    parser = argparse.ArgumentParser(description=about,
-                                     usage="%(prog)s [--setting value ...]", add_help=False,
-                                     allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-h", "--help", action="help", help="print this and exit")
-    groups = {}
-    types = typing.get_type_hints(settings)
+    {"group_size": 4}. settings: a dataclass made by `setting`. argv: a list of strings,
+    None for those of the process. Raises UserError for a flag that does not exist, or a
+    value that is not allowed."""
+    if argv is None:
+        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # in a notebook they are not ours
+    parser = Parser(description=about, usage="%(prog)s [--setting value ...]",
+                    argument_default=argparse.SUPPRESS, allow_abbrev=False)
     defaults = settings()
+    groups = {}
     for name, field in settings.__dataclass_fields__.items():
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        usual = shown(getattr(defaults, name))
-        words = f"{field.metadata['help']} ({usual})".replace("%", "%%")
-        groups[title].add_argument(f"--{name}", default=None, help=words,
-                                   **flag_of(types[name]))
-    arguments = [with_underscores(each) for each in (sys.argv[1:] if argv is None else argv)]
-    try:
-        given, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(f"{error.argument_name}: {error.message}") from None
+        help = f"{field.metadata['help']} ({shown(getattr(defaults, name))})"
+        groups[title].add_argument(f"--{name}", help=help.replace("%", "%%"), **flag_of(field))
+    given, unknown = parser.parse_known_args([with_underscores(each) for each in argv])
     if unknown:
         name = unknown[0].split("=")[0].removeprefix("--")
-        raise UserError(f"there is no setting {unknown[0]}{suggest(name, types)}; --help lists "
-                        f"them all")
-    return {name: value for name, value in vars(given).items() if value is not None}
+        hint = suggest(name, settings.__dataclass_fields__)
+        parser.error(f"there is no setting {unknown[0]}{hint}")
+    return vars(given)
+
+
+def as_flags(values):
+    """A dict of settings as a command line."""
+    argv = []
+    for name, value in values.items():
+        argv.append(f"--{name}")
+        argv += map(str, value if isinstance(value, list) else [value])
+    return argv
 
 
 def with_underscores(argument):
@@ -130,110 +228,39 @@ def shown(value):
     return "none" if value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def flag_of(kind):
-    """What argparse has to know of a field's type."""
-    if kind is bool:
+def flag_of(field):
+    """What argparse has to know of a setting."""
+    if field.type is bool:
         return {"type": read_bool, "nargs": "?", "const": True, "metavar": "true/false"}
-    if typing.get_origin(kind) is typing.Literal:
-        return {"choices": typing.get_args(kind)}
-    if kind == list[int]:
-        return {"type": int, "nargs": "+", "metavar": "N"}
-    return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "TEXT")}
+    if typing.get_origin(field.type) is typing.Literal:
+        return {"choices": typing.get_args(field.type)}
+    if field.type is str:
+        return {"metavar": "TEXT"}
+    whole = field.type in (int, list[int])
+    limits = field.metadata["least"], field.metadata["most"]
+    flag = {"type": functools.partial(read_number, whole, *limits), "metavar": "N" if whole else "X"}
+    return {**flag, "nargs": "+"} if field.type == list[int] else flag
 
 
 def read_bool(text):
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"true or false, not {text}")
+        raise argparse.ArgumentTypeError(f"true, false or nothing, not {text}")
     return text.lower() == "true"
 
 
-def check_values(settings, values):
-    """Raise UserError unless all names in the dict `values` are fields of the dataclass
-    `settings`, with values of the field's type, and numbers that are finite and within
-    the metadata's "least" (None: positive) and "most"."""
-    types = typing.get_type_hints(settings)
-    for name, value in values.items():
-        if name not in types:
-            raise UserError(f"there is no setting {name}{suggest(name, types)}")
-        kind = types[name]
-        limits = settings.__dataclass_fields__[name].metadata
-        if typing.get_origin(kind) is typing.Literal:
-            right = value in typing.get_args(kind)
-            words = f"one of {', '.join(typing.get_args(kind))}"
-        elif kind == list[int]:
-            right = isinstance(value, list) and value and all(type(each) is int
-                                                              for each in value)
-            words = "a list of whole numbers"
-        else:
-            right = type(value) is kind or kind is float and type(value) is int
-            words = {int: "a whole number", float: "a number", str: "a text",
-                     bool: "True or False"}[kind]
-        if not right:
-            raise UserError(f"--{name} must be {words}, not {value!r}")
-        if type(value) not in (int, float):
-            continue
-        least = limits["least"]
-        if not math.isfinite(value) or (value <= 0 if least is None else value < least):
-            words = "positive" if least is None else f"{least:g} or more"
-            raise UserError(f"--{name} must be {words}, and finite, not {value}")
-        if value > limits["most"]:
-            raise UserError(f"--{name} must be at most {limits['most']:g}, not {value}")
-
-
-def check_useful(settings, given, chosen):
-    """Raise UserError if something given has no effect: the metadata of its field has,
-    as "useless", values of other settings with which it has none; chosen: the values of
-    such settings, a dict."""
-    for name in given:
-        for other, value in chosen.items():
-            if value in settings.__dataclass_fields__[name].metadata["useless"]:
-                raise UserError(f"--{name} has no effect with --{other} {value}: leave it out")
-
-
-def read_settings(settings, run):
-    """The settings in the config.json of a run's folder, as a dict; {} if there is none
-    that a run wrote. Raises UserError if it has values that are not allowed."""
+def read_number(whole, least, most, text):
+    """The number, if it is from `least` on (None: above 0) and at most `most`."""
     try:
-        saved = read_json(os.path.join(run, "config.json"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): delete "
-                        "it, or name another run") from None
-    if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
-        return {}  # another program's
-    known = {name: value for name, value in saved.items()
-             if name in settings.__dataclass_fields__}
-    check_values(settings, known)
-    return known
-
-
-def find_saved(settings, given):
-    """The settings of the run that those given name, a dict; {} if they name none.
-    --resume --out RUN goes on with the run's settings but for those that are
-    "resumable", by their metadata. --model RUN/checkpoint begins with them, if the run
-    had the same task."""
-    out = given.get("out", "")
-    if given.get("resume"):
-        saved = read_settings(settings, out) if out else {}
-        if not saved:
-            runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
-            problem = f"{out} is no run{suggest(out, runs)}" if out else "there is none"
-            newest = ", ".join(runs[-5:]) or "none"
-            raise UserError(f"--resume needs --out and the folder of a run, but {problem}; "
-                            f"the newest under runs/: {newest}")
-        for name, value in given.items():
-            resumable = settings.__dataclass_fields__[name].metadata["resumable"]
-            if not resumable and name in saved and saved[name] != value:
-                raise UserError(f"--resume goes on with the run's own --{name} "
-                                f"{shown(saved[name])}: leave it out, or start another run")
-        return saved
-    folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
-    saved = read_settings(settings, folder)
-    if not saved or given.get("task", saved["task"]) != saved["task"]:
-        return {}
-    print(f"settings that are not given are those of {folder}/config.json")
-    return {**saved, "out": "", "resume": False, "eval_only": False}
+        value = int(text) if whole else float(text)
+        low_enough = math.isfinite(value) and value <= most
+        right = low_enough and (value > 0 if least is None else value >= least)
+    except ValueError:
+        right = False
+    if not right:
+        kind = "a whole number" if whole else "a number"
+        words = "above 0" if least is None else f"of {least:g} or more"
+        raise argparse.ArgumentTypeError(f"{kind} {words}, up to {most:g}, not {text}")
+    return value
 
 
 def tell_changes(usual, values):
@@ -241,141 +268,3 @@ def tell_changes(usual, values):
     changed = [f"{name} {shown(value)}" for name, value in values.items()
                if value != usual[name]]
     return ", ".join(changed) or "none"
-
-
-# ---- Files and folders ----
-
-def write_json(path, content):
-    with open(f"{path}.tmp", "w") as file:
-        json.dump(content, file)
-    os.replace(f"{path}.tmp", path)  # whole, or not at all
-
-
-def read_json(path):
-    with open(path) as file:
-        return json.load(file)
-
-
-def new_name(start):
-    """A name for a new folder that begins with `start`."""
-    return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-@contextlib.contextmanager
-def hold_folder(folder):
-    """The folder, made if it is new, for this process alone until the block is left. If
-    that happens by an error before anything was logged, a new folder is removed. Raises
-    UserError if another process has it."""
-    made = []  # what has to go in that case, the innermost first
-    parent = folder
-    while parent and not os.path.isdir(parent):
-        made.append(parent)
-        parent = os.path.dirname(parent)
-    os.makedirs(folder, exist_ok=True)
-    lock = filelock.FileLock(os.path.join(folder, ".lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise UserError(f"another process works on {folder}: wait for it, or name another "
-                        "--out") from None
-    try:
-        yield folder
-    except BaseException:
-        if made and not glob.glob(os.path.join(glob.escape(folder), "*.jsonl")):
-            shutil.rmtree(folder, ignore_errors=True)
-            for parent in made[1:]:
-                os.rmdir(parent)
-        raise
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
-def whole_folder(path):
-    """A folder to write into, which becomes `path` when the block is left without an
-    error. What was there before becomes PATH.before: whatever stops the program, even
-    while it writes, one of the two is whole."""
-    shutil.rmtree(f"{path}.tmp", ignore_errors=True)
-    os.makedirs(f"{path}.tmp")
-    yield f"{path}.tmp"
-    if os.path.isdir(path):
-        shutil.rmtree(f"{path}.before", ignore_errors=True)
-        os.rename(path, f"{path}.before")
-    os.rename(f"{path}.tmp", path)
-
-
-def read_newest(path, read):
-    """(folder, read(folder)) of the folder at `path`; or of PATH.before if that cannot
-    be read, which is said; None if there is neither. Raises UserError if none can be
-    read: then all stay as they are, as the fault may be a passing one."""
-    reasons = []
-    for folder in (path, f"{path}.before"):
-        if not os.path.isdir(folder):
-            continue
-        try:
-            found = read(folder)
-        # a torn file, too little memory: each library has its own exception
-        except Exception as error:
-            reasons.append(f"{folder} cannot be read ({first_line(error)})")
-            continue
-        for reason in reasons:
-            # Only now, so that the next checkpoint does not take the place of the one
-            # that was read.
-            say(f"{reason}: it is kept as {path}.unreadable, and the one before it is used")
-            shutil.rmtree(f"{path}.unreadable", ignore_errors=True)
-            os.rename(path, f"{path}.unreadable")
-        return folder, found
-    if reasons:
-        raise UserError("; ".join(reasons))
-    return None
-
-
-def file_sizes(folder, pattern):
-    paths = glob.glob(os.path.join(glob.escape(folder), pattern))
-    return {os.path.basename(path): os.path.getsize(path) for path in paths}
-
-
-def cut_files(folder, sizes):
-    """Cut off what was written to the files after they had these sizes."""
-    for name, size in sizes.items():
-        path = os.path.join(folder, name)
-        if os.path.getsize(path) > size:
-            os.truncate(path, size)
-
-
-# ---- Signals ----
-
-def exit_status(name):
-    return 128 + signal.Signals[name]
-
-
-def resume_command(out):
-    """What a user types to go on with the run in the folder."""
-    return shlex.join(["python", sys.argv[0], "--resume", "--out", str(out)])
-
-
-@contextlib.contextmanager
-def hold_signals(message):
-    """A list that gets the name of a SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed
-    terminal), with the message printed; the second one exits at once. Outside of the
-    main thread, where Python knows no signals, it stays empty; and a signal that the
-    user has set to be ignored, as nohup does, stays ignored."""
-    received = []
-
-    def handler(number, frame):
-        if received:
-            raise SystemExit(128 + number)
-        received.append(signal.Signals(number).name)
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            say(message)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number and signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

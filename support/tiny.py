@@ -4,6 +4,8 @@ stands for pretraining.
 A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
 bad habit.
 """
+import json
+import os
 import random
 import statistics
 
@@ -14,14 +16,23 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from support.models import call_tool, encode_prompt, encode_tool_answer
+from support.models import call_tool, encode_tool_answer
 from support.program import UserError
 
 BATCH = 64  # texts in a step of the warm-up
 
 
+def is_tiny(name):
+    """Whether --model names the tiny model ("" does), or a folder in which one lies."""
+    try:
+        with open(os.path.join(name, "config.json")) as file:
+            return name == "" or "tiny" in json.load(file)
+    except (OSError, ValueError):
+        return name == ""
+
+
 def tiny_model(task):
-    """(model, tokenizer): an untrained Qwen2 of some 200,000 weights; a token is what
+    """(model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is what
     matches task.tokens in the task's texts. Raises UserError for a task without
     solutions."""
     if not task.train[0].solution:
@@ -35,7 +46,7 @@ def tiny_model(task):
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 20.0},
-        bos_token_id=None, eos_token_id=0, pad_token_id=0))
+        bos_token_id=None, eos_token_id=0, pad_token_id=0, tiny=True))
     return model, tokenizer
 
 
@@ -71,7 +82,7 @@ def calls_of(task, text):
 def write_script(tokenizer, task, problem, text):
     """(ids, mask) of a prompt and a scripted completion, with the tool's answers to its
     calls, as a rollout would have them; mask: True where the policy writes."""
-    ids = encode_prompt(tokenizer, task.system, problem.question, task.opening)
+    ids = list(problem.prompt)
     mask = [False] * len(ids)
     written = ""
     for said in [*calls_of(task, text), f"{text}<|im_end|>"]:
@@ -90,11 +101,12 @@ def length_of(script):
     return len(script[0])
 
 
-def warm_up(model, tokenizer, task, cfg):
+def warm_up(policy, task, cfg):
     """task.warmup steps of maximum likelihood on the solutions of training problems, a
     share of them (task.shortcuts) with their shortcuts in place of solutions: so that
     reinforcement learning can start, and has something to find out. Raises UserError if
     cfg.max_new_tokens is below the length of most texts."""
+    model, tokenizer = policy.model, policy.tokenizer
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
