@@ -4,8 +4,8 @@
 
 Takes the tiny model as it was before reinforcement learning, samples a group of eight
 completions of one puzzle, and prints their rewards and advantages. Two tables, of a completion
-that is better than the mean and of one that is worse, say what an update on this group alone does
-with single tokens.
+that is better than the mean and of one that is worse, say what an update on this group alone
+does with single tokens.
 """
 import os
 import sys
@@ -121,9 +121,9 @@ def main(folder):
         print(f"The tokens of completion {i + 1}, which is {title} than the mean:\n")
         print_table(tokenizer, i, ids, mask, columns)
     most = 100 * (w[mask] > 1.395).float().mean()
-    print(f"Of the {int(mask.sum())} tokens of the group {most:.0f} % have w = 1.40, and the mean "
-          f"is {w[mask].mean():.3f}: a common factor, which AdamW divides out. What is left of w "
-          f"is w / mean w, from {shape[mask].min():.2f} to {shape[mask].max():.2f}.")
+    print(f"Of the {int(mask.sum())} tokens of the group {most:.0f} % have w = 1.40, and the "
+          f"mean is {w[mask].mean():.3f}: a common factor, which AdamW divides out. What is left "
+          f"of w is w / mean w, from {shape[mask].min():.2f} to {shape[mask].max():.2f}.")
 
 
 if __name__ == "__main__":

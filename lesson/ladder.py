@@ -221,9 +221,9 @@ climb("3b. one update, the rate times four", train, rate=4,
 #     for update in range(4): ...
 #
 # With a large model sampling takes most of the time, so that one wants to learn more than once
-# from a completion. But after the first update these are no longer samples of the policy, and
-# this fares about as rung 3b does. Rung 4b is the same at a quarter of the rate, and learns
-# more than rung 3. So it is not wrong to use a completion again; what is missing is something
+# from a completion. But after the first update these are no longer samples of the policy.
+# Rung 4 ends lower than rung 3, and so does rung 3b; rung 4b, four updates at a quarter of the
+# rate, ends higher. So it is not wrong to use a completion again. What is missing is something
 # that says when it is enough: log pi of a bad token has no bottom, and its gradient is as large
 # as ever when the token has long become impossible.
 
@@ -394,7 +394,7 @@ def grpo_sg(seed):
             if update == 0:
                 old_logps = logps.detach()
             w = token_weights(logps)  # (B, T); without weights=w it is GRPO
-            loss, stats = grpo_sg_loss(logps, old_logps, advantages, mask, weights=w,
+            loss, sums = grpo_sg_loss(logps, old_logps, advantages, mask, weights=w,
                                        clip_low=0.2, clip_high=0.2)
             optimizer.zero_grad()
             loss.backward()

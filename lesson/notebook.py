@@ -40,19 +40,19 @@ def draw(curves, width=470, height=300):
         parts.append(f'<line x1="40" x2="{width}" y1="{y:g}" y2="{y:g}" stroke="#dddddd"/>'
                      f'<text x="34" y="{y + 4:g}" text-anchor="end">{reward:g}</text>')
     parts.append(f'<text x="{width / 2:g}" y="{height + 32}">step: 1 to 30</text>')
-    lowest = height + 24.0  # no label stands below it
-    for title, curve in sorted(curves.items(), key=final_reward):
+    label = 0.0  # where the last label stands: the next one is below it
+    for title, curve in sorted(curves.items(), key=final_reward, reverse=True):
         colour = COLOURS[title[0]]
         stride = (width - 40) / (len(curve) - 1)
         points = []
         for step, reward in enumerate(curve):
             points.append(f"{40 + step * stride:.1f},{10 + (1 - reward) * height:.1f}")
         y = 10 + (1 - curve[-1]) * height
-        lowest = min(y + 4, lowest - 15)
+        label = max(y + 4, label + 15)
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
                      f'stroke-width="1.5"/><line x1="{width}" x2="{width + 14}" y1="{y:.1f}" '
-                     f'y2="{lowest - 4:.1f}" stroke="{colour}" stroke-width="0.5"/>'
-                     f'<text x="{width + 18}" y="{lowest:.1f}" fill="{colour}">'
+                     f'y2="{label - 4:.1f}" stroke="{colour}" stroke-width="0.5"/>'
+                     f'<text x="{width + 18}" y="{label:.1f}" fill="{colour}">'
                      f'{escape(title)}</text>')
     return Picture("\n".join([*parts, "</svg>"]))
 

@@ -3,9 +3,9 @@
     python -m lesson.ratio        minutes on one core; --seeds 2 for a first look
 
 Rungs 5b and 5c of the ladder stop the same tokens at the same place. In 5b the gradient of
-those that go on is r times that of log pi, in 5c it is that of log pi. Here both run in settings
-in which r goes further from 1, and the differences are paired by seed. What is compared is the
-mean reward of the last five steps, of completions that the policy itself draws.
+those that go on is r times that of log pi, in 5c it is that of log pi. Here both run in
+settings in which r goes further from 1, and the differences are paired by seed. What is
+compared is the mean reward of the last five steps, of completions that the policy itself draws.
 """
 import argparse
 import copy
@@ -32,7 +32,7 @@ TRUNCATED_AT = 2.0
 
 
 def objective_of(r, logps, A, low, high, factor):
-    """(B, T): the clipped objective of tokens, with r as a factor of its gradient or without."""
+    """(B, T): the clipped objective, with r as a factor of its gradient or without."""
     clipped = r.clamp(1 - low, 1 + high) * A
     if factor:
         return torch.minimum(r * A, clipped)

@@ -59,5 +59,5 @@ def test_a_folder_without_a_model_is_one_line(given, tmp_path, monkeypatch):
     (tmp_path / "runs" / "NAME").mkdir(parents=True)
     (tmp_path / "runs" / "NAME" / "config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["example.py", *given.split()])
-    with pytest.raises(SystemExit, match="give the folder of a model, such as runs/NAME/warm_s"):
+    with pytest.raises(SystemExit, match="give the folder of a model, such as runs/"):
         runpy.run_path(example.__file__, run_name="__main__")
