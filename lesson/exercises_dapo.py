@@ -22,9 +22,9 @@ def overlong_penalty(length, longest, buffer):
 def resample(draw, wanted, most):
     """Dynamic sampling: up to `wanted` groups in each of which rewards differ.
 
-    A group whose rewards are all equal has advantages of 0, and teaches nothing. draw(n) samples
-    n new prompts and returns their groups, each a list of rewards. It is asked for as many as
-    are still missing, at most `most` times; what was found until then is returned, in its order.
+    A group whose rewards are all equal has advantages of 0, and teaches nothing. draw(n)
+    samples n new prompts and returns their groups, each a list of rewards. It is asked for as
+    many as are still missing, at most `most` times; what was found is returned, in its order.
     """
     raise NotImplementedError(
         "resample: call draw for what is missing, keep the groups whose rewards are not all "
