@@ -14,8 +14,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-# The project's folder, also for a script or a notebook in lesson/.
-sys.path += [os.path.join(sys.path[0], ".."), ".."]
+# The project's folder: a script sees its own alone.
+sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 

@@ -23,8 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-# The project's folder, also for a script or a notebook in lesson/.
-sys.path += [os.path.join(sys.path[0], ".."), ".."]
+# The project's folder: scripts see their own alone, and a notebook starts in lesson/.
+sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
 STEPS = 30

@@ -16,8 +16,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-# The project's folder, also for a script in lesson/.
-sys.path += [os.path.join(sys.path[0], ".."), ".."]
+# The project's folder: a script sees its own alone.
+sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
 from grpo_sg import group_advantages, sample, token_logps
 from lesson.ladder import G, P, STEPS, new_model, new_optimizer, over_tokens, reward
 
