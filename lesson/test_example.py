@@ -1,5 +1,6 @@
 """The example's numbers are what its columns say."""
 import math
+import pathlib
 import re
 import runpy
 import sys
@@ -50,6 +51,15 @@ def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
     monkeypatch.setattr(example, "reward", lambda text, ended: 0.0)
     with pytest.raises(SystemExit, match="equal rewards"):
         example.main(tmp_path)
+
+
+def test_the_page_has_what_the_command_printed():
+    lesson = pathlib.Path(example.__file__).parent
+    head, printed = (lesson / "results" / "example.md").read_text().split("\n", 1)
+    assert head.startswith("# python -m lesson.example runs/NAME/warm_start, commit ")
+    page = (lesson / "README.md").read_text()
+    for part in printed.split("\n\n"):
+        assert part.strip() in page, part
 
 
 @pytest.mark.parametrize("given", ["", "runs/nowhere", "runs/NAME", "a b"])

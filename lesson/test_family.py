@@ -303,6 +303,14 @@ def test_grpo_sg():
         logps, old_logps, A, mask, weights=token_weights(logps), clip_high=0.24))
 
 
+def test_each_term_is_in_grpo_sg():
+    code = (pathlib.Path(__file__).parents[1] / "grpo_sg.py").read_text()
+    table = README[README.index("| term |"):].split("\n\n")[0].split("\n")[2:]
+    for row in table:
+        marks = row.split("|")[-2].split("`")[1::2]
+        assert marks and all(mark in code for mark in marks), row
+
+
 def test_the_table_shows_what_is_tested():
     table = README[README.index("| method |"):].split("\n\n")[0].split("\n")[2:]
     for row in table:
