@@ -102,12 +102,6 @@ def test_what_the_lesson_breaks_is_there():
         assert mark in known or mark in OTHER_MARKS, mark
 
 
-def test_the_example_is_what_its_command_printed():
-    printed = (ROOT / "experiments" / "results" / "example.md").read_text()
-    for part in printed.split("\n\n"):
-        assert part.strip() in TEXTS[3], part
-
-
 def test_the_header_for_uv_has_the_requirements():
     needed = re.search(r"# dependencies = (.*)", CODE)[1]
     pinned = (ROOT / "requirements.txt").read_text().split()

@@ -2,9 +2,10 @@
 
     python -m lesson.example runs/NAME/warm_start        of a run of `python grpo_sg.py`
 
-Takes the tiny model as it was before reinforcement learning, samples a group of eight completions
-of one puzzle, and prints their rewards and advantages, what an update does with single tokens,
-and the tokens' probabilities after one update on this group alone.
+Takes the tiny model as it was before reinforcement learning, samples a group of eight
+completions of one puzzle, and prints their rewards and advantages. Two tables, of a completion
+that is better than the mean and of one that is worse, say what an update on this group alone
+does with single tokens.
 """
 import os
 import sys
@@ -13,6 +14,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+# The project's folder: a script sees its own alone.
+sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
@@ -22,7 +25,7 @@ ROLES = {"Ada": "knight", "Alice": "knave", "Amir": "knave"}
 G = 8
 LEARNING_RATE = 2e-4  # the tiny model's
 SURE = 0.99  # tokens that are at least so likely are left out of the tables
-ROW = "| {} | {} | {} | {} | {} | {} | {} |"
+COLUMNS = ("token", "pi", "w", "w / mean w", "A", "wA", "size of its gradient", "pi after")
 
 
 def reward(text, ended):
@@ -56,21 +59,36 @@ def gradient_norms(model, ids):
     return torch.nn.functional.pad(norms, (1, 0))
 
 
-def print_completion(tokenizer, i, ids, mask, columns):
+def row(cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def print_table(tokenizer, i, ids, mask, columns):
     """A table with a row for each token of completion i of which the model was not sure."""
-    print(ROW.format("token", "pi", "w", "A", "wA", "size of its gradient", "pi after"))
-    print(ROW.format(*["---"] * 7))
+    print(row(COLUMNS))
+    print(row(["---"] * len(COLUMNS)))
     for t in mask[i].nonzero()[:, 0].tolist():
-        pi, w, A, wA, size, after = (float(column[i, t]) for column in columns)
+        pi, w, shape, A, wA, size, after = (float(column[i, t]) for column in columns)
         if pi < SURE:
             token = tokenizer.decode([int(ids[i, t])]).strip().replace("|", "\\|")
-            print(ROW.format(f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{A:+.2f}", f"{wA:+.2f}",
-                             f"{size:.2f}", f"{after:.3f}"))
+            print(row([f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{shape:.2f}", f"{A:+.2f}",
+                       f"{wA:+.2f}", f"{size:.2f}", f"{after:.3f}"]))
+    print()
+
+
+def print_completions(texts, R, A):
+    """Each different completion once."""
+    for i, text in enumerate(texts):
+        if text not in texts[:i]:
+            print(f"Completion {i + 1} (of which there are {texts.count(text)}): R = {R[i]:g}, "
+                  f"A = ({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n")
+            print(f"    {text}\n")
 
 
 def main(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # not Auto-: it would be Qwen2's
+    # Not AutoTokenizer, which would take Qwen2's.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     prompt, completions, texts, rewards = sample_group(model, tokenizer)
     A = group_advantages(rewards).flatten()  # (G,)
 
@@ -84,7 +102,7 @@ def main(folder):
     sizes = wA.abs() * gradient_norms(model, ids)
 
     # One update on this group alone, as grpo_sg.py makes it.
-    loss, _ = grpo_sg_loss(logps, logps.detach(), A, mask, weights=w, clip_high=0.24)
+    loss, _ = grpo_sg_loss(logps, logps.detach(), A, mask, weights=w)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.99),
@@ -96,14 +114,16 @@ def main(folder):
     print(f"> {QUESTION}\n")
     listed = ", ".join(f"{x:g}" for x in R)
     print(f"The rewards are {listed}: mean {R.mean():.3f}, standard deviation {R.std():.3f}.\n")
-    columns = logps.detach().exp(), w, A[:, None].expand_as(w), wA, sizes, after
-    for i, text in enumerate(texts):
-        if text in texts[:i]:
-            continue
-        print(f"Completion {i + 1} (of which there are {texts.count(text)}): R = {R[i]:g}, A = "
-              f"({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n\n    {text}\n")
-        print_completion(tokenizer, i, ids, mask, columns)
-        print()
+    print_completions(texts, R, A)
+    shape = w / w[mask].mean()
+    columns = logps.detach().exp(), w, shape, A[:, None].expand_as(w), wA, sizes, after
+    for title, i in ("better", int(A.argmax())), ("worse", int(A.argmin())):
+        print(f"The tokens of completion {i + 1}, which is {title} than the mean:\n")
+        print_table(tokenizer, i, ids, mask, columns)
+    most = 100 * (w[mask] > 1.395).float().mean()
+    print(f"Of the {int(mask.sum())} tokens of the group {most:.0f} % have w = 1.40, and the "
+          f"mean is {w[mask].mean():.3f}: a common factor, which AdamW divides out. What is left "
+          f"of w is w / mean w, from {shape[mask].min():.2f} to {shape[mask].max():.2f}.")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The example's numbers are what its columns say."""
 import math
+import pathlib
 import re
 import runpy
 import sys
@@ -31,16 +32,18 @@ def test_the_columns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example, "reward", lambda text, ended: 3.0 if "Amir" in text else -0.5)
     monkeypatch.setattr(example, "LEARNING_RATE", 0.01)
     example.main(tmp_path)
-    gained = 0.0
+    gained, ratios = 0.0, []
     rows = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
     for row in rows:
-        pi, w, A, wA, size, after = map(float, row.strip("| ").split(" | ")[1:])
+        pi, w, shape, A, wA, size, after = map(float, row.strip("| ").split(" | ")[1:])
         assert abs(w * A - wA) < 0.02
+        ratios.append(w / shape)  # w is the common factor times what is left of it
         least = abs(wA) * math.sqrt(N / (N - 1)) * (1 - pi)
         most = abs(wA) * math.sqrt(2) * (1 - pi)
         assert least - 0.02 < size < most + 0.02
         gained += A * (after - pi)
-    assert len(rows) > example.G and gained > 0  # the good got likelier, the bad less likely
+    assert len(rows) > 2 and gained > 0  # the good got likelier, the bad less likely
+    assert max(ratios) - min(ratios) < 0.03
 
 
 def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
@@ -50,6 +53,15 @@ def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
         example.main(tmp_path)
 
 
+def test_the_page_has_what_the_command_printed():
+    lesson = pathlib.Path(example.__file__).parent
+    head, printed = (lesson / "results" / "example.md").read_text().split("\n", 1)
+    assert head.startswith("# python -m lesson.example runs/NAME/warm_start, commit ")
+    page = (lesson / "README.md").read_text()
+    for part in printed.split("\n\n"):
+        assert part.strip() in page, part
+
+
 @pytest.mark.parametrize("given", ["", "runs/nowhere", "runs/NAME", "a b"])
 def test_a_folder_without_a_model_is_one_line(given, tmp_path, monkeypatch):
     """The folder of a run has a config.json, but it is not a model's."""
@@ -57,5 +69,5 @@ def test_a_folder_without_a_model_is_one_line(given, tmp_path, monkeypatch):
     (tmp_path / "runs" / "NAME").mkdir(parents=True)
     (tmp_path / "runs" / "NAME" / "config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["example.py", *given.split()])
-    with pytest.raises(SystemExit, match="give the folder of a model, such as runs/NAME/warm_start, not"):
+    with pytest.raises(SystemExit, match="give the folder of a model, such as runs/"):
         runpy.run_path(example.__file__, run_name="__main__")

@@ -1,4 +1,4 @@
-"""The table of the family: each method, as a call of grpo_sg_loss, against loops over tokens."""
+"""The family: each method, as a call of grpo_sg_loss, against loops over tokens."""
 import math
 import pathlib
 
@@ -48,7 +48,7 @@ def completion_mean(rows):
 
 
 def check(slow, fast, mean=token_mean):
-    """Compare the gradient of the mean of slow(i, t, logp) with that of the loss fast(logps)."""
+    """The gradient of the mean of slow(i, t, logp) is that of the loss fast(logps)."""
     _, logps, _, _, mask = rollout()
     x = logps.clone().requires_grad_()
     rows = []
@@ -67,7 +67,7 @@ def test_ppo():
     _, _, old_logps, _, mask = rollout()
     A = torch.randn(P * G, T, generator=torch.Generator().manual_seed(1))
     check(lambda i, t, logp: clipped(torch.exp(logp - old_logps[i, t]), A[i, t]),
-          lambda logps: grpo_sg_loss(logps, old_logps, A, mask))
+          lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
 
 
 def test_grpo():
@@ -79,7 +79,7 @@ def test_grpo():
         kl = x - 1 - torch.log(x)
         return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i)) - 0.04 * kl
     check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, ref_logps=ref_logps, beta=0.04,
+        logps, old_logps, A, mask, ref_logps=ref_logps, beta=0.04, clip_high=0.2,
         loss_agg_mode="seq-mean-token-mean"), mean=completion_mean)
 
 
@@ -91,21 +91,131 @@ def test_dr_grpo():
     def slow(i, t, logp):
         return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i, over_deviation=False))
     check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, denominator=len(logps) * MAX_NEW_TOKENS),
+        logps, old_logps, A, mask, clip_high=0.2,
+        denominator=len(logps) * MAX_NEW_TOKENS),
         mean=lambda rows: sum(map(sum, rows)) / (P * G * MAX_NEW_TOKENS))
+
+
+def test_rloo():
+    """Each completion is one action, compared with the mean of the others: the sum over its
+    tokens, and r = 1, as each is used once."""
+    R, _, _, _, mask = rollout()
+    A = (R - (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)).flatten()
+
+    def slow(i, t, logp):
+        others = [x for j, x in enumerate(R[i // G].tolist()) if j != i % G]
+        return (R[i // G, i % G] - sum(others) / len(others)) * logp
+    check(slow, lambda logps: grpo_sg_loss(
+        logps, logps.detach(), A, mask, denominator=len(logps)),
+        mean=lambda rows: sum(map(sum, rows)) / (P * G))
+
+
+def test_reinforce_plus_plus():
+    """The deviation is that of all differences in the batch, not of each group's."""
+    R, _, old_logps, _, mask = rollout()
+    A = R - R.mean(1, keepdim=True)
+    A = (A / (A.std() + 1e-6)).flatten()
+    differences = [advantage(R, i, over_deviation=False) for i in range(P * G)]
+    assert abs(sum(differences)) < 1e-5
+    deviation = math.sqrt(sum(x ** 2 for x in differences) / (P * G - 1)) + 1e-6
+
+    def slow(i, t, logp):
+        return clipped(torch.exp(logp - old_logps[i, t]), differences[i] / deviation)
+    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
+
+
+def test_gspo():
+    """One ratio for a completion: the geometric mean of its tokens'. It has a gradient."""
+    _, logps, _, _, mask = rollout()
+    R = rollout()[0]
+    A = group_advantages(R).flatten()
+    # Policies that differ so little that some completions are inside of the clip.
+    noise = torch.randn(logps.shape, generator=torch.Generator().manual_seed(2))
+    old_logps = logps + 4e-4 * noise
+    lengths = mask.sum(1)
+    inside = 0
+
+    x = logps.clone().requires_grad_()
+    objective = 0.0
+    for i in range(P * G):
+        total = sum(x[i, t] - old_logps[i, t] for t in range(T) if mask[i, t])
+        s = torch.exp(total / lengths[i])
+        inside += 1 - 3e-4 < s < 1 + 4e-4
+        objective = objective + clipped(s, advantage(R, i), low=3e-4, high=4e-4) / (P * G)
+    (-objective).backward()
+    assert 0 < inside < P * G
+
+    logps = logps.clone().requires_grad_()
+    log_s = ((logps - old_logps) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    log_s = log_s.expand_as(mask)
+    loss, _ = grpo_sg_loss(log_s, torch.zeros_like(log_s), A, mask, clip_low=3e-4,
+                           clip_high=4e-4, loss_agg_mode="seq-mean-token-mean")
+    loss.backward()
+    assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, logps.grad, atol=1e-7)
+
+
+def test_dppo():
+    """What stops a token is not r, but by how much its probability has moved."""
+    R, _, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+    stopped = []
+
+    def slow(i, t, logp):
+        moved = math.exp(logp.item()) - math.exp(old_logps[i, t])
+        A_i = advantage(R, i)
+        stopped.append((A_i > 0 and moved > 0.15) or (A_i < 0 and moved < -0.15))
+        return 0.0 * logp if stopped[-1] else torch.exp(logp - old_logps[i, t]) * A_i
+
+    def fast(logps):
+        moved = logps.detach().exp() - old_logps.exp()
+        return grpo_sg_loss(logps, old_logps, A, mask, clip_low=1, clip_high=math.inf,
+                            weights=(moved * A.sign()[:, None] <= 0.15).float())
+    check(slow, fast)
+    assert 0 < sum(stopped) < len(stopped)
+
+
+def test_up_grpo():
+    """A good token has the gradient of log pi, as if it had just been sampled, and no clip; a
+    bad one has the ratio and the clip."""
+    R, _, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+
+    def slow(i, t, logp):
+        A_i = advantage(R, i)
+        return A_i * logp if A_i > 0 else clipped(torch.exp(logp - old_logps[i, t]), A_i)
+
+    def fast(logps):
+        old = torch.where(A[:, None] > 0, logps.detach(), old_logps)
+        return grpo_sg_loss(logps, old, A, mask, clip_high=0.2)
+    check(slow, fast)
+
+
+def test_truncated_importance_sampling():
+    """mu is of the sampler, old_logps of the trainer with the same parameters."""
+    R, _, old_logps, mu_logps, mask = rollout()
+    A = group_advantages(R).flatten()
+
+    def slow(i, t, logp):
+        factor = min(math.exp(old_logps[i, t] - mu_logps[i, t]), 2.0)
+        return factor * clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i))
+    check(slow, lambda logps: grpo_sg_loss(
+        logps, old_logps, A, mask, clip_high=0.2,
+        weights=(old_logps - mu_logps).exp().clamp(max=2.0)))
 
 
 def test_dapo():
     R, _, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
-    check(lambda i, t, logp: clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.28),
-          lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.28))
+
+    def slow(i, t, logp):
+        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.28)
+    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.28))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cispo(weighted):
-    """The bounded ratio is a constant that multiplies the gradient of log pi: a weight, with r =
-    1. So no token ever stops. With w, it is w r.clamp(max=c).detach() A log pi."""
+    """The bounded ratio is a constant that multiplies the gradient of log pi: a weight, with
+    r = 1. So no token ever stops. With w, it is w r.clamp(max=c).detach() A log pi."""
     R, logps, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
     c = 1.2
@@ -133,6 +243,54 @@ def test_ar_lopti():
         logps, old_logps, A, mask, weights=0.2 * pi + 0.8, clip_high=0.24))
 
 
+@pytest.mark.parametrize("part", ["unlikely", "others"])
+def test_lopti(part):
+    """Two updates on the same completions, the unlikely tokens' first."""
+    R, _, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+    unlikely = old_logps.exp() < 0.4
+    now = unlikely if part == "unlikely" else ~unlikely
+    assert 0 < (now & mask).sum() < mask.sum()
+
+    def slow(i, t, logp):
+        if (math.exp(old_logps[i, t]) < 0.4) != (part == "unlikely"):
+            return 0.0 * logp
+        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.24)
+    check(slow, lambda logps: grpo_sg_loss(
+        logps, old_logps, A, mask, weights=now.float(), clip_high=0.24))
+
+
+def test_stapo():
+    """Silenced: what is unlikely although the policy was sure, and rewarded all the same. The
+    mean is over the others."""
+    R, logps, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+    H = 2 * torch.rand(logps.shape, generator=torch.Generator().manual_seed(3))  # entropies
+    pi, p, h = logps.exp(), 0.3, 1.0
+    silenced = 0
+
+    x = logps.clone().requires_grad_()
+    objective, tokens = 0.0, 0
+    for i in range(P * G):
+        for t in range(T):
+            if not mask[i, t]:
+                continue
+            if advantage(R, i) > 0 and math.exp(logps[i, t]) < p and H[i, t] < h:
+                silenced += 1
+                continue
+            r = torch.exp(x[i, t] - old_logps[i, t])
+            objective = objective + clipped(r, advantage(R, i), high=0.28)
+            tokens += 1
+    (-objective / tokens).backward()
+    assert silenced > 0
+
+    y = logps.clone().requires_grad_()
+    spurious = (A[:, None] > 0) & (pi < p) & (H < h)
+    loss, _ = grpo_sg_loss(y, old_logps, A, mask & ~spurious, clip_high=0.28)
+    loss.backward()
+    assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, y.grad, atol=1e-7)
+
+
 def test_grpo_sg():
     R, _, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
@@ -145,10 +303,18 @@ def test_grpo_sg():
         logps, old_logps, A, mask, weights=token_weights(logps), clip_high=0.24))
 
 
+def test_each_term_is_in_grpo_sg():
+    code = (pathlib.Path(__file__).parents[1] / "grpo_sg.py").read_text()
+    table = README[README.index("| term |"):].split("\n\n")[0].split("\n")[2:]
+    for row in table:
+        marks = row.split("|")[-2].split("`")[1::2]
+        assert marks and all(mark in code for mark in marks), row
+
+
 def test_the_table_shows_what_is_tested():
     table = README[README.index("| method |"):].split("\n\n")[0].split("\n")[2:]
     for row in table:
         for code in row.split("|")[-2].split("`")[1::2]:
             if not code.startswith("--"):
                 assert code in SOURCE, code
-    assert len(table) == 7
+    assert len(table) == 14

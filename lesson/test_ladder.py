@@ -1,39 +1,191 @@
-"""The ladder climbs, and what it offers to copy is complete."""
+"""The ladder climbs, what it offers to copy is complete, and the page says what was measured."""
+import json
+import os
 import pathlib
 import re
 import runpy
+import subprocess
+import sys
+import xml.etree.ElementTree
 
 import pytest
+import torch
+
+from lesson import ladder, notebook, ratio
 
 ROOT = pathlib.Path(__file__).parents[1]
-LADDER = (ROOT / "lesson" / "ladder.py").read_text()
-pytestmark = pytest.mark.filterwarnings("ignore:std")  # of one seed there is none
-ONE_SEED = LADDER.replace("SEEDS = range(3)", "SEEDS = range(1)")
+LESSON = ROOT / "lesson"
+LADDER = (LESSON / "ladder.py").read_text(encoding="utf-8")
+PAGE = " ".join((LESSON / "README.md").read_text(encoding="utf-8").split())
 
 
-def run(code, path, capsys):
-    """Run it as a script. Returns the last number of each line that it prints."""
-    assert ONE_SEED != LADDER
-    path.write_text(code)
-    runpy.run_path(str(path))
+def run(path, arguments, monkeypatch, capsys):
+    """Run it as a script. Returns {rung: the mean reward that is printed}, and all lines."""
+    monkeypatch.setattr(sys, "argv", ["ladder.py", *arguments.split()])
+    runpy.run_path(str(path), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    return [float(re.search(r"([\d.]+) ± \S+$", line)[1]) for line in lines]
+    return rewards_in(lines), lines
 
 
-def test_each_rung_shows_what_it_is_for(tmp_path, capsys):
-    rewards = run(ONE_SEED, tmp_path / "ladder.py", capsys)
-    reinforce, mean, deviation, broken, clipped, completions, weighted, _, in_one_piece = rewards
-    assert max(reinforce, mean, deviation, broken) < min(clipped, completions, weighted)
-    assert in_one_piece == weighted
+def rewards_in(lines):
+    """{rung: (mean, standard error)} of the ladder's lines, as they are written."""
+    found = {}
+    for line in lines:
+        match = re.match(r"(\w+)\. .*\| ([\d.]+) (?:±|\+-) ([\d.]+)$", line)
+        if match:
+            found[match[1]] = match[2], match[3]
+    return found
 
 
-def test_the_cells_to_copy_with_the_sections_that_they_need(tmp_path, capsys):
+def test_rungs_show_what_they_are_for(monkeypatch, capsys):
+    rewards, lines = run(LESSON / "ladder.py", "3 4 5b 7 8 --seeds 2", monkeypatch, capsys)
+    mean = {rung: float(value) for rung, (value, _) in rewards.items()}
+    assert list(mean) == ["3", "4", "5b", "7", "8"]
+    assert max(mean["3"], mean["4"]) < min(mean["5b"], mean["7"])
+    assert rewards["8"] == rewards["7"]  # one piece is the rung
+    assert re.match(r"7 minus 5b, paired by seed: [+-]\d\.\d{3} ± \d\.\d{3}$", lines[-2])
+    w = [float(x) for x in re.findall(r"(\d\.\d\d) in step", "\n".join(lines))]
+    assert w == sorted(w) and 1 <= w[0] < 1.15 and 1.3 < w[-1] <= 1.4
+
+
+def test_the_cells_to_copy_with_the_sections_that_they_need(tmp_path, monkeypatch, capsys):
     code = (ROOT / "grpo_sg.py").read_text()
     sections = "import math, warnings, torch\nimport torch.nn.functional as F\n"
     sections += "from tqdm import tqdm\nfrom transformers import DynamicCache\n"
     sections += code[code.index("# ---- 1."):code.index("# ---- 4.")]
-    first, rest = ONE_SEED.split("# %% The loop")
-    last = rest[rest.index("# %% The same in one piece"):]
-    own = first.replace("from grpo_sg import", "# ") + last
-    rewards = run(sections + own, tmp_path / "copied.py", capsys)
-    assert rewards[-1] > 0.9
+    first_two, rest = LADDER.split("# %% The loop")
+    last = rest[rest.index("# %% 8. The same in one piece"):rest.index("# %% The rungs as a")]
+    own = first_two.replace("from grpo_sg import", "# ") + last
+    (tmp_path / "copied.py").write_text(sections + own)
+    rewards, _ = run(tmp_path / "copied.py", "--seeds 2", monkeypatch, capsys)
+    assert list(rewards) == ["8"] and float(rewards["8"][0]) > 0.9
+
+
+def test_every_rung_has_its_name():
+    assert re.findall(r'climb\("(\w+)\. ', LADDER) == ladder.NAMES
+    assert ladder.curves == {}  # an import runs none
+
+
+@pytest.mark.parametrize("text, seeds", [("3", range(3)), ("10-13", range(10, 14))])
+def test_seeds(text, seeds):
+    assert ladder.read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ("5", "there is no rung '5': give some of 1 2 3 3b 4"),
+    ("--seeds x", "invalid read_seeds value: 'x'"),
+    ("--seeds 1", "a standard error needs two seeds")])
+def test_wrong_arguments_are_one_line(arguments, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(LESSON / "ladder.py", arguments, monkeypatch, capsys)
+    assert message in capsys.readouterr().err
+
+
+def test_as_a_script_in_a_terminal_of_ascii():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run([sys.executable, "lesson/ladder.py", "1", "--seeds", "2"], cwd=ROOT,
+                          env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"1\. REINFORCE: R log pi +\|[1-8 ]{30}\| 0\.\d{3} \+- ", done.stdout)
+
+
+# ---- The notebook ----
+
+def test_the_notebook_has_the_files_cells_and_what_they_print():
+    written = json.loads((LESSON / "ladder.ipynb").read_text(encoding="utf-8"))
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in written["cells"]]
+    assert cells == notebook.split(LADDER)
+    outputs = [out for cell in written["cells"] for out in cell.get("outputs", [])]
+    printed = "".join("".join(out["text"]) for out in outputs if "text" in out)
+    assert list(rewards_in(printed.splitlines())) == ladder.NAMES
+    figure = "".join(outputs[-1]["data"]["image/svg+xml"])
+    assert "5c. the clip without the ratio" in figure
+
+
+def test_cells():
+    program = '"""A preface."""\n# %% One\n# Text of\n#\n#     x = 1\n\nx = 1\nprint(x)\n\n' \
+              '# **Try:** 2.\n\n\n# %% Two\nfrom lesson.notebook import draw\n' \
+              'draw({"1. a": [0, x], "5. b<": [0, 1]})\n'
+    assert notebook.split(program) == [
+        ("markdown", "A preface."), ("markdown", "### One\nText of\n\n    x = 1"),
+        ("code", "x = 1\nprint(x)"), ("markdown", "**Try:** 2."), ("markdown", "### Two\n"),
+        ("code", program[program.index("from lesson"):-1])]
+    cells = notebook.make(program)["cells"]
+    assert cells[2]["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]
+    figure = xml.etree.ElementTree.fromstring("".join(
+        cells[-1]["outputs"][0]["data"]["image/svg+xml"]))
+    labels = {}
+    for text in figure.iter("{http://www.w3.org/2000/svg}text"):
+        labels[text.text] = float(text.get("y"))
+    assert abs(labels["1. a"] - labels["5. b<"]) >= 15  # equal ends, and both can be read
+
+
+# ---- The ratio ----
+
+@pytest.mark.parametrize("factor, objective", [
+    (True, ladder.clipped_ratio), (False, ladder.clip_alone)])
+def test_the_ratios_loop_is_the_ladders(factor, objective, monkeypatch):
+    monkeypatch.setattr(ladder, "STEPS", 5)
+    monkeypatch.setattr(ratio, "STEPS", 5)
+    curve = ladder.train(0, ladder.group_advantages, objective, updates=4)
+    assert ratio.train(0, factor=factor) == pytest.approx(sum(curve) / 5, abs=1e-6)
+
+
+def test_with_and_without_the_factor():
+    """The gradients differ by r, and are 0 for the same tokens."""
+    logps = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]], requires_grad=True)
+    r = (logps - torch.tensor([-1.1, -1.5, -0.5])).exp()
+    A = torch.tensor([[1.0], [-1.0]])
+    slopes = []
+    for factor in (True, False):
+        objective = ratio.objective_of(r, logps, A, 0.2, 0.2, factor)
+        slopes.append(torch.autograd.grad(objective.sum(), logps, retain_graph=True)[0])
+    assert slopes[1].tolist() == [[1, 0, 1], [-1, -1, 0]]
+    assert torch.allclose(slopes[0], slopes[1] * r)
+
+
+def test_another_sampler_and_older_completions(monkeypatch):
+    monkeypatch.setattr(ratio, "STEPS", 5)
+    scores = {ratio.train(0, lag=2), ratio.train(0, temperature=2.0),
+              ratio.train(0, temperature=2.0, truncated=True)}
+    assert len(scores) == 3 and all(0 < score < 1 for score in scores)
+
+
+# ---- The page ----
+
+def read_result(name):
+    """The lines that a command printed, without the first, which says which command it was."""
+    head, *lines = (LESSON / "results" / name).read_text(encoding="utf-8").splitlines()
+    assert re.match(r"# python -m lesson\.\w+.*, commit [0-9a-f]{7}", head)
+    return lines
+
+
+def short(number):
+    return number.lstrip("0")
+
+
+def test_the_page_has_what_the_ladder_printed():
+    ten, four = read_result("ladder_10.txt"), read_result("ladder_4.txt")
+    for line in ten:
+        assert " ".join(line.split()) in PAGE, line
+    others = rewards_in(four)
+    assert list(others) == ladder.NAMES
+    for rung, (mean, error) in rewards_in(ten).items():
+        row = f"| {short(mean)} ± {short(error)} | "
+        row += f"{short(others[rung][0])} ± {short(others[rung][1])} |"
+        if rung in ("3", "3b", "4", "4b", "5a", "5b", "5c"):
+            assert re.search(rf"\| {rung}: [^|]+ {re.escape(row)}", PAGE), (rung, row)
+
+
+def test_the_page_has_what_the_ratio_printed():
+    lines = read_result("ratio.txt")
+    average, near = re.search(r"\|r - 1\| is 0(\.\d+) on average, .* for ([\d.]+) %",
+                              lines[0]).groups()
+    assert f"{average} on average" in PAGE and f"{near} % of them" in PAGE
+    found = re.findall(r"^(.+?) +0(\.\d+) with, 0(\.\d+) without: ([+-])0(\.\d+) \+- 0(\.\d+)$",
+                       "\n".join(lines), re.M)
+    assert len(found) == len(ratio.SETTINGS) + 1
+    for title, with_it, without, sign, difference, error in found:
+        row = f"| {title} | {with_it} | {without} | {sign}{difference} ± {error} |"
+        assert row in PAGE, row

@@ -115,14 +115,6 @@ def default_runs():
         yield README, text, "default_kk.json", f"{when}, seed 0", values
 
 
-def ladder():
-    """ladder.txt is what `python -m lesson.ladder` prints."""
-    for line in read("ladder.txt").splitlines():
-        values = re.findall(r"[-+]?\d\.\d+", line)
-        for page in (README, LESSON):
-            yield page, re.sub(r"[-+]?\d\.\d+", "{}", line), "ladder.txt", line[:22], values
-
-
 def premise():
     rows = read("premise.jsonl")
     yield commits("premise.jsonl", rows)
@@ -447,5 +439,5 @@ def faults():
     yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(most), str(most - in_use["50"])]
 
 
-SOURCES = (default_runs, ladder, premise, comparisons, mistakes, doses, collapse,
+SOURCES = (default_runs, premise, comparisons, mistakes, doses, collapse,
            ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, earlier)

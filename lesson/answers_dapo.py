@@ -1,0 +1,17 @@
+"""Answers to exercises_dapo.py."""
+
+
+def overlong_penalty(length, longest, buffer):
+    beyond = length - (longest - buffer)  # tokens
+    return -min(max(beyond / buffer, 0.0), 1.0)
+
+
+def resample(draw, wanted, most):
+    kept = []
+    for _ in range(most):
+        for group in draw(wanted - len(kept)):
+            if len(set(group)) > 1:
+                kept.append(group)
+        if len(kept) == wanted:
+            break
+    return kept
