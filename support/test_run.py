@@ -19,7 +19,7 @@ import torch
 import grpo_sg
 import tasks
 from conftest import build_toy, rows_of
-from support import models, page, program, run, tiny
+from support import models, page, run, tiny
 from support.program import UserError
 from support.run import Run
 
@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIMIT = 300  # seconds: nothing is waited for longer
 FLAGS = ("--task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --lr 1e-3 "
          "--temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
-         "--eval_samples 0").split()
+         "--updates 2 --eval_samples 0").split()
 
 
 def verify(response, gold):
@@ -160,10 +160,10 @@ def test_a_second_signal_stops_at_once(start, whole, tmp_path, monkeypatch, caps
     """In the midst of a step, of which nothing is saved."""
     with monkeypatch.context() as patch:
         at_call(patch, grpo_sg, "learn", 3, signal.SIGTERM)
-        at_call(patch, grpo_sg, "grpo_sg_loss", 5, signal.SIGTERM)
+        at_call(patch, grpo_sg, "grpo_sg_loss", 6, signal.SIGTERM)
         assert start(tmp_path / "run") == 143
     assert saved_step(tmp_path / "run") == 2
-    assert f"SIGTERM; to go on: python " in capsys.readouterr().err
+    assert "SIGTERM; to go on: python " in capsys.readouterr().err
     assert start(tmp_path / "run", resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
 
@@ -474,7 +474,8 @@ else:
     sys.exit()
 os.setsid()
 output, *flags = line.split()
-stream = os.open(output, os.O_WRONLY)
+# A terminal that can be read becomes the session's own.
+stream = os.open(output, os.O_RDWR if output.startswith("/dev") else os.O_WRONLY)
 os.dup2(stream, 1)
 os.dup2(stream, 2)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -530,8 +531,9 @@ class Started:
 
 @pytest.fixture(scope="module")
 def launcher():
-    with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=HERE, bufsize=0,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=HERE, bufsize=0, stdin=pipe,
+                          stdout=pipe, stderr=pipe) as process:
         yield process
         process.stdin.close()
         try:
@@ -617,7 +619,7 @@ def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
     while select.select([window], [], [], 0)[0]:
         said += os.read(window, 10 ** 6).decode()
     assert "finishing this step, then saving" in said
-    assert f"error: stopped by SIGINT; to go on: python " in said
+    assert "error: stopped by SIGINT; to go on: python " in said
     os.close(terminal)
     os.close(window)
 
