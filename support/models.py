@@ -1,6 +1,7 @@
 """A causal language model and its tokenizer: from a folder or the hub, to the device,
 and back to a folder; what a prompt looks like to it, and what ends its completions."""
 import datetime
+import inspect
 import json
 import math
 import os
@@ -82,7 +83,7 @@ def load_model(name):
     if not os.path.isdir(name) and (name.count("/") > 1 or name.startswith((".", "/"))):
         raise UserError(f"--model {name}: there is no such folder")
     try:
-        return read_model(name, os.path.isdir(name))
+        model, tokenizer = read_model(name, os.path.isdir(name))
     # no such name, no access, no network, half a folder: each has its own type
     except Exception as error:
         if os.path.isfile(os.path.join(name, "adapter_config.json")):
@@ -94,6 +95,11 @@ def load_model(name):
         raise UserError(f"cannot load a model and its tokenizer from --model {name}: give "
                         "a folder written by save_pretrained, or a hub name and a network "
                         f"({first_line(error)})") from None
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        # Mamba or RWKV: it would go on from other prompts' states.
+        raise UserError(f"--model {name}: {type(model).__name__} keeps no keys and values, by "
+                        "which completions are sampled: name another model")
+    return model, tokenizer
 
 
 # ---- To the device ----
