@@ -267,6 +267,7 @@ def kk_left(claims):
     return found
 
 
+@functools.lru_cache(10_000)
 def kk_word(assignment, n):
     """KNK: the first and third of three people are knights, the second is a knave."""
     return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
