@@ -200,7 +200,8 @@ def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
     ("tokenizer.json", None), ("state.json", b"[1]"), ("state.json", b'{"step": null}'),
     ("state.json", b'{"step": 4, "sizes": {"metrics.jsonl": "all"}}'),
     ("optimizer.pt", {"step": 4}), ("optimizer.pt", "bomb")])
-def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file, content):
+def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file,
+                                                      content):
     """Which names the one before. Nothing is changed, and nothing in a file is run as code."""
     class Bomb:
         def __reduce__(self):
@@ -228,7 +229,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, ca
     assert outcome(folder) == outcome(whole) and not (tmp_path / "exploded").exists()
 
 
-def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path, capsys):
+def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path,
+                                                                   capsys):
     shutil.copytree(whole, tmp_path / "run")
     for folder in ("checkpoint", "checkpoint.before"):
         shutil.rmtree(tmp_path / "run" / folder)
@@ -258,7 +260,8 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
 
 def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
-    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)):
+    changes = ("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
+    for flag, value, had in changes:
         assert start(tmp_path / "run", flag, value, resume=True) == 2
         assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
     before = contents(tmp_path / "run")
@@ -316,8 +319,8 @@ def answer(texts):
 
 
 @pytest.mark.parametrize("name", ["verify", "reward", "observe"])
-def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path, monkeypatch,
-                                                               capsys):
+def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path,
+                                                               monkeypatch, capsys):
     """The last whole step is saved before the run ends, and what was logged after it is not
     logged twice."""
     works = {"verify": verify, "reward": tasks.reward, "observe": answer}
@@ -340,7 +343,8 @@ def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch, capsys):
+def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch,
+                                                     capsys):
     """Another process may write it at the same moment."""
     def fail(*folders):
         raise FileNotFoundError("report.new")
@@ -360,7 +364,8 @@ class Noted(Run):
         super().save()
 
 
-@pytest.mark.parametrize("seconds, late, steps", [(600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
+@pytest.mark.parametrize("seconds, late, steps", [
+    (600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
 def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(
         seconds, late, steps, tmp_path, monkeypatch):
     assert run.SAVE_SECONDS == 600
@@ -387,12 +392,12 @@ def test_the_watched_problems_are_logged_with_rewards_and_advantages(whole):
     assert any(c["advantage"] for row in rows for c in row["completions"])
 
 
-def test_a_folder_has_one_process_and_a_new_one_goes_if_nothing_was_logged(tmp_path, monkeypatch):
+def test_a_folder_has_one_process_and_goes_if_nothing_was_logged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy, task, cfg = build_toy()  # without --out: a folder under runs/
     with Run(cfg, policy) as first:
         second = Run(dataclasses.replace(cfg, out=first.out), policy)
-        with pytest.raises(UserError, match=f"another process works on {first.out}: wait for it"):
+        with pytest.raises(UserError, match=f"another process works on {first.out}: wait"):
             second.__enter__()
         assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
     assert os.listdir("runs") == []
@@ -432,7 +437,7 @@ def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, 
     assert find(settings, {"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
     with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
         find(settings, {"resume": True, "out": folder, "lr": 0.1})
-    with pytest.raises(UserError, match="but there is none; the newest under runs/: runs/first"):
+    with pytest.raises(UserError, match="there is none; the newest under runs/: runs/first"):
         find(settings, {"resume": True})
     with pytest.raises(UserError, match="runs/firts is no run .did you mean runs/first"):
         find(settings, {"resume": True, "out": "runs/firts"})
@@ -525,7 +530,8 @@ class Started:
         """(exit status, whether the last step that was logged is the one that was saved).
         Waits for the end."""
         status = int(self.read())
-        steps = [row["step"] for row in rows_of(self.folder / "metrics.jsonl") if "reward" in row]
+        rows = rows_of(self.folder / "metrics.jsonl")
+        steps = [row["step"] for row in rows if "reward" in row]
         return status, saved_step(self.folder) == steps[-1]
 
 
