@@ -615,15 +615,21 @@ def test_a_terminal_that_is_closed(launcher, model, tmp_path):
     assert started.end() == (129, True)
 
 
+def read_all(window):
+    said = b""
+    while select.select([window], [], [], 0)[0]:
+        said += os.read(window, 10 ** 6)
+    return said.decode()
+
+
 def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
     window, terminal = pty.openpty()
     started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
     started.wait_for(2)
+    assert "training:" in read_all(window)
     os.write(window, b"\x03")
     assert started.end() == (130, True)
-    said = os.read(window, 10 ** 6).decode()
-    while select.select([window], [], [], 0)[0]:
-        said += os.read(window, 10 ** 6).decode()
+    said = read_all(window)
     assert "finishing this step, then saving" in said
     assert "error: stopped by SIGINT; to go on: python " in said
     os.close(terminal)
