@@ -182,15 +182,17 @@ def test_before_and_after_the_steps_a_signal_stops_at_once(number, step, words, 
 
 
 def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
-    """Of a step with three updates the second one raises: the checkpoint of the step before
-    stays, or there is none."""
-    for number, steps in ((5, [1]), (2, [])):
-        out = tmp_path / f"{number}"
+    """Of the second step's three updates the second one raises: the checkpoint of the step
+    before stays; if it was not saved then, it is not made of these parameters."""
+    for seconds in (-1, LIMIT):
+        out = tmp_path / f"{seconds}"
         with monkeypatch.context() as patch:
-            at_call(patch, grpo_sg, "update", number, ArithmeticError("half"))
+            at_call(patch, grpo_sg, "update", 5, ArithmeticError("half"))
             with pytest.raises(ArithmeticError):
-                start(out, "--updates", 3, "--eval_every", 9)
-        assert [saved_step(out)] == steps if steps else not (out / "checkpoint").exists()
+                start(out, "--updates", 3, "--eval_every", 9, seconds=seconds)
+        assert len(rows_of(out / "metrics.jsonl")) == 2  # the test and a step
+        assert (out / "checkpoint").exists() == (seconds == -1)
+    assert saved_step(tmp_path / "-1") == 1
 
 
 # ---- --resume ----
@@ -250,9 +252,9 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
         os.remove(folder / name)
     (folder / "notes.jsonl").write_text("mine")
     with monkeypatch.context() as patch:  # stopped before anything is logged
-        at_call(patch, grpo_sg, "rollout", 1, signal.SIGTERM)
-        start(folder, resume=True)
-    assert saved_step(folder) in (2, 3)
+        at_call(patch, Run, "restore", 1, signal.SIGTERM)
+        assert start(folder, resume=True) == 143
+    assert saved_step(folder) == 2
     assert start(folder, resume=True) == 0 and saved_step(folder) == 4
     steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
