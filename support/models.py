@@ -305,12 +305,11 @@ def render_chat(tokenizer, system, question, template_kwargs):
     has both texts."""
     both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     one = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
     for chat in (both, one):
         try:
-            return tokenizer.apply_chat_template(chat, add_generation_prompt=True,
-                                                 tokenize=False,
-                                                 **template_kwargs)
-        except (jinja2.TemplateError, TypeError) as error:
+            return tokenizer.apply_chat_template(chat, **given)
+        except jinja2.TemplateError as error:
             reason = first_line(error)
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
 
