@@ -100,19 +100,21 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
     logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
-    gradient), the policy that sampled, the reference. advantages: (B,) or (B, T). mask:
-    (B, T), true on the tokens that the policy wrote; other positions are ignored.
-    weights: (B, T). loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean
-    over completions of their token means (GRPO's first form: a token of a long
-    completion counts less). denominator: the number of tokens (in the second mode, of
-    completions) of the whole batch, if this is a part of one; the losses of the parts
-    then add up to the whole's. (Where gradients are averaged over parts, as by DDP,
-    divide it by their number.) Where mask is true, log-probabilities must be finite. An
-    AssertionError names what does not fit: a shape, the mode, or beta > 0 without
-    ref_logps.
+        gradient), the policy that sampled, the reference; finite where mask is true.
+    advantages: (B,) or (B, T).
+    mask: (B, T), true on the tokens that the policy wrote; other positions are ignored.
+    weights: (B, T).
+    loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions of
+        their token means (GRPO's first form: a token of a long completion counts less).
+    denominator: if this is a part of a batch, the number of tokens (in the second mode,
+        of completions) of the whole batch; the losses of the parts then add up to the
+        whole's. Where gradients are averaged over processes, as by DDP, divide it by the
+        number of processes.
 
-    The sums are over the tokens (in the second mode, over completions of their token
-    means), of which there are sums["count"]: sums["kl"] / sums["count"] is the mean KL.
+    An AssertionError names what does not fit: a shape, the mode, or beta > 0 without
+    ref_logps. The second result has sums over the tokens (in the second mode, over
+    completions of their token means), and their number as "count": sums["kl"] /
+    sums["count"] is the mean KL.
 
     clip_low: GRPO's 0.2. clip_high: AR-Lopti's 0.24 (arXiv 2505.12929); GRPO has 0.2.
 
@@ -139,11 +141,13 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # with A > 0 would be above 1 + clip_high from the start, have no gradient, and
     # never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    # Without a reference, to the policy that sampled: then it is a statistic alone.
+    # The KL to the reference; without one it is logged alone, and is to the policy that
+    # sampled.
     kl_to = old_logps if ref_logps is None else ref_logps
     log_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree; as a
-    # value, unbiased if r = 1. exp(x) - 1 - x would cancel more near 0.
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. Its
+    # value, not its gradient, is unbiased while the policy is still the one that sampled.
+    # expm1(x) is more exact near 0 than exp(x) - 1.
     kl = torch.expm1(log_ratio) - log_ratio
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
@@ -240,7 +244,7 @@ def prefill(model, prompts):
     ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
     attention = torch.tensor(real, device=model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = models.Cache(config=model.config)  # transformers' DynamicCache does as well
+    cache = models.Cache(config=model.config)  # transformers' DynamicCache would do, too
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor(index, device=model.device)  # (B,)
     cache.reorder_cache(index)
@@ -323,7 +327,7 @@ class Policy:
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # On a GPU, gpu/ may put faster or smaller ones in their places.
+    # On a GPU, the folder gpu/ may put faster or smaller ones in their places.
     sampler: object = sample
     AdamW: type = torch.optim.AdamW
 
@@ -382,6 +386,7 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     for turn in range(answered + 1):
         contexts = [c.prompt + c.tokens for c in unfinished]
         last_turn = turn == answered
+        # `sample`, above, on at most cfg.sample_batch contexts at a time.
         drawn = models.sample_in_parts(
             policy, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
@@ -391,6 +396,7 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
         if last_turn:
             break
         unfinished = [c for c, tokens in zip(unfinished, drawn) if ends_in_call.of(tokens)]
+        # All that the policy has written: the tool looks for the call at its end.
         texts = [policy.tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
             # The policy did not write the answer, and does not learn it.
@@ -408,6 +414,8 @@ def grade(c, policy, task):
     # A tag that the prompt ends with, such as <think>, belongs to the response.
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
+    # By the task's verifier and reward: +3 right, -0.5 well formed but not right, -3 badly
+    # formed, as is what was cut off.
     tasks.judge(task, c)
 
 
@@ -422,9 +430,14 @@ def set_advantages(completions, group_size):
 # ---- 5. Training ----
 
 def train(policy, task, cfg, run, reference=None):
-    """Train by GRPO-SG, from where the run (support/run.py) stands on to cfg.steps; it
-    keeps the rows of the steps, and says why it ended. reference: the model of the KL,
-    needed if cfg.beta is above 0."""
+    """Train by GRPO-SG for the steps that are left of cfg.steps. reference: the model of
+    the KL, needed if cfg.beta is above 0.
+
+    The run (support/run.py) does the rest: run.steps saves a checkpoint every ten minutes
+    and after the last step, and ends early after Ctrl-C, or if no update has been finite
+    for five steps; run.log_step writes the step's row. If something raises, what the
+    steps before have learned is saved.
+    """
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
     run.restore(optimizer)
@@ -444,44 +457,53 @@ def train(policy, task, cfg, run, reference=None):
         # Compare: each completion with its group.
         set_advantages(completions, cfg.group_size)
         # Learn: more of the better ones, less of the others.
-        sampled = time.time()
+        started = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
-        run.log_step(step, completions, updates, time.time() - sampled)
+        run.log_step(step, completions, updates, time.time() - started)
 
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
-    """Up to cfg.updates updates on a rollout, each on a random minibatch of it (PPO's
-    word): no completion is used twice. So r = 1 in the first; in the later ones the
-    policy has moved. A group may be cut across minibatches: its advantages sum to 0 over
-    all of them, not in each. Returns what `update` does, for each that was made."""
+    """Learn from a rollout in cfg.updates updates, each on a minibatch of its own, drawn
+    at random: every completion is used once. In the first update r = 1, as nothing has
+    changed since the rollout; in the later ones the policy has moved. (With --updates 1
+    r is always 1, and the clip never acts.) A group may be cut across minibatches: its
+    advantages sum to 0 over all of them, not in each. Returns what `update` does, for
+    each that was made: a minibatch in which all have A = 0 makes none."""
     model = policy.model
-    # transformers checkpoints only in training mode. Dropout is 0 in either mode
+    # Gradient checkpointing works only in training mode. Dropout is 0 in either mode
     # (models.read_parameters).
     model.train(cfg.gradient_checkpointing)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
-    batches = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
+    # For each minibatch, the parts of it that fit into memory.
+    parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # old_logps come from the same pass as logps, not from the sampler, which rounds
-        # differently. In the first update they are logps itself, as the policy is still
-        # the one that sampled; for the later ones they are computed before it.
-        for batch in sum(batches[1:], []):
+        # old_logps are computed as logps are, not by the sampler, which rounds
+        # differently: for the later updates here, before the first changes the policy;
+        # in the first they are logps itself.
+        for batch in sum(parts[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
         if cfg.beta:
-            for batch in sum(batches, []):
+            for batch in sum(parts, []):
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
     updates = []
-    for minibatch, parts in zip(minibatches, batches):
-        if parts:
-            tokens = count_tokens(minibatch, cfg)
-            updates.append(update(model, optimizer, parts, tokens, cfg))
+    for minibatch, batches in zip(minibatches, parts):
+        # The tokens that the policy wrote (in the other mode, the completions), those of
+        # completions with A = 0, too: if these did not count, the others would count for
+        # more, the more of these there are.
+        denominator = sum(sum(c.mask) for c in minibatch)
+        if cfg.loss_agg_mode == "seq-mean-token-mean":
+            denominator = len(minibatch)
+        if batches:
+            updates.append(update(model, optimizer, batches, denominator, cfg))
     return updates
 
 
-def update(model, optimizer, batches, tokens, cfg):
-    """One optimizer step on a minibatch, given as micro-batches. tokens: what its loss
-    is divided by. Returns a dict: loss; norm, the gradient's before clipping; the sums
-    of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they are."""
+def update(model, optimizer, batches, denominator, cfg):
+    """One optimizer step on a minibatch, given as micro-batches. denominator: what its
+    loss is divided by. Returns a dict: loss; norm, the gradient's, before it is clipped
+    to 1; the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as
+    they are."""
     found = {}
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
@@ -491,7 +513,7 @@ def update(model, optimizer, batches, tokens, cfg):
             logps, old_logps, batch["advantages"], batch["mask"],
             weights=weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-            loss_agg_mode=cfg.loss_agg_mode, denominator=tokens)
+            loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
         sums["loss"] = loss.detach()
         for key, value in sums.items():
@@ -514,21 +536,12 @@ def weigh(logps, cfg):
                          high=cfg.high)
 
 
-def count_tokens(completions, cfg):
-    """What the mean of a minibatch is over: the tokens that the policy wrote, or, in the
-    other mode, the completions. Those of groups of equal rewards count: else the others
-    would get louder for them."""
-    if cfg.loss_agg_mode == "token-mean":
-        return sum(sum(c.mask) for c in completions)
-    return len(completions)
-
-
 def micro_batches(completions, cfg, device):
     """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
     included (a longer one gets its own), sorted by length, so that few are pads.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out, which changes nothing, as count_tokens counts it."""
+    if beta is 0 it is left out, which changes nothing, as its tokens are counted."""
     used = [c for c in completions if cfg.beta or c.advantage != 0]
     waiting = sorted(used, key=Completion.length, reverse=True)
     batches = []
@@ -749,10 +762,12 @@ def parse(argv=None, **defaults):
     own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
     title = __doc__.replace("\n", " ").split(".")[0]
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
+    # Flags that are typed come before a run's own settings, these before the script's.
     script = program.read_flags(Config, program.as_flags(defaults), about)
     given = data.find_files(program.read_flags(Config, argv, about))
-    saved = find_saved(Config, {"task": defaults.get("task"), **given} if defaults else given)
-    base = TINY if tiny.is_tiny(given.get("model", "")) else {}
+    own_task = {"task": script["task"]} if "task" in script else {}
+    saved = find_saved(Config, {**own_task, **given})
+    base = TINY if tiny.is_tiny({**script, **given}.get("model", "")) else {}
     cfg = Config(**{**base, **script, **saved, **given})
     check(cfg)
     return cfg
@@ -765,7 +780,14 @@ def check(cfg):
         raise program.UserError(
             f"there is no --task {cfg.task}{hint}: give one of {', '.join(tasks.TASKS)}, "
             "or start the script that defines it")
+    if cfg.eval_only and not (cfg.model or tiny.find_ready(cfg)):
+        raise program.UserError(
+            "--eval_only needs --model, for example runs/NAME/checkpoint")
     models.find_device(cfg.device)
+    if cfg.updates > cfg.prompts * cfg.group_size:
+        raise program.UserError(
+            f"--updates {cfg.updates}, but a step has --prompts {cfg.prompts} times "
+            f"--group_size {cfg.group_size} completions, each for one update: give fewer")
     if cfg.low > cfg.high:
         raise program.UserError(
             f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
@@ -792,17 +814,18 @@ def load(cfg):
     print(f"making the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
     state = None
+    ready = tiny.find_ready(cfg)
     if cfg.resume:
         model, tokenizer, state = read_checkpoint(cfg.out)
-    elif cfg.model:
-        model, tokenizer = models.load_model(cfg.model)
+    elif cfg.model or ready:
+        model, tokenizer = models.load_model(cfg.model or ready)
     else:
         model, tokenizer = tiny.tiny_model(task)
     model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
     policy = Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
     task = models.encode_problems(task, policy, cfg)
     check_start(policy, task, cfg)
-    if program.has_room("gpu"):
+    if program.has_room("gpu"):  # a folder that may be deleted
         from gpu import equip
         equip(policy, cfg, task.test[0].prompt)
     return policy, task, state
@@ -816,11 +839,12 @@ def check_start(policy, task, cfg):
     if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
         raise program.UserError("the tokenizer saved with the model is not usable: it "
                                 "has no stop token, or one that the model does not know")
-    unknown, known = 0, 0
+    unknown, known, last_word = 0, 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
         c = Completion(problem, problem.prompt)
         unknown += c.prompt.count(policy.tokenizer.unk_token_id)
         known += len(c.prompt)
+        last_word = max(last_word, *c.prompt)
         c.add(policy.tokenizer(problem.solution or problem.question)["input_ids"], own=True)
         if task.observe:
             models.call_tool(task, [policy.tokenizer.decode(c.tokens)])
@@ -828,8 +852,8 @@ def check_start(policy, task, cfg):
     if unknown > known / 20:
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
-            f"words of --task {cfg.task}: it belongs to another task, or is not whole")
-    if max(c.prompt) >= vocabulary:
+            f"words of --task {cfg.task}: it was made for another task or other settings")
+    if last_word >= vocabulary:
         raise program.UserError(
             f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
             "of its model: it belongs to another one")
@@ -875,14 +899,21 @@ def carry_out(policy, task, cfg, run):
     print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
           f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
           f"constant answer: {task.floor:.2f} right)")
+    problem = task.train[0]
+    read = policy.tokenizer.decode(problem.prompt)
+    print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
     if len(task.train) < cfg.prompts:
         print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
               "has all of them")
     start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
     if not cfg.resume:
-        if not cfg.model:
+        ready = tiny.find_ready(cfg)
+        if ready:
+            print(f"beginning with the ready tiny model, {os.path.relpath(ready)}; "
+                  "--warm_up makes one anew")
+        elif not cfg.model:
             tiny.warm_up(policy, task, cfg)
-        if not cfg.eval_only and (cfg.beta or not cfg.model):
+        if cfg.beta or not (cfg.model or ready or cfg.eval_only):
             models.save_model(start, policy.model, policy.tokenizer)
         test(policy, task, cfg, run, 0)
     if cfg.eval_only:
@@ -892,7 +923,7 @@ def carry_out(policy, task, cfg, run):
         parameters = models.read_parameters(start, local=True)
         reference = models.prepare(parameters, False, policy.model.device.type)
     train(policy, task, cfg, run, reference)
-    run.check_ending()
+    run.check_ending()  # a run that was stopped ends here
     test(policy, task, cfg, run, cfg.steps)
     print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
 

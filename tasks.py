@@ -1,5 +1,5 @@
-"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, mathematics, and question
-answering with a search tool: problems and verifiers.
+"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics: problems
+and verifiers. The third, questions with a search tool, has a room of its own, search/.
 
 A `Task` is problems to train on and to test on, the system prompt, and a verifier that
 says of one response whether its answer is right, and whether it is well formed. To a
@@ -8,6 +8,7 @@ nothing here executes such a text, no verifier raises or hangs.
 """
 import functools
 import hashlib
+import importlib
 import math
 import random
 import re
@@ -16,11 +17,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from support import data, qa, retriever, tiny
-from support.final_answer import final_answer
-from support.math_equal import math_equal
+from tqdm import tqdm
+
+from support import data, tiny
 from support.program import UserError, call_users
-from support.text import FAKE_TURN, visible, without_end
+from verify.final_answer import final_answer
+from verify.math_equal import math_equal
+from verify.text import FAKE_TURN, visible, without_end
 
 
 # ---- What a task is ----
@@ -99,6 +102,9 @@ class Task(NamedTuple):
 
 def make_task(cfg):
     """The task that cfg.task names. Raises UserError if it is no usable Task."""
+    if not callable(TASKS[cfg.task]):
+        raise UserError(f"tasks.TASKS[{cfg.task!r}] must be a function of the settings that "
+                        "returns a tasks.Task")
     task = TASKS[cfg.task](cfg)
     owner = f"the Task of tasks.TASKS[{cfg.task!r}]"
     if not isinstance(task, Task):
@@ -107,13 +113,20 @@ def make_task(cfg):
         check_problems(owner, name, getattr(task, name))
     number = (int, float)
     kinds = {"system": str, "floor": number, "opening": str, "stop_text": str,
-             "warmup": int, "tokens": str, "shortcuts": number}
+             "max_turns": int, "warmup": int, "tokens": str, "shortcuts": number}
     for name, kind in kinds.items():
         value = getattr(task, name)
         if not isinstance(value, kind):
             raise UserError(f"{owner} has {value!r:.60} as {name}: see tasks.Task")
     if not callable(task.verify) or not callable(task.reward):
         raise UserError(f"{owner} needs functions as verify and reward")
+    if task.observe and not task.stop_text:
+        raise UserError(f"{owner} has a tool, observe: it needs a stop_text, too, which ends "
+                        "a call of it")
+    if task.warmup < 1 or not 0 <= task.shortcuts <= 1:
+        raise UserError(f"{owner}: warmup must be 1 or more, and shortcuts a share from 0 to 1")
+    if not cfg.eval_only and task.train in (task.valid, task.test):
+        raise UserError(f"{owner} trains on the problems that it is tested on: give others")
     return task
 
 
@@ -126,9 +139,15 @@ def check_problems(owner, name, problems):
         if not isinstance(problem, Problem):
             raise UserError(f"{owner} has {problem!r:.60} in {name}: not a tasks.Problem")
         texts = (problem.question, problem.solution, problem.shortcut)
-        if not all(isinstance(text, str) for text in texts) or not problem.question:
+        whole = all(isinstance(text, str) and is_whole(text) for text in texts)
+        if not whole or not problem.question:
             raise UserError(f"{owner} has {problem!r:.60} in {name}: a question is a text "
                             "that is not empty, solution and shortcut are texts")
+
+
+def is_whole(text):
+    """Not so with half a character, which no tokenizer can read."""
+    return text.encode(errors="replace").decode() == text
 
 
 def most_frequent(answers):
@@ -341,7 +360,7 @@ def kk_split(split, count, people, seed, *, brief=False):
     problems = []
     seen = set()
     left = list(people)  # sizes that still have new puzzles
-    for i in range(count):
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
         n = people[i % len(people)]
         if n not in left:
             continue
@@ -491,6 +510,17 @@ def verify_math(response, gold):
     return Verdict(right, bool(answer))
 
 
+# What stands before an answer that was not taken out of its text.
+ANSWER_MARK = re.compile(r"####|\\boxed|\banswer\b|\A\s*=", re.I)
+
+
+def is_gold(answer):
+    """Whether a completion can match the gold answer: its own text in a box does, and it
+    is the bare answer."""
+    matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
+    return matched and not ANSWER_MARK.search(answer)
+
+
 def as_answers(gold):
     """The gold answers as a list of strings: of one answer, a text or a number, or of
     several."""
@@ -534,7 +564,8 @@ def arithmetic_split(split, count, seed):
     """
     problems = []
     seen = set()
-    for i in range(count if split == "train" else min(count, 20_000)):
+    count = count if split == "train" else min(count, 20_000)
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
         rng = random.Random(f"{seed} {split} {i}")
         problem = arithmetic(rng)
         while split_of(problem.meaning) != split or problem.meaning in seen:
@@ -554,64 +585,41 @@ def math_task(cfg):
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
-        test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST)]
-    if cfg.data == "synthetic":
+        test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST, is_gold)]
+    if cfg.eval_only:
+        train, valid = test, test  # which are not used: the test alone is read
+    elif cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
-    elif cfg.eval_only:
-        train, valid = test, test  # which are not used: the test alone is read
     else:
-        found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN)]
+        found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN, is_gold)]
         train, valid = data.hold_out(found, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")
 
 
-# ---- Question answering with a search tool: support/qa.py has its parts ----
+# ---- Questions with a search tool: search/task.py ----
 
 def verify_qa(response, golds):
-    """Grade one response, what the policy wrote without what the tool answered;
-    `golds`: any will do. `formatted`: by qa.read_answer. `correct`: well formed, and
-    the answer is one of the golds but for case, accents, articles and punctuation."""
-    golds = as_answers(golds)
-    answer = qa.read_answer(response, max(map(len, golds), default=0))
-    if answer is None:
-        return Verdict(False, False)
-    return Verdict(qa.equals_any(answer, golds), True)
+    """Grade one response to a question: search.task.verify_qa."""
+    return search_room().verify_qa(response, golds)
 
 
 def qa_task(cfg):
-    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data
-    (the same, or "" for that of data), model, max_turns, retriever, seed,
-    train_problems and eval_problems. The passages of all questions are searched
-    together, or those of the server at the URL cfg.retriever. Raises UserError where
-    the settings do not fit."""
-    eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
-    passages = {}  # a dict for its keys, each once and in order
+    """Questions with a search tool: search.task.qa_task."""
+    return search_room().qa_task(cfg)
 
-    def load(name, split, count):
-        if name == "synthetic":
-            rows = qa.make_world(NAMES, split, count, cfg.seed)
-        elif name == "hotpotqa":
-            rows = data.load_hotpotqa(split, count, cfg.seed)
-        else:
-            rows = data.with_golds(name, data.read_file(name, data.QA_LINE))
-        for row in rows:
-            passages.update(dict.fromkeys(row[2]))
-        return [Problem(question, golds, *texts) for question, golds, _, *texts in rows]
 
-    train = load(cfg.data, "train", cfg.train_problems)
-    test = load(eval_data, "test", cfg.eval_problems)
-    if cfg.data == "synthetic":
-        valid = load("synthetic", "valid", cfg.eval_problems)
-    else:
-        train, valid = data.hold_out(train, test, eval_data, cfg)
-    search = retriever.connect(cfg.retriever) if cfg.retriever else qa.make_search(list(passages))
-    return Task("qa", qa.SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa,
-                floor=most_frequent(problem.answer[0] for problem in test),
-                stop_text="</search>",
-                observe=functools.partial(qa.answer_calls, search), shortcuts=0.6)
+def search_room():
+    """The module search.task. Raises UserError if it is not there."""
+    try:
+        return importlib.import_module("search.task")
+    except ModuleNotFoundError as error:
+        if error.name not in ("search", "search.task"):
+            raise
+        raise UserError("the folder search/ is missing, which has --task qa: put it back, or "
+                        "give another --task") from None
 
 
 # name -> function of the settings, to a Task

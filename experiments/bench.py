@@ -4,7 +4,7 @@
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
 The models are Qwen2 with random weights, 4 layers of width 256, in float32 on one pinned core; there are 8
-prompts with 8 completions each. (For a GPU see gpu.py.) The sides of a comparison take turns, in alternating
+prompts with 8 completions each. (For a GPU see gpu/measure.py.) The sides of a comparison take turns, in alternating
 order. What counts is the median over --rounds of a round's ratios. Every run is kept in results/bench.json.
 """
 import argparse

@@ -3,7 +3,7 @@
     python experiments/mutants.py                          two breaks of each function: prints which survive
     python experiments/mutants.py --only token_weights --breaks 5 --seed 1      further flags go to pytest
 
-The functions are those of sections 1 to 6 of grpo_sg.py, the verifiers of tasks.py, and support/math_equal.py.
+The functions are those of sections 1 to 6 of grpo_sg.py, the verifiers of tasks.py, and verify/math_equal.py.
 A break turns a comparison or a condition round, swaps + and -, * and /, `and` and `or`, takes a `not` or a
 minus away, adds 1 to a number, turns a truth value round, or leaves out a statement. Which ones are tried is
 drawn by the seed. A break is caught if a test fails that passes on the unbroken copy, or if the tests hang. One
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # file: (names of its functions, None: all; the text at which its part ends; its tests)
 TARGETS = {"grpo_sg.py": (None, "# ---- Plumbing", ["test_grpo_sg.py", "support/test_families.py"]),
            "tasks.py": (("verify_kk", "read_roles", "verify_math", "verify_qa"), "", ["test_grpo_sg.py"]),
-           "support/math_equal.py": (None, "", ["support/test_math_equal.py"])}
+           "verify/math_equal.py": (None, "", ["verify/test_math_equal.py"])}
 TURNED = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
           ast.LtE: ast.Gt, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or,

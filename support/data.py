@@ -7,10 +7,11 @@ wrong.
 import json
 import os
 import random
+import re
 
-from support.final_answer import final_answer
-from support.program import UserError, first_line, suggest
+from support.program import UserError, first_line, say, suggest
 from support.tiny import is_tiny
+from verify.final_answer import final_answer
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
@@ -25,7 +26,10 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 # What a line of a file looks like. Golds may be text, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
-QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
+
+
+def accept(gold):
+    return True
 
 
 # ---- The hub ----
@@ -47,11 +51,11 @@ def load_hub(name, configuration, split):
     raise UserError(f"cannot load {name} from the hub: {reason}")
 
 
-def load_math(name, places):
+def load_math(name, places, matches=accept):
     """Rows of the set that `name` names in `places` (MATH_TRAIN or MATH_TEST), or of a
-    file."""
+    file. matches(gold): whether the verifier accepts the gold answer itself."""
     if name not in places:
-        return with_golds(name, read_file(name, MATH_LINE))
+        return with_golds(name, read_file(name, MATH_LINE, matches))
     rows = []
     for row in load_hub(*places[name]):
         if name == "gsm8k":
@@ -61,36 +65,22 @@ def load_math(name, places):
             rows.append((row["problem"], [final_answer(row["solution"])]))
         else:
             rows.append((row["problem"], [row["answer"]]))
-    return with_golds(name, rows)
+    return with_golds(name, rows, matches)
 
 
-def load_hotpotqa(split, count, seed):
-    """`count` rows drawn at random; the test is the set's validation split, its own
-    test has no answers."""
-    place = "validation" if split == "test" else split
-    rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
-    chosen = random.Random(seed).sample(range(len(rows)), min(count, len(rows)))
-    found = []
-    for row in rows.select(chosen):
-        context = zip(row["context"]["title"], row["context"]["sentences"])
-        passages = [f"(Title: {title}) {''.join(sentences)}" for title, sentences in context]
-        found.append((row["question"], [row["answer"]], passages))
-    return with_golds("hotpotqa", found)
-
-
-def with_golds(name, rows):
-    """The rows without blank golds, and without those that have no other; prints how
-    many these are."""
+def with_golds(name, rows, matches=accept):
+    """The rows without golds that are blank or that match nothing, and without those
+    that have no other; prints how many these are."""
     kept = []
     for question, golds, *passages in rows:
-        golds = [gold for gold in golds if gold and gold.strip()]
+        golds = [gold for gold in golds if gold and gold.strip() and matches(gold)]
         if golds:
             kept.append((question, golds, *passages))
     if not kept:
         raise UserError(f"{name} has no problem with a gold answer: name another set or file")
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} of {len(rows)} problems of {name}: no gold "
-              f"answer")
+              "answer, or one that the verifier cannot read")
     return kept
 
 
@@ -111,17 +101,35 @@ def find_files(given):
 
 
 
-def read_file(path, example):
-    """The rows of a file whose lines have the keys of the example."""
-    rows = []
+def read_file(path, example, matches=accept):
+    """The rows of a file whose lines have the keys of the example; each gold must be one
+    that `matches` accepts."""
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    rows.append(read_line(line, example, f"{path}, line {number}"))
+            lines = file.readlines()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    rows = []
+    broken = []  # lines with a text that goes on with a small letter after a line feed
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        question, golds, *passages = read_line(line, example, where)
+        for gold in golds:
+            if gold.strip() and not matches(gold):
+                raise UserError(f"{where}: no answer can match {gold!r:.60}: give the final "
+                                "answer alone, without a box or words")
+        if re.search("\n[a-z]", question):
+            broken.append(number)
+        rows.append((question, golds, *passages))
+    if broken:
+        say(f"{path}: in {len(broken)} questions, such as that of line {broken[0]}, a small "
+            f"letter follows a line feed. {TWICE}")
     return rows
+
+
+TWICE = r'In JSON a backslash is written twice, as in "\\nu" or "\\frac{1}{2}"'
 
 
 def read_line(line, example, where):
@@ -130,7 +138,10 @@ def read_line(line, example, where):
         row = json.loads(line)
         question, golds, *passages = [row[key] for key in example]
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise UserError(f"{where}: {line[:60]!r} is not like {json.dumps(example)}") from None
+        text = line.decode(errors="replace").strip()
+        hint = f". {TWICE}" if "\\" in text else ""
+        raise UserError(f"{where}: {text[:60]} is not like {json.dumps(example)}"
+                        f"{hint}") from None
     golds = golds if isinstance(golds, list) else [golds]
     if any(type(gold) in (bool, dict, list) for gold in golds):
         raise UserError(f"{where}: an answer is a text, a number or a list of these, not "
@@ -141,14 +152,18 @@ def read_line(line, example, where):
     for text in [question, *golds, *(passages[0] if passages else [])]:
         if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
             raise UserError(f"{where}: {text!r:.60} is no text")
+    if not question.strip():
+        raise UserError(f"{where}: the question is empty")
     for gold in golds:
         if "\n" in gold.strip():
             raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give the "
-                            f"final answer alone")
-        if any(ord(c) < 32 for c in gold.strip(" \t\r\n")):
-            raise UserError(f"{where}: the answer {gold!r:.60} has a control character: in "
-                            f"JSON a backslash is "
-                            r'written twice, as in "\\frac{1}{2}"')
+                            "final answer alone")
+    for text in (question, *golds):
+        # \theta, \beta, \frac and \rho with a single backslash begin like this.
+        found = re.search(r"[\t\b\f\r][A-Za-z]\w*", text)
+        if found:
+            raise UserError(f"{where}: a control character stands before letters, "
+                            f"{found[0]!r:.60}. {TWICE}")
     return question, golds, *passages
 
 
@@ -159,8 +174,10 @@ def check_name(flag, name, known, *, files=True):
     ends in .jsonl."""
     if name not in known and not (files and name.endswith(".jsonl")):
         or_file = ", or a file that ends in .jsonl" if files else ""
-        raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}"
-                        f"{suggest(name.lower(), known)}")
+        hint = suggest(name.lower(), known)
+        if name in MATH_PAIRS or name in MATH_TEST:
+            hint = ": it belongs to --task math"
+        raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}{hint}")
 
 
 def choose_eval_data(cfg, pairs):

@@ -26,15 +26,14 @@ def summarize(updates):
         if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
             norms.append(found["norm"])
     row = {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms),
-           "loss": divide(sum(found["loss"] for found in updates), len(updates))}
+           "loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
     count = sum(found["count"] for found in updates)
     for key in ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"):
-        row[key] = divide(sum(found[key] for found in updates), count)
+        row[key] = sum(found[key] for found in updates) / max(1, count)
+    for key, value in row.items():
+        if not updates and key not in ("grad_norm", "skipped") or not math.isfinite(value):
+            row[key] = None
     return row
-
-
-def divide(total, count):
-    return total / count if count and math.isfinite(total) else None
 
 
 def verdict_of(c):

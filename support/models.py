@@ -1,6 +1,7 @@
 """A causal language model and its tokenizer: from a folder or the hub, to the device,
 and back to a folder; what a prompt looks like to it, and what ends its completions."""
 import datetime
+import inspect
 import json
 import math
 import os
@@ -82,15 +83,23 @@ def load_model(name):
     if not os.path.isdir(name) and (name.count("/") > 1 or name.startswith((".", "/"))):
         raise UserError(f"--model {name}: there is no such folder")
     try:
-        return read_model(name, os.path.isdir(name))
+        model, tokenizer = read_model(name, os.path.isdir(name))
     # no such name, no access, no network, half a folder: each has its own type
     except Exception as error:
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            raise UserError(f"--model {name} is an adapter: merge it with its model and save "
+                            "that first (peft's merge_and_unload)") from None
         if os.path.isdir(os.path.join(name, "checkpoint")):
             raise UserError(f"--model {name} is the folder of a run: did you mean --model "
                             f"{name}/checkpoint?") from None
         raise UserError(f"cannot load a model and its tokenizer from --model {name}: give "
                         "a folder written by save_pretrained, or a hub name and a network "
                         f"({first_line(error)})") from None
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        # Mamba or RWKV: it would go on from other prompts' states.
+        raise UserError(f"--model {name}: {type(model).__name__} keeps no keys and values, by "
+                        "which completions are sampled: name another model")
+    return model, tokenizer
 
 
 # ---- To the device ----
@@ -290,7 +299,7 @@ def render_chat(tokenizer, system, question, template_kwargs):
             return tokenizer.apply_chat_template(chat, add_generation_prompt=True,
                                                  tokenize=False,
                                                  **template_kwargs)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             reason = first_line(error)
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
 

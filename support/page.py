@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import html
 import json
+import os
 import sys
 from pathlib import Path
 from statistics import fmean as mean
@@ -186,8 +187,9 @@ def write(*folders):
         body = summary(settings, rows) + body + tokens(folder, rows) + transcripts(folder)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT)]
     page = PAGE.format(*hashes, title=shown(path.parent.name), body=body, style=STYLE, script=SCRIPT)
-    path.with_suffix(".new").write_text(page, encoding="utf-8")
-    return path.with_suffix(".new").replace(path)  # who reloads during a run never sees half a page
+    new = path.with_suffix(f".{os.getpid()}.new")  # two programs may write a page at once
+    new.write_text(page, encoding="utf-8")
+    return new.replace(path)  # who reloads during a run never sees half a page
 
 
 PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title><meta name="viewport"
@@ -267,4 +269,7 @@ if __name__ == "__main__":
             print(f"{other} is no run, as it has no metrics.jsonl: left out", file=sys.stderr)
     if not runs:
         sys.exit("name the folders of runs, such as runs/NAME")
-    print(write(*runs))
+    try:
+        print(write(*runs))
+    except OSError as error:
+        sys.exit(f"the page cannot be written: {error}")

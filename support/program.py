@@ -6,9 +6,9 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import importlib.util
 import math
 import os
+import select
 import shlex
 import signal
 import sys
@@ -17,6 +17,8 @@ import typing
 
 import torch
 from tqdm import tqdm
+
+HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 # ---- Errors, and what is printed ----
@@ -49,9 +51,11 @@ def call_users(function, *given, words):
 
 class Patient:
     """A stream that nobody may read any more: the terminal was closed, Ctrl-C ended
-    `tee`, too, or a pipe is full. Then what is written goes nowhere, and the program
-    goes on. (A signal in the midst of a write makes a second one a RuntimeError.)"""
+    `tee`, too. Then what is written goes nowhere, and the program goes on; after a
+    signal, also if a pipe is full. (A signal in the midst of a write makes a second one a
+    RuntimeError.)"""
     writing = False
+    hurried = False  # a signal arrived: no write waits for a reader any more
 
     def __init__(self, stream):
         self.stream = stream
@@ -67,8 +71,10 @@ class Patient:
         self.attempt(self.stream.flush)
 
     def attempt(self, function, *given):
-        Patient.writing = True
+        before, Patient.writing = Patient.writing, True
         try:
+            if Patient.hurried and would_wait(self.stream):
+                raise InterruptedError
             function(*given)
         except OSError:
             with contextlib.suppress(OSError, ValueError):  # some streams have no number
@@ -76,12 +82,23 @@ class Patient:
         except RuntimeError:
             pass
         finally:
-            Patient.writing = False
+            Patient.writing = before
 
 
-def leave_write():
-    """To be called by a handler of signals: if one arrived in the midst of a write,
-    which may be waiting for ever for a reader, end the write."""
+def would_wait(stream):
+    """Whether a write would wait for a reader; False where that cannot be known, as in a
+    notebook."""
+    try:
+        return not select.select([], [stream], [], 0)[1]
+    except (OSError, ValueError):
+        return False
+
+
+def say_in_handler(text):
+    """As `say`, for a handler of signals, as its last act: a write, in the midst of which
+    the signal may have arrived, could wait for a reader for ever, and is ended."""
+    Patient.hurried = True
+    say(text)
     if Patient.writing:
         raise InterruptedError
 
@@ -165,7 +182,7 @@ def setting(group, default, help, *, least=None, most=1e9, resumable=False):
 
 def has_room(name):
     """Whether the folder of this name is there: the house stands without it."""
-    return importlib.util.find_spec(name) is not None
+    return os.path.isfile(os.path.join(HOUSE, name, "settings.py"))
 
 
 def settings_of(*rooms):

@@ -8,14 +8,14 @@ import datasets
 import huggingface_hub
 import pytest
 
+import tasks
 from support import data
 from support.program import UserError
 
 CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_problems=5)
 
 
-HOTPOT = [{"question": f"Where is {i}?", "answer": f"Town {i}", "context": {
-    "title": [f"T{i}", "Common"], "sentences": [["It is ", f"in Town {i}."], ["Known."]]}} for i in range(9)]
+PASSAGES_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
 HUB = {  # the true names, configurations, splits, and columns that are read
     "openai/gsm8k main": {"test": [{"question": "Bob?", "answer": "#### 70"}], "train": [
         {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": "none"}]},
@@ -24,8 +24,7 @@ HUB = {  # the true names, configurations, splits, and columns that are read
     "HuggingFaceH4/MATH-500 default": {"test": [{"problem": "P", "answer": "5"}]},
     "agentica-org/DeepScaleR-Preview-Dataset default": {"train": [
         {"problem": "Deep", "answer": "7"}, {"problem": "No", "answer": ""}]},
-    "HuggingFaceH4/aime_2024 default": {"train": [{"problem": "It?", "answer": "033"}]},
-    "hotpotqa/hotpot_qa distractor": {"train": HOTPOT, "validation": HOTPOT[7:8]}}
+    "HuggingFaceH4/aime_2024 default": {"train": [{"problem": "It?", "answer": "033"}]}}
 
 
 def lines(path, rows):
@@ -55,23 +54,17 @@ def test_sets_of_the_hub(places, name, row, dropped, hub, capsys):
     assert capsys.readouterr().out.count(f"dropped 1 of 2 problems of {name}: no gold") == dropped
 
 
-def test_hotpotqa(hub):
-    assert list(data.load_hotpotqa("test", 5, 0)) == [
-        ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
-    first, again, other = ([row[0] for row in data.load_hotpotqa("train", 6, seed)] for seed in (1, 1, 2))
-    assert len(set(first)) == 6 and first == again != other
-
-
 def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch):
     """The script is not run. The copy, a branch of the set, has a folder for each configuration."""
     script = tmp_path / "script" / "hotpot_qa"
     copy = tmp_path / "copy" / "hotpot_qa"
     script.mkdir(parents=True)
     (script / "hotpot_qa.py").write_text("raise SystemExit")
-    for configuration, rows in (("distractor", HOTPOT), ("fullwiki", HOTPOT[:1])):
-        for split, each in (("train", rows), ("validation", rows[7:8] or rows)):
+    for configuration in ("distractor", "fullwiki"):
+        for split in ("train", "validation"):
             (copy / configuration / split).mkdir(parents=True)
-            datasets.Dataset.from_list(each).to_parquet(copy / configuration / split / "0000.parquet")
+            rows = datasets.Dataset.from_list([{"question": f"{configuration} {split}"}])
+            rows.to_parquet(copy / configuration / split / "0000.parquet")
     load = datasets.load_dataset
 
     def load_branch(name, *more, revision=None, **named):
@@ -79,8 +72,8 @@ def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monke
         folder = {None: script, "refs/convert/parquet": copy}[revision]
         return load(str(folder), *more, cache_dir=str(tmp_path / "cache"), **named)
     monkeypatch.setattr(datasets, "load_dataset", load_branch)
-    assert data.load_hotpotqa("test", 5, 0)[0][:2] == ("Where is 7?", ["Town 7"])
-    assert len(data.load_hotpotqa("train", 99, 0)) == 9
+    for place in (("distractor", "train"), ("fullwiki", "validation")):
+        assert data.load_hub("hotpotqa/hotpot_qa", *place)["question"][:] == [" ".join(place)]
 
 
 def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
@@ -100,7 +93,7 @@ def test_rows_of_a_file(tmp_path, capsys):
     assert data.load_math(math, {}) == [("a", ["1", "1 apple"])]
     assert f"dropped 1 of 2 problems of {math}" in capsys.readouterr().out
     qa = lines(tmp_path / "qa.jsonl", [{"question": "a", "answers": 7.5, "passages": ["p"]}])
-    assert data.read_file(qa, data.QA_LINE) == [("a", ["7.5"], ["p"])]
+    assert data.read_file(qa, PASSAGES_LINE) == [("a", ["7.5"], ["p"])]
     with pytest.raises(UserError, match="empty.jsonl has no problem with a gold answer"):
         data.load_math(lines(tmp_path / "empty.jsonl", []), {})
     with pytest.raises(UserError, match="cannot read .*none.jsonl: No such file"):
@@ -112,16 +105,39 @@ def test_rows_of_a_file(tmp_path, capsys):
     (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
     (b'{"question": 5, "answer": "5"}', "5 is no text"), (b'{"question": "\\ud800", "answer": "5"}', "no text"),
     (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
-    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "control character: in JSON a backslash"),
+    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON a backslash"),
+    (b'{"question": "Find \\theta.", "answer": "5"}', r"a control character .*'\\theta'"),
+    (b'{"question": "A \\rho?", "answer": "5"}', r"a control character .*'\\rho'"),
+    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON a backslash"),
+    (b'{"question": " ", "answer": "5"}', "the question is empty"),
+    (b'{"question": "?", "answer": "#### 2"}', "no answer can match '#### 2'"),
+    (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
     (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give the final answer alone"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
     (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages are a list of texts, not 'x'"),
     (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is no text")])
 def test_a_line_that_is_no_row_is_named(line, why, tmp_path):
-    example = data.QA_LINE if b"answers" in line else data.MATH_LINE
+    example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
     with pytest.raises(UserError, match=rf"bad\.jsonl, line 2: .*{why}"):
-        data.read_file(str(tmp_path / "bad.jsonl"), example)
+        data.read_file(str(tmp_path / "bad.jsonl"), example, is_gold)
+
+
+def is_gold(text):
+    return text == "x" or text == "Ada" or tasks.is_gold(text)
+
+
+def test_a_gold_of_the_hub_that_nothing_can_match_is_dropped_and_counted(hub, capsys):
+    assert data.load_math("math500", data.MATH_TEST, str.isdigit) == [("P", ["5"])]
+    with pytest.raises(UserError, match="math500 has no problem with a gold answer"):
+        data.load_math("math500", data.MATH_TEST, str.isalpha)
+
+
+def test_a_line_feed_before_small_letters_is_warned_of(tmp_path, capsys):
+    path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
+                                         {"question": "What is \nu?", "answer": "1"}])
+    assert len(data.load_math(path, {})) == 2
+    assert "in 1 questions, such as that of line 2, a small letter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -1,13 +1,18 @@
-"""The tiny model: a Qwen2 small enough to learn on a laptop, and its warm-up, which
-stands for pretraining.
+"""The tiny models, small enough to learn on a laptop: what they are, their warm-up, which
+stands for pretraining, and those that come ready with the project.
+
+    python -m support.tiny kk     makes the ready one of a task anew, with seed 0
 
 A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
 bad habit.
 """
+import glob
 import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +25,9 @@ from support.models import call_tool, encode_tool_answer
 from support.program import UserError
 
 BATCH = 64  # texts in a step of the warm-up
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The settings that decide what a warm-up is made of, but for the seed.
+MADE_WITH = ("task", "data", "people", "train_problems")
 
 
 def is_tiny(name):
@@ -31,6 +39,19 @@ def is_tiny(name):
         return name == ""
 
 
+def find_ready(cfg):
+    """The folder of the ready tiny model of cfg's task and data; "" if there is none, or
+    if its own warm-up is wanted. One of any seed has seen no test problem of another."""
+    if cfg.model or cfg.warm_up:
+        return ""
+    for folder in glob.glob(os.path.join(ROOT, "*", "ready", glob.escape(cfg.task))):
+        with open(os.path.join(folder, "about.json")) as file:
+            made_with = json.load(file)["settings"]
+        if all(getattr(cfg, name) == value for name, value in made_with.items()):
+            return folder
+    return ""
+
+
 def tiny_model(task):
     """(model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is what
     matches task.tokens in the task's texts. Raises UserError for a task without
@@ -38,13 +59,18 @@ def tiny_model(task):
     if not task.train[0].solution:
         raise UserError(f"--task {task.name} has no texts for the tiny model to learn "
                         "from: add --model, or give its problems a solution")
+    if task.shortcuts and not any(problem.shortcut for problem in task.train):
+        raise UserError(f"--task {task.name} has shortcuts {task.shortcuts}, but no problem "
+                        "with a shortcut: give some, or leave shortcuts out")
     tokenizer = tiny_tokenizer(task)
-    # The usual initializer_range of 0.02 and rope_theta of 10,000 are for wider
-    # networks and longer texts.
-    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+    # Seed-OSS has Qwen2's layers. Under Qwen2's own name transformers' AutoTokenizer would
+    # put Qwen2's words in place of these. The usual initializer_range of 0.02 and
+    # rope_theta of 10,000 are for wider networks and longer texts.
+    model = transformers.SeedOssForCausalLM(transformers.SeedOssConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        attention_bias=True, attention_out_bias=False, attention_dropout=0.0,
+        residual_dropout=0.0, max_position_embeddings=2048, tie_word_embeddings=True,
         initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 20.0},
         bos_token_id=None, eos_token_id=0, pad_token_id=0, tiny=True))
     return model, tokenizer
@@ -54,8 +80,13 @@ def tiny_tokenizer(task):
     """Its words are all that occur in the task's texts. The chat template leaves the
     system prompt out: a model that can read nothing else has no need of it."""
     words = set()
-    pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
-    for problem in [*task.train, *task.valid, *task.test]:
+    try:
+        pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
+    except Exception as error:
+        raise UserError(f"--task {task.name}: its tokens, {task.tokens!r}, are no pattern "
+                        f"({error})") from None
+    problems = [*task.train, *task.valid, *task.test]
+    for problem in tqdm(problems, "words", leave=False, delay=2):
         texts = [problem.question, problem.solution, problem.shortcut]
         texts += call_tool(task, calls_of(task, problem.solution))
         for text in texts:
@@ -130,6 +161,26 @@ def warm_up(policy, task, cfg):
         bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
 
 
+def make_ready(name, folder):
+    """Make the ready model of the task in a folder, with what it was made of."""
+    import grpo_sg  # which imports this file
+    cfg = grpo_sg.parse(["--task", name, "--warm_up"])
+    policy, task, _ = grpo_sg.load(cfg)
+    warm_up(policy, task, cfg)
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
+                            capture_output=True, text=True).stdout.strip()
+    about = {"command": f"python -m support.tiny {name}", "commit": commit,
+             "torch": torch.__version__, "transformers": transformers.__version__,
+             "settings": {key: getattr(cfg, key) for key in MADE_WITH},
+             "test": {key: row[key] for key in ("eval/accuracy", "eval/avg@4")}}
+    with open(os.path.join(folder, "about.json"), "w") as file:
+        json.dump(about, file, indent=1)
+    print(f"{folder}: accuracy {row['eval/accuracy']:.3f}, avg@4 {row['eval/avg@4']:.3f}")
+
+
 def add_gradient(model, scripts):
     """Backward passes of minus the mean log-probability of the tokens that the policy
     writes, which is returned: in two parts, the shorter scripts and the longer ones, so
@@ -151,3 +202,9 @@ def add_gradient(model, scripts):
         loss.backward()
         total += loss.item()
     return total
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        room = "search" if name == "qa" else "support"
+        make_ready(name, os.path.join(ROOT, room, "ready", name))

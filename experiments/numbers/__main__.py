@@ -16,7 +16,7 @@ from experiments.numbers import sources
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHECKED = sources.README, sources.EVIDENCE  # the lesson has examples, whose numbers other tests compute
-PAGES = *CHECKED, sources.LESSON, sources.DECISIONS, sources.HARDWARE
+PAGES = *CHECKED, sources.VERIFY, sources.LESSON, sources.DECISIONS
 NUMBER = r"(?<![\w.,-])[-+]?(?:\d*\.\d+(?:e-?\d+)?|\d+e-?\d+|\d{1,3}(?:,\d{3})+|\d{3,})(?![\w.]*\d)"
 NOT_CODE = r"```.*?```|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|arXiv\s+[\d.]+|<[a-z/!][^>\n]*>"
 VALUE = r"([-+]?(?:\d+(?:,\d{3})+|\d*\.?\d+)(?:e-?\d+)?(?: to [-+]?\d*\.?\d+)?|-)"  # -: nothing measured yet

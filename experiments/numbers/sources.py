@@ -5,17 +5,16 @@ the values as they should stand in the text, where it has {} for a number, {word
 no account, up to the next |. Text may be two texts: the second is looked for from the first on, as tables have equal rows. A
 space stands for any white space, and bold marks may be missing.
 """
-import contextlib
-import io
 import json
 import math
 import re
 import statistics
 
-from experiments import compare, dose, memory, paired, seconds, stability
+from experiments import compare, dose, paired, stability
 
 README, EVIDENCE, LESSON = "README.md", "experiments/README.md", "lesson/README.md"
-DECISIONS, HARDWARE = "lesson/decisions.md", "experiments/hardware.md"
+DECISIONS = "lesson/decisions.md"
+VERIFY = "verify/README.md"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG"}
 TASKS = "kk", "math", "qa"
 
@@ -72,8 +71,12 @@ def called(values):
 
 # ---- Sources ----
 
+VERIFY_RESULTS = paired.RESULTS.parents[1] / "verify" / "results"
+
+
 def read(name):
-    text = (paired.RESULTS / name).read_text()
+    folder = VERIFY_RESULTS if name in ("ignorant_math.json", "math_outputs.txt") else paired.RESULTS
+    text = (folder / name).read_text()
     if name.endswith(".jsonl"):
         return [json.loads(line) for line in text.splitlines()]
     return json.loads(text) if name.endswith(".json") else text
@@ -317,16 +320,16 @@ def ignorant_of_mathematics():
     ours = {key: found["verify_math"] for key, found in counted.items() if key != "math_train"}
     for key, label in labels.items():
         values = [f"{ours[key][each]:,}" for each in keys]
-        yield EVIDENCE, f"| {label} | {' | '.join(5 * ['{}'])} |", "ignorant_math.json", key, values
+        yield VERIFY, f"| {label} | {' | '.join(5 * ['{}'])} |", "ignorant_math.json", key, values
     sums = [f"{sum(found[each] for found in ours.values()):,}" for each in keys[:4]]
     text = f"| these and four more sets | {' | '.join(4 * ['{}'])} | |"
-    yield EVIDENCE, text, "ignorant_math.json", "sums", sums
+    yield VERIFY, text, "ignorant_math.json", "sums", sums
     largest = max(found["any"] / found["problems"] for found in ours.values())
     theirs = {key: counted[key]["math-verify"] for key in ("generated", "math500")}
     for key, found in theirs.items():
         text = f"| by math-verify 0.9.0: {labels[key]} | {' | '.join(4 * ['{}'])} | |"
         values = [f"{found[each]:,}" for each in keys[:4]]
-        yield EVIDENCE, text, "ignorant_math.json", f"{key}, math-verify", values
+        yield VERIFY, text, "ignorant_math.json", f"{key}, math-verify", values
     text = "boxing the question pays for {} of {} problems, any of its formulas for at most {} % of a set"
     yield EVIDENCE, text, "ignorant_math.json", "sums", [sums[1], sums[0], percent(largest)]
     values = [f"{counted['generated']['verify_math'][key]:,}" for key in ("question", "problems")]
@@ -360,15 +363,15 @@ def verdicts():
     pairs = [ours[2:4], ours[4:], others[::2], others[1::2]]
     for label, ((_, n, *first), (_, m, *second)) in zip(labels, pairs, strict=True):
         cells = "{any}| {} %: {} wrong, {} right | **{} %: {} wrong, {} right** |"
-        yield EVIDENCE, f"| {label}{cells}", "math_outputs.txt", label, first + second
+        yield VERIFY, f"| {label}{cells}", "math_outputs.txt", label, first + second
     sizes = [f"{int(each[1]):,}" for each in pairs[0]]
-    yield EVIDENCE, "half 1 ({}) | half 2 ({})", "math_outputs.txt", "answers with a label", sizes
+    yield VERIFY, "half 1 ({}) | half 2 ({})", "math_outputs.txt", "answers with a label", sizes
     judged = [f"{int(each[1]):,}" for each in pairs[-1]]
-    yield EVIDENCE, "own verdicts ({} and {})", "math_outputs.txt", "answers with a verdict", judged
+    yield VERIFY, "own verdicts ({} and {})", "math_outputs.txt", "answers with a verdict", judged
     all_answers = sum(map(int, re.findall(r"half \d: (\d+) answers", text)))
-    yield EVIDENCE, "{} answers of 31 models", "math_outputs.txt", "answers", [f"{all_answers:,}"]
+    yield VERIFY, "{} answers of 31 models", "math_outputs.txt", "answers", [f"{all_answers:,}"]
     slowest = max(re.findall(r"^ours.*most ([\d.]+) ms", text, re.M)[-2:], key=float)
-    yield EVIDENCE, "The slowest answer took {} ms", "math_outputs.txt", "ours, most", [slowest]
+    yield VERIFY, "The slowest answer took {} ms", "math_outputs.txt", "ours, most", [slowest]
     unseen = pairs[0][1]
     yield EVIDENCE, "set; {} % agreement on {} unseen answers", "math_outputs.txt", "half 2, first look", [
         unseen[2], sizes[1]]
@@ -436,28 +439,5 @@ def faults():
     yield EVIDENCE, text, "faults.json", "long", [f"{long['steps']:,}", str(most), str(most - in_use["50"])]
 
 
-def laptop():
-    found = read("laptop.json")
-    sampling, updates = found["seconds_sampling"], found["seconds_update"]
-    hours = 100 * (statistics.fmean(sampling) + statistics.fmean(updates)) / 3600
-    values = [f"{found['peak_gb']:.1f}", range_of(sampling, plain, 0), range_of(updates, plain, 0), f"{hours:.1f}"]
-    yield README, "SmolLM2-135M | {} | {} | {} | 100 | {} |", "laptop.json", "peak_gb, seconds", values
-
-
-def computed_tables():
-    """Computed, not measured."""
-    for page, name, print_rows, start in (
-            (HARDWARE, "memory.py", memory.print_table, "| Qwen2.5 |"),
-            (README, "seconds.py", seconds.print_ladder, "| | Instruct model |")):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            print_rows()
-        for line in printed.getvalue().splitlines()[2:]:
-            label, *cells = line.strip("| ").split(" | ")
-            text = f"| {label} | {' | '.join(len(cells) * ['{words}'])} |"
-            yield page, (start, text), "(computed)", f"{name}, {label}", cells
-
-
 SOURCES = (default_runs, premise, comparisons, mistakes, doses, collapse,
-           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, laptop, faults, earlier,
-           computed_tables)
+           ignorant_of_mathematics, ignorant_of_logic, verdicts, speed, faults, earlier)

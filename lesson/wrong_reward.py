@@ -1,0 +1,142 @@
+"""What you pay for is what you get: one task, one model, and two rewards.
+
+    python -m lesson.wrong_reward         both rewards, one after the other
+    python -m lesson.wrong_reward --mine  your own: change `my_reward`, below
+
+The task is to sort five letters: gbdca, abcdg. The policy's warm-up has shown it two
+habits, to sort (which it does badly as yet) and to copy what it reads. Every reward pays
+3 for the right word and -3 for a badly formed one; a well-formed word that is not right
+earns -0.5. The two differ in what they call well formed:
+
+    any order    the five letters that were given, in any order
+    any letters  five letters, whichever
+
+Before you run it: which of them teaches to sort, and what does the other one teach?
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import sys
+import tempfile
+from statistics import fmean
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # for `python lesson/wrong_reward.py`
+
+import grpo_sg
+import tasks
+
+LETTERS = "abcdefghij"
+WARMUP = 85  # steps, after which the policy sorts badly
+SHOWN = 6  # test problems whose completions are printed
+
+
+def in_any_order(word, letters):
+    return sorted(word) == sorted(letters)
+
+
+def of_any_letters(word, letters):
+    return len(word) == len(letters) and all(letter in LETTERS for letter in word)
+
+
+def my_reward(completion):
+    """Your turn: change this until the policy learns to sort. Well formed is here, as
+    in the first reward, only what has the five letters in any order."""
+    if not completion.formatted:
+        return -3.0
+    return 3.0 if completion.correct else -0.5
+
+
+# name -> (what is well formed, the reward)
+REWARDS = {"any order": (in_any_order, tasks.reward),
+           "any letters": (of_any_letters, tasks.reward),
+           "mine": (in_any_order, my_reward)}
+
+
+def make_problem(letters):
+    answer = "".join(sorted(letters))
+    return tasks.Problem(letters, answer, solution=answer, shortcut=letters)
+
+
+def sort_task(well_formed, reward, seed):
+    """The task, whose problems are the same for each reward."""
+    rng = random.Random(seed)
+    words = set()
+    while len(words) < 3000:
+        words.add("".join(rng.sample(LETTERS, 5)))
+    problems = [make_problem(word) for word in sorted(words)]
+    rng.shuffle(problems)
+
+    def verify(response, answer):
+        return tasks.Verdict(response == answer, well_formed(response, answer))
+    return tasks.Task(
+        name="sort", system="Write the letters in the order of the alphabet.",
+        train=problems[200:], valid=problems[:100], test=problems[100:200],
+        verify=verify, reward=reward, floor=0.01,
+        tokens=".", warmup=WARMUP, shortcuts=0.6)  # of the warm-up's texts 60 % are copies
+
+
+def train(name, seed, steps):
+    """A run of grpo_sg.py with the reward of that name. Returns the run's folder."""
+    os.makedirs("runs", exist_ok=True)
+    out = tempfile.mkdtemp(prefix=f"sort-{name.replace(' ', '-')}-", dir="runs")
+
+    def make_task(cfg):
+        return sort_task(*REWARDS[name], cfg.seed)
+    tasks.TASKS["sort"] = make_task
+    # eval_every: no validation, which takes time and is not needed here.
+    grpo_sg.main([], task="sort", seed=seed, steps=steps, max_new_tokens=8,
+                 eval_every=steps, out=out)
+    return out
+
+
+def read_rows(out, name):
+    with open(os.path.join(out, name)) as file:
+        return [json.loads(line) for line in file]
+
+
+def tell(name, out):
+    """Print what was paid, how much is right, and what is written now."""
+    metrics = read_rows(out, "metrics.jsonl")
+    rewards = [row["reward"] for row in metrics if "reward" in row]
+    right = [row["eval/avg@4"] for row in metrics if "eval/avg@4" in row]
+    first, last = fmean(rewards[:5]), fmean(rewards[-5:])
+    print(f"\n{name}: reward {first:+.2f} -> {last:+.2f} (means of five steps), "
+          f"right (avg@4) {right[0]:.3f} -> {right[-1]:.3f}")
+    tested = [row for row in read_rows(out, "samples.jsonl") if row.get("split") == "test"]
+    before, after = tested[:len(tested) // 2], tested[len(tested) // 2:]  # the same problems
+    changed = []
+    for old, new in zip(before, after):
+        if old["completion"] != new["completion"]:
+            changed.append((old, new))
+    print(f"    greedy completions of {len(before)} test problems: copies "
+          f"{count_copies(before)} -> {count_copies(after)}; the first that changed are")
+    print("    letters  before   after    right answer")
+    for old, new in changed[:SHOWN]:
+        print(f"    {old['question']:8} {old['completion']:8} {new['completion']:8} "
+              f"{old['answer']}")
+
+
+def count_copies(rows):
+    return sum(row["completion"] == row["question"] for row in rows)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--mine", action="store_true", help="with my_reward alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    given = parser.parse_args(argv)
+    names = ["mine"] if given.mine else ["any order", "any letters"]
+    folders = []
+    for name in names:
+        print(f"\n==== {name} ====", flush=True)
+        folders.append(train(name, given.seed, given.steps))
+    for name, out in zip(names, folders):
+        tell(name, out)
+
+
+if __name__ == "__main__":
+    main()

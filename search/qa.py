@@ -1,0 +1,145 @@
+"""The parts of the third task, questions that are answered with a search tool: its texts,
+its tool, its generated world, and what is read of a response. The setting is that of
+Search-R1 (arXiv 2503.09516); task.py makes a task of them."""
+import functools
+import random
+import re
+
+from search.text import bm25, plain_answers
+from verify.text import FAKE_TURN, visible, without_end
+
+SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
+          "write a few words inside <search> and </search>: the best passages follow "
+          "between <information> and </information>, which you never write yourself. At "
+          "most {} searches are answered. End with the answer alone, a name or a few "
+          "words, inside <answer> and </answer>, for example <answer> Ada Lovelace "
+          "</answer>. Write nothing after that.")
+
+
+# ---- The tool ----
+
+PASSAGES = 3  # in an answer
+QUERY = 300  # most characters of a query: more are cut off
+NO_TAGS = str.maketrans("<>", "()")
+
+
+def make_search(passages):
+    """search(queries, most): for each query the texts of the best passages, by BM25."""
+    rank = functools.lru_cache(10_000)(bm25(passages))
+
+    def search(queries, most):
+        return [[passages[p] for p in rank(query, most)] for query in queries]
+    return search
+
+
+def answer_calls(search, texts):
+    """The tool's answers to texts that end with a call <search>query</search>: the best
+    passages. search: as make_search or retriever.connect returns it; it is asked once,
+    for all texts together."""
+    queries = [read_query(text) for text in texts]
+    asked = list(dict.fromkeys(query for query in queries if query))
+    found = dict(zip(asked, search(asked, PASSAGES))) if asked else {}
+    return [write_answer(found.get(query)) for query in queries]
+
+
+def write_answer(passages):
+    """The tool's text. passages: None if the call had no query."""
+    lines = ["Nothing was found: try other words."]
+    if passages is None:
+        lines = ["To search, write <search> a few words </search>."]
+    elif passages:
+        lines = [f"Doc {i}: {harmless(text)}" for i, text in enumerate(passages, 1)]
+    return "\n".join(["\n<information>", *lines, "</information>"])
+
+
+def harmless(passage):
+    """A passage may be anybody's text. Without angle brackets it has none of our tags,
+    and no tokenizer's <|end|>; half of a surrogate pair, which no tokenizer can read and
+    no file can hold, becomes a question mark."""
+    return passage.translate(NO_TAGS).encode(errors="replace").decode()
+
+
+def read_query(text):
+    """What stands in the last <search>...</search> of a text that ends with one; None
+    if it does not, or if that is blank."""
+    _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
+    if not opened or "</search>" in query:
+        return None
+    return query.strip()[:QUERY] or None
+
+
+# ---- The verifier ----
+
+ASIDE = re.compile(r"<\s*(think|search|information)\s*>.*?(?:<\s*/\s*\1\s*>|\Z)", re.S | re.I)
+TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
+
+
+def read_answer(response, longest):
+    """The text of the answer; None if the response is badly formed. It is well formed
+    if it ends with its only <answer>...</answer>, outside of thoughts and searches, not
+    empty, and of at most 200 characters more than twice the `longest` gold (a bound on
+    the work); and if nowhere in it is a tag <information>, in whatever spelling, which
+    would make the policy its own witness, nor a faked turn of a dialogue."""
+    body = without_end(response)
+    shown = visible(body)
+    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
+    if tags != ["<answer>", "</answer>"] or FAKE_TURN.search(shown):
+        return None
+    _, _, rest = ASIDE.sub(" ", body).rpartition("<answer>")
+    answer = rest.partition("</answer>")[0]
+    if not answer.strip() or len(answer.strip()) > 200 + 2 * longest:
+        return None
+    return answer if body.endswith(f"<answer>{answer}</answer>") else None
+
+
+def equals_any(answer, golds):
+    """Whether the answer is one of the golds, but for case, accents, articles and
+    punctuation."""
+    forms = plain_answers(answer)
+    return any(forms & plain_answers(gold) for gold in golds)
+
+
+# ---- A generated world, in which a question takes two searches ----
+
+SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale "
+            "Hart Holm Jansen Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl "
+            "Quist Rask Reed Roth Sander Stone Strand Thorn Vance Vogel Wagner Weber "
+            "Winter Wolf").split()
+BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite "
+          "Harbor Indigo Iron Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar "
+          "Prime Rapid River Royal Ruby Sierra Silver Solar Star Summit Tiger Velvet "
+          "Violet Willow Zenith Zephyr").split()
+FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass "
+         "Hotels Labs Media Metals Motors Optics Paper Tools").split()
+CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi "
+          "Havana Kyoto Lagos Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo "
+          "Paris Porto Prague Quito Riga Rome Seoul Sofia Sydney Tokyo Tunis Turin Vienna "
+          "Vilnius Warsaw Zurich").split()
+
+
+def make_world(names, split, count, seed):
+    """Up to `count` rows (question, golds, passages, solution, shortcut) of a split of
+    a world in which 2,000 people, with these first names, work for 666 companies, each
+    based in one of 40 cities. A question names a person and asks for the city, so it
+    takes two searches. The shortcut is one search and a guess. A seventh of the
+    companies, with all who work there, is for "test", a seventh for "valid": their
+    questions share no person and no company with training."""
+    rng = random.Random(seed)
+    people = rng.sample([f"{name} {surname}" for name in names for surname in SURNAMES], 2000)
+    companies = rng.sample([f"{brand} {firm}" for brand in BRANDS for firm in FIRMS], 666)
+    cities = rng.choices(CITIES, k=666)
+    guesses = random.Random(f"{seed} guesses").choices(CITIES, k=2000)
+    rows = []
+    for i, person in enumerate(people):
+        firm = i % 666
+        company = companies[firm]
+        city = cities[firm]
+        if ("test", "valid", *["train"] * 5)[firm % 7] != split:
+            continue
+        staff = [f"{other} works for {company}" for other in people[firm::666]]
+        first = f"<search> {person} </search>"
+        rows.append((f"Where is the company of {person} based ?", [city],
+                     [f"{company} is based in {city}", *staff],
+                     f"{first} <search> {company} </search> <answer> {city} </answer>",
+                     f"{first} <answer> {guesses[i]} </answer>"))
+    return rng.sample(rows, min(count, len(rows)))

@@ -1,0 +1,204 @@
+"""Tests of the task qa: its search, its world, its verifier, its data and its flags."""
+import itertools
+import json
+import math
+import pathlib
+import random
+import re
+import sys
+import time
+
+import datasets
+import pytest
+
+import grpo_sg
+import tasks
+from search import qa, task as room
+from search.text import bm25
+from support import data, tiny
+from support.program import UserError
+
+CASES = pathlib.Path(__file__).with_name("cases.jsonl")
+
+
+def make_task(*flags):
+    return tasks.make_task(grpo_sg.parse(["--task", "qa", *flags]))
+
+
+# ---- The search ----
+
+def slow_bm25(passages, query, k1=1.2, b=0.75):
+    """Scores by the textbook, passage by passage and word by word."""
+    texts = [passage.split() for passage in passages]
+    average = sum(map(len, texts)) / len(texts)
+    scores = [0.0] * len(texts)
+    for word in query.split():
+        n = sum(word in text for text in texts)
+        for i, text in enumerate(texts):
+            tf = text.count(word)
+            scores[i] += (math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * tf * (k1 + 1)
+                          / (tf + k1 * (1 - b + b * len(text) / average)))
+    return scores
+
+
+def test_search_against_the_textbook():
+    rng, words = random.Random(0), [f"word{i}" for i in range(30)]
+    passages = [" ".join(rng.choices(words, k=rng.randrange(1, 20))) for _ in range(60)]
+    search = bm25(passages)
+    for _ in range(200):
+        query = " ".join(rng.choices(words + ["unknown"], k=rng.randrange(1, 6)))
+        scores, best = slow_bm25(passages, query), search(query, 5)
+        expected = [score for score in sorted(scores, reverse=True)[:5] if score > 0]
+        assert [scores[i] for i in best] == pytest.approx(expected)
+        assert len(set(best)) == len(best)
+    assert bm25(["alpha beta"] * 100)("alpha", 3) == [0, 1, 2]
+    search = bm25(["S\u00f8ren lives in \u0141\u00f3d\u017a", "Z\u00fcrich\u2013Oerlikon", "-"])
+    assert search("LODZ", 3) == search("soren", 3) == [0]
+    assert search("zurich oerlikon", 3) == [1]
+
+
+@pytest.mark.parametrize("text, line", [
+    ("x <search>a</search> <search>ada</search>", "Doc 1: Ada wrote it"),
+    ("<search></search>", "To search, write <search>"),
+    ("<search>\ud800 \x00</search>", "Nothing was"),
+    ("ada </search>", "To search, write <search>"),
+    ("<search>ada</search> or ada</search>", "To search, write <search>"),
+    ("<search>" + "ada bob " * 50_000 + "</search>", "Doc 2: Bob read it")],
+    ids=["last", "blank", "strange", "unopened", "closed", "long"])
+def test_every_query_has_a_clear_answer(text, line):
+    search = qa.make_search(["Ada wrote it", "Bob read it"])
+    answer, = qa.answer_calls(search, [text])
+    assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", answer, re.S)
+
+
+def test_half_of_a_surrogate_pair_in_a_passage_is_a_question_mark():
+    """JSON may bring it; a tokenizer or a log would raise an error, and end the run."""
+    answer, = qa.answer_calls(lambda queries, most: [["\U0001f600 \ud83d <b>"]],
+                              ["<search>x</search>"])
+    assert "Doc 1: \U0001f600 ? (b)\n" in answer
+
+
+# ---- The world ----
+
+def test_the_world_needs_two_searches_and_its_splits_share_nobody():
+    task = make_task("--train_problems", "9999", "--eval_problems", "9999")
+    names = []
+    for problems in (task.train, task.valid, task.test):
+        queries = [re.findall(r"<search> (.*?) </search>", p.solution) for p in problems]
+        names.append([set(column) for column in zip(*queries)])
+        for problem, (person, company) in zip(problems, queries):
+            question = problem.question
+            assert person in question and company not in question
+            assert problem.answer[0] not in question
+    for one, other in itertools.combinations(names, 2):
+        assert not any(a & b for a, b in zip(one, other))
+    seen = task.observe([f"<search>{p.question}</search>" for p in task.train])
+    alone = ["based in " + p.answer[0] in text for p, text in zip(task.train, seen)]
+    assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
+    for problem in task.train[:100]:
+        *_, seen = task.observe(tiny.calls_of(task, problem.solution))
+        assert f"is based in {problem.answer[0]}" in seen.split("\n")[2]
+        assert task.verify(problem.solution, problem.answer) == (True, True)
+
+
+def test_the_tiny_model_can_write_every_text_of_the_world():
+    task = make_task("--train_problems", "60", "--eval_problems", "8")
+    _, tokenizer = tiny.tiny_model(task)
+    for problem in task.train:
+        for text in (problem.question, problem.solution, problem.shortcut):
+            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+        told = "".join(task.observe(tiny.calls_of(task, problem.solution)))
+        assert tokenizer.decode(tokenizer(told)["input_ids"]) == told
+
+
+# ---- The verifier ----
+
+def test_labelled_responses():
+    """Responses with what the verifier must say of them, and why: right ones, slips, and
+    cheats."""
+    rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        verdict = tasks.verify_qa(row["response"], row["gold"])._asdict()
+        assert {**verdict, **row} == {**row, **verdict}, row["why"]
+    assert len(rows) > 160
+
+
+def test_the_table_of_cheats_is_what_the_verifier_says():
+    table = CASES.with_name("README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| `(.+)` \| (yes|no) \| (yes|no) \|", table, re.M)
+    for gold, response, formatted, correct in rows:
+        verdict = tasks.verify_qa(response, [gold])
+        assert verdict == (correct == "yes", formatted == "yes"), response
+    assert len(rows) == 9
+
+
+PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
+         "<search>x</search>", "<", " ", "\n", "< / ", "<|im_end|>", "</s>", "\ud800", "\x00",
+         "((((", "**", "-", "and ", "1. ", ",000", "Mira ", "a\nuser", "\u0301",
+         "\u0301\u0323", "\u0344\u0338", "{", "9")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=ascii)
+def test_hostile_responses_are_cheap(part):
+    """A second at most for any verdict, though it has fifty thousand of whatever could
+    multiply."""
+    long = part * 50_000
+    for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
+                     f"<think>x</think><answer>1{long}</answer>"):
+        started = time.thread_time()
+        tasks.verify_qa(response, ["Paris", "9" * 99])
+        assert time.thread_time() - started < 1, response[:60]
+
+
+# ---- The data ----
+
+def hotpot(i):
+    sentences = [["It is ", f"in Town {i}."], ["Known."]]
+    context = {"title": [f"T{i}", "Common"], "sentences": sentences}
+    return {"question": f"Where is {i}?", "answer": f"Town {i}", "context": context}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """HotpotQA by its name, configuration and splits, with the columns that are read."""
+    train = datasets.Dataset.from_list([hotpot(i) for i in range(40)])
+    places = {("hotpotqa/hotpot_qa", "distractor", "train"): train,
+              ("hotpotqa/hotpot_qa", "distractor", "validation"): train.select([7])}
+    monkeypatch.setattr(data, "load_hub", lambda *place: places[place])
+
+
+def test_hotpotqa(hub):
+    assert room.load_hotpotqa("test", 5, 0) == [
+        ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
+    first, again, other = ([row[0] for row in room.load_hotpotqa("train", 6, seed)]
+                           for seed in (1, 1, 2))
+    assert len(set(first)) == 6 and first == again != other
+
+
+def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
+    path = tmp_path / "my.jsonl"
+    with path.open("w") as file:
+        for i in range(20):
+            row = {"question": f"Who is {i}?", "passages": [f"Person {i}"]}
+            file.write(json.dumps({**room.QA_LINE, **row}) + "\n")
+    task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
+    assert len(task.train) == 18 and len(task.valid) == 2
+    assert [problem.question for problem in task.test] == ["Where is 7?"]
+    texts = task.observe(["<search>person 3</search>", "<search>town 7</search>"])
+    assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
+
+
+# ---- The room ----
+
+def test_the_number_of_searches_is_told_and_kept():
+    task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
+    assert task.max_turns == 5 and "At most 5 searches" in task.system
+    with pytest.raises(UserError, match="--max_turns must be 0 or more"):
+        grpo_sg.parse(["--task", "qa", "--max_turns", "-1"])
+
+
+def test_without_the_room_the_task_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "search.task", None)  # as if it could not be found
+    for use in (make_task, lambda: tasks.verify_qa("x", ["x"])):
+        with pytest.raises(UserError, match="the folder search/ is missing"):
+            use()

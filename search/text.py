@@ -1,0 +1,121 @@
+"""Texts compared as answers, and searched, which needs PyTorch.
+
+All of it is for hostile text: the time that a function takes grows with the length
+alone.
+"""
+import math
+import re
+import unicodedata
+from collections import Counter
+
+import torch
+
+from verify.text import each_normalized, filtered
+
+
+# Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter
+# out.
+ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
+PLAIN = str.maketrans({
+    **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
+    "\u00e6": "ae", "\u0153": "oe", "\u00fe": "th",
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63\u207b\u02d7\u2796", "-"),
+    **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})  # letters like apostrophes
+
+
+def fold(text):
+    """The text in lower case, without accents, with one kind of hyphen."""
+    return ACCENTS.sub("", each_normalized("NFD", text.casefold())).translate(PLAIN)
+
+
+def in_word(c):
+    return unicodedata.category(c)[0] in "LMN"  # letters, marks (the vowels of many scripts), numbers
+
+
+def has_meaning(c):
+    """True of letters, numbers, and signs beyond ASCII (not equal, sharp, pound), but
+    not of a trademark."""
+    sign = unicodedata.category(c) in ("Sc", "Sm", "So") and c not in "\u00a9\u00ae\u00b0\u2122"
+    return in_word(c) or sign and not c.isascii()
+
+
+def words_of(text):
+    return filtered(fold(text), in_word, " ").split()
+
+
+LETTER = r"[^\W\d_]"
+INITIALS = [(re.compile(pattern), new) for pattern, new in (
+    (rf"(?<!\w)({LETTER})\. (?={LETTER}\.)", r"\1."),  # J. K. is J.K.
+    (rf"(?<![\w.])((?:{LETTER}\.)++)(?={LETTER}{{2}})", r"\1 "),  # J.K.Rowling is J.K. Rowling
+    (rf"(?<!\w)(?<!\b{LETTER} ){LETTER}(?: {LETTER}(?!\w))++(?= {LETTER}{{2}})",
+     lambda match: match[0].replace(" ", "")))]  # J K Rowling is JK Rowling, but A B is not AB
+MOST_HYPHENS = 4  # that are each tried as a space and as nothing; of more, all at once
+
+
+def plain_answers(text):
+    """The text as exact match sees it: folded, without punctuation, and without
+    articles but a last one (vitamin A is not vitamin). In some forms: each hyphen may
+    stand for a space or for nothing, and J. K., J K and J.K. for JK. Digits that a sign
+    parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not
+    35."""
+    text = joined = " ".join(fold(text).split())
+    for pattern, new in INITIALS:
+        joined = pattern.sub(new, joined)
+    forms = set()
+    for words in {text, joined}:
+        # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
+        words = re.sub(r"(?<![^\W_][^\w\s])(?<![^\W_])(?:a|an|the)\s+(?=[^\w\s]*\w)", "", words)
+        words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
+        words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
+        words = re.sub(r"\A\s*-\s+(?=[\d.]+\s*\Z)", "-", words)  # - 5 is -5, - 12 May is 12 May
+        words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
+        words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
+        forms |= without_hyphens(words)
+    return forms - {""} or {text.strip()} - {""}
+
+
+def without_hyphens(words):
+    """The text with each hyphen as a space and as nothing, in every combination unless
+    there are too many."""
+    first, *parts = re.split(r"(?<=\S)-+", words)
+    if len(parts) > MOST_HYPHENS:
+        return {" ".join(mark.join([first, *parts]).split()) for mark in (" ", "")}
+    forms = {first}
+    for part in parts:
+        forms = {form + mark + part for form in forms for mark in (" ", "")}
+    return {" ".join(form.split()) for form in forms}
+
+
+def bm25(passages, *, k1=1.2, b=0.75):
+    """search(query, most): the numbers of the `most` passages with the highest scores,
+    the best first, of those that have a word of the query. With tf the times a word
+    occurs in a passage, and n the passages that have it, of N, the score is the sum
+    over the words of the query of
+
+        ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean length))
+
+    which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never
+    negative.
+    """
+    counts = [Counter(words_of(passage)) for passage in passages]
+    average = sum(count.total() for count in counts) / max(1, len(counts))
+    entries = {}  # word -> [(a passage that has it, its part of the score)]
+    for i, count in enumerate(counts):
+        for word, tf in count.items():
+            part = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
+            entries.setdefault(word, []).append((i, part))
+    index = {}  # word -> the same as two tensors, times the word's logarithm
+    for word, found in entries.items():
+        where, parts = zip(*found)
+        idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
+        index[word] = (torch.tensor(where), idf * torch.tensor(parts, dtype=torch.float64))
+
+    def search(query, most):
+        scores = torch.zeros(len(passages), dtype=torch.float64)
+        for word, times in Counter(words_of(query)).items():
+            if word in index:
+                where, parts = index[word]
+                scores[where] += times * parts
+        best = scores.argsort(descending=True, stable=True)[:most]  # of equal ones the first
+        return [i for i in best.tolist() if scores[i] > 0]
+    return search

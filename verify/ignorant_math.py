@@ -1,0 +1,98 @@
+"""What a policy gets that knows no mathematics: it boxes the question. A verifier should pay it nothing.
+
+    python verify/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
+                                                           7,000 problems, with math-verify an hour
+
+Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
+of its formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent answer;
+`hedges` is right where one of a few answers is that say several things at once. A formula stands between
+dollar signs, \\( and \\), or \\[ and \\]; a question without such signs is one. Counts go to
+results/ignorant_math.json: of the generated problems, of each file named, and by math-verify too, where it is
+installed. What is left on real sets are questions in which the answer stands as it should be written, and
+questions that ask for another form of an expression with symbols, to be expanded or factored: both forms count
+as equal.
+
+The files of README.md are made from those of public repositories on GitHub:
+
+    math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl, as
+                                it is; the set is HuggingFaceH4/MATH-500
+    math_train.jsonl            agentica-project/rllm, commit 874daa4, rllm/data/train/math/math.json; 2 of 7,474
+                                rows have no answer and are left out
+    gsm8k_test.jsonl            openai/grade-school-math, grade_school_math/data/test.jsonl; the answer is the
+                                number after ####, without commas
+    deepscaler_every_8th.jsonl  ruixin31/Spurious_Rewards, code/data/DeepScaleR_Difficulty_Level_1/train.json and
+                                so on to 5, joined: of 39,808 rows 1, 9, 17 and so on; "prompt" is the problem
+    olympiadbench.jsonl         hkust-nlp/simpleRL-reason, beside math500: the question, and the first final_answer
+                                without dollar signs
+    minerva.jsonl               the same, minerva_math: the answer is final_answer.py's of the solution
+"""
+import json
+import os
+import re
+import sys
+from collections import Counter
+
+from tqdm import tqdm
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+import tasks  # noqa: E402
+
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+verifiers = {"verify_math": lambda response, gold: tasks.verify_math(response, gold).correct}
+try:
+    import math_verify
+    verifiers["math-verify"] = lambda response, gold: bool(math_verify.verify(
+        math_verify.parse(f"${gold}$"), math_verify.parse(response)))
+except ImportError:
+    print("math-verify is not installed: pip install 'math-verify[antlr4_13_2]' to compare")
+
+
+HEDGES = ("A, B, C, D, E", "(A),(B),(C),(D),(E)", "(A) or (B)", "A) B) C) D)", "Yes, no", "Yes and no",
+          "0, 1, 2, 3, 4, 5", "0 or 1", "x", "x = x", "x = y", "0 = 0", "The answer is the answer")
+
+
+def policies(question, common):
+    """name -> the responses of which one has to be right."""
+    formulas = [next(filter(None, groups)) for groups in FORMULA.findall(question)] or [question]
+    chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas,
+              "constant": [common], "hedges": HEDGES}
+    return {name: [f"\\boxed{{{text.strip(' .,;:?!')}}}" for text in texts]
+            for name, texts in chosen.items()}
+
+
+def counts(problems, label):
+    """verifier -> {"problems": how many, and for each policy how many of them it gets right}"""
+    common = Counter(gold for _, gold in problems).most_common(1)[0][0]
+    right = {name: {"problems": len(problems), **dict.fromkeys(policies("", common), 0)}
+             for name in verifiers}
+    for question, gold in tqdm(problems, label):
+        for name, verify in verifiers.items():
+            verdicts = {}
+            for policy, responses in policies(question, common).items():
+                for response in responses:
+                    if response not in verdicts:
+                        verdicts[response] = verify(response, gold)
+                right[name][policy] += any(verdicts[response] for response in responses)
+    return right
+
+
+sets = {"generated": [(problem.question, problem.answer)
+                      for problem in tasks.arithmetic_split("test", 1000, 0)]}
+for path in sys.argv[1:]:
+    with open(path, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    sets[os.path.basename(path).removesuffix(".jsonl")] = [(row["problem"], row["answer"]) for row in rows]
+path, results = os.path.join(HERE, "results", "ignorant_math.json"), {}
+if os.path.exists(path):  # what was counted before stays: other files, the other verifier
+    with open(path) as file:
+        results = json.load(file)
+for label, problems in sets.items():
+    results.setdefault(label, {}).update(counts(problems, label))
+    with open(path, "w") as file:
+        json.dump(results, file, indent=1)
+for label, verdicts in results.items():
+    for name, right in verdicts.items():
+        shares = ", ".join(f"{policy} {count / right['problems']:.2%}" for policy, count in right.items()
+                           if policy != "problems")
+        print(f"{label:<14} {name:<12} {right['problems']:>6} problems: {shares}")

@@ -1,0 +1,760 @@
+"""Do two answers say the same mathematics? math_equal(answer, gold) reads both and
+compares.
+
+An answer is LaTeX or plain text. It is cut into tokens; a recursive descent reads them
+as items: values, tuples, intervals, sets, matrices, equations, words; and items are
+compared. A value is an exact fraction as long as it can be. With a root, pi or a
+logarithm it is a complex number, and with free symbols its values at seven fixed
+points. Two expressions are equal where all their values are, up to a relative error of
+1e-11, which fractions are not granted. What cannot be read is compared as text.
+
+An answer may leave no work undone that its gold has not left undone: 347*6 is not the
+answer 2082.
+
+Answers are hostile input: nothing here runs them as code, and their length, integers
+and exponents are bounded, so that none takes longer than some milliseconds, in any
+thread.
+"""
+import cmath
+import functools
+import math
+import random
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+
+# ---- 1. Numbers ----
+MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
+
+
+def bounded(x):
+    """A number: a Fraction as long as it can be, and 0 always; else a complex, here
+    without rounding dust. Overflow and underflow are failures: they become neither
+    infinity nor 0."""
+    if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
+        return x
+    if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
+        raise ValueError("too large or too small")
+    return complex(*(part if abs(part) > 1e-13 * abs(x) else 0.0 for part in (x.real, x.imag)))
+
+
+def plus(x, y):
+    if isinstance(x + y, complex) and x and y:
+        size, scale = abs(x + y), max(abs(x), abs(y))
+        if size < 1e-13 * scale:
+            return Fraction(0)
+        if min(abs(x), abs(y), size) < 1e-10 * scale:
+            raise ValueError("too few digits are left")  # else 10^20 + sqrt(2) would equal 10^20
+    return x + y if x and y else x or y
+
+
+def power(x, y):
+    if isinstance(y, Fraction) and y.denominator == 1:
+        if isinstance(x, Fraction) and abs(y) * max(map(int.bit_length, x.as_integer_ratio())) > MAX_BITS:
+            raise ValueError("too large")
+        return x ** int(y)
+    return cmath.exp(y * cmath.log(x)) if x else x
+
+
+def factorial(x):  # for the values of a symbol by the gamma function
+    whole = x.denominator == 1 and x <= 2500
+    return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
+
+
+def floor(x):
+    """The integer below; an error where the digits of x cannot tell."""
+    if x.imag or isinstance(x, complex) and abs(x - round(x.real)) < 1e-9 * max(1, abs(x)):
+        raise ValueError("no floor")
+    return Fraction(math.floor(x.real))
+
+
+def ceiling(x):
+    return -floor(-x)
+
+
+FUNCTIONS = {"\\" + name: f for name, f in dict(
+    sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
+    sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
+    arctan=cmath.atan, sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh, coth=lambda x: 1 / cmath.tanh(x),
+    sech=lambda x: 1 / cmath.cosh(x), csch=lambda x: 1 / cmath.sinh(x), arcsinh=cmath.asinh,
+    arccosh=cmath.acosh, arctanh=cmath.atanh, abs=abs, exp=cmath.exp, ln=cmath.log,
+    log=cmath.log10).items()}
+BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+OPERATIONS = FUNCTIONS | {
+    "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
+    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
+    "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
+
+# A symbol's values are of both signs, below and above 1, in the first three places
+# positive, for roots and logarithms. They are odd numbers over 1024, and never whole:
+# (-1)^n is neither 1 nor -1.
+SPANS = (211, 951), (1711, 3001), (1101, 5001), (-2999, -211), (-2999, 3001), (-2999, 3001), (-5999, 6001)
+
+
+@functools.lru_cache(1024)
+def sample_points(name):
+    """The values of a free symbol, from its name."""
+    rng = random.Random(ascii(name))
+    return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
+
+
+# ---- 2. Words and signs, and the tokens they come in ----
+GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega").split()))
+SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
+    *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
+UNITS = {name: names.split()[0] for names in (
+    "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer|ft foot feet|in inch inche|yd yard|"
+    "mi mile|s sec second|min minute|h hr hour|day|week|month|year|g gram|kg kilogram|mg|lb pound|oz ounce|"
+    "mL|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|mph|N newton|J joule|erg|"
+    "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
+    "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
+    "Mpc|kpc|ly|amu|dB|am|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
+    for name in names.split()}
+# Any other word is a unit where it is a plural, but for numbers and these.
+NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu|"
+                      "pair|couple|score|gros|triplet|twin|brace)s")
+MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
+ALIASES = {alias: names.split()[0] for names in (
+    r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
+    r"± \pm|: \colon|≡ \equiv|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
+    r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
+    r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
+    r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
+    r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|"
+    r"\arctanh \artanh \atanh"
+).split("|") for alias in names.split()}
+UNICODE = str.maketrans({
+    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
+    "½": "\\frac12", "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C",
+    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    **{letter: f"\\{name} " for letter, name in GREEK.items()},
+    **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
+ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
+SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
+CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
+CLOSERS |= {left: {right} for left, right in BARS.items()}
+STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
+    "(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+
+
+def improper(match):
+    """The fraction that a mixed number is: 2\\frac13 is 7/3. 1\\frac52 is none."""
+    whole, upper, lower = map(int, match.groups())
+    return f"\\frac{{{whole * lower + upper}}}{{{lower}}}" if upper < lower else match[0]
+
+
+def scientific(match):
+    """3e5 of 3 * 10^5. What is shorter without the power is none: 10^1 and 3 * 10^0."""
+    first, exponent = match[1], match[2] or match[3]
+    return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
+
+
+BASES = {name: base for base, name in enumerate(
+    "two three four five six seven eight nine ten eleven twelve".split(), 2)}
+BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
+REWRITES = [(re.compile(pattern), new) for pattern, new in (
+    (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
+     r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
+     r"\\"),  # \\frac, which is no end of a row
+    (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
+    (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
+    (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
+    (r"\\right\s*(?:\\?\||\\vert(?![a-z]))", r"\\rvert "),
+    (r"\\[bB]igg?[lrm]?\s*(?=\\?\||\\vert)|\\(?=\|)", ""),
+    (r"\\vert(?![a-z])", "|"),
+    (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
+    (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the sign in $5
+     r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|boxed|"
+     r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
+    (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
+     lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
+    (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
+    (r"\\\{\s*[A-Za-z]\s*(?:[|:]|\\mid)([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
+    (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
+    (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
+    (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
+     lambda match: "'" * len(re.findall("prime|'", match[0]))),
+    (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
+    (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
+    (r"(?<![A-Za-z.])([AaPp])\.\s?[Mm](?![A-Za-z])\.?", r"\1m"),  # 6:30 p.m.
+    (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
+    (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
+     lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
+    (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
+    (rf'(?<=[\dA-F])\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
+     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
+     lambda match: "_%s " % next(BASES.get(base, base) for base in match.groups() if base)),  # 201_{(3)}
+    (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
+    (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
+    (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
+    (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
+    (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
+     improper),
+    (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
+     r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
+TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
+    |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z0-9])|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
+    |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
+    |(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?
+    |\.\d+(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
+UNIT = re.compile(
+    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
+
+
+def math_tokens(text):
+    """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in
+    double quotes."""
+    for pattern, new in REWRITES:
+        text = pattern.sub(new, text)
+    tokens = []
+    for token in TOKEN.findall(" ".join(text.split()).rstrip(" .,;*").lstrip(" *")):
+        token = ALIASES.get(token, token).replace(" ", "")
+        word = token.strip('"')
+        if not word.isascii() or not word.isalpha():
+            tokens.append(token)
+        elif len(word) > 3 or word.lower() in ("yes", "no", "odd", "and", "or") or (
+                word != token and (len(word) > 1 or word in UNITS)) or (
+                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
+            tokens.append(f'"{word}"')
+        else:
+            tokens += word
+    return tokens
+
+
+def plain(tokens):
+    """Tokens as one text; only numbers are kept apart, and a brace around one token is
+    left out."""
+    text = "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
+    return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
+
+
+# ---- 3. Items: what an answer says, and what it leaves undone ----
+class Item(NamedTuple):
+    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or
+    words."""
+    kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
+    parts: tuple     # of a value its numbers, as many as SPANS; of an equation what must be 0
+    name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
+    unit: str = ""
+    digits: int = 0  # of a number written as a decimal
+    work: str = ""   # what a value leaves to be done, see `undone`
+    factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
+    factors: tuple = ()  # of a product with symbols: its factors, each with 1, or -1 if it divides
+    argument: str = ""  # of a symbol that was written with one: the x of f(x) = 2x
+    symbols: frozenset = frozenset()  # the free symbols that a value was written with
+    equation: bool = False  # a named value that does not answer without the name: x = y, y' + 3y = x
+
+    @property
+    def constant(self):
+        return self.kind == "value" and not self.symbols
+
+    @property
+    def rational(self):
+        return self.constant and isinstance(self.parts[0], Fraction)
+
+
+def undone(op, first, last, constant):
+    """What an operation leaves to be done: "+" to add constants, "*" to multiply,
+    divide or cancel numerals or to raise constants to a power, "/" to divide by a sum,
+    "√" a root, "s" to take a factor out of it, "f" any other function of constants, and
+    "F" a function or a root of symbols. Others on symbols leave nothing; "k" notes that
+    a constant is added to symbols, to which a second one could be added."""
+    n, d = first.factor, last.factor
+    if op == "*":
+        return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
+    if op == "/":
+        reduced = n.denominator == d.denominator == math.gcd(n.numerator, d.numerator) == 1 < abs(d)
+        whole = abs(d) == 1 and not (first.rational and last.rational)
+        done = reduced and max(n, d) > 0 or whole
+        return ("" if done else "*") + ("/" if last.constant and "+" in last.work else "")
+    if op == "+" and not constant:
+        return ("", "k", "k+")[sum(item.constant or "k" in item.work for item in (first, last))]
+    if not constant:
+        whole = last.rational and d.denominator == 1
+        return "F" if op in FUNCTIONS or op in ("!", "√", "\\lvert") or op == "^" and not whole else ""
+    if op == "^" and (not last.rational or d.denominator == 1):
+        return "" if first.work in ("π", "e") and d != 1 else "*"
+    if op in ("^", "√"):
+        x, index = (last, 2) if op == "√" else (first, d.denominator)
+        square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
+                                    for k in range(2, 32))
+        return "√s" if square else "√"
+    return "+" if op == "+" else "f"
+
+
+def factors_of(item):
+    return item.factors or ((item, 1),)
+
+
+def root_at(point, base, exponent):
+    """A power that is not whole, of a product the product of the powers of its factors,
+    as if they were positive: the root of L/g is the root of L over that of g. Constants
+    stay together."""
+    times = OPERATIONS["*"]
+    result, constant = Fraction(1), Fraction(1)
+    for item, sign in factors_of(base):
+        if item.constant:
+            constant *= item.parts[point] ** sign
+        else:
+            result = times(result, power(item.parts[point], sign * exponent))
+    return times(result, power(constant, exponent))
+
+
+def logarithm_at(point, item, f):
+    """Of a product the sum of the logarithms, likewise."""
+    result, constant = Fraction(0), Fraction(1)
+    for factor, sign in factors_of(item):
+        if factor.constant:
+            constant *= factor.parts[point] ** sign
+        else:
+            result = plus(result, sign * f(factor.parts[point]))
+    return plus(result, f(constant) if constant != 1 else Fraction(0))
+
+
+def values(op, first, last):
+    """The result of an operation at every point."""
+    if op == "√":
+        return [root_at(i, last, 1 / index) for i, index in enumerate(first.parts)]
+    if op == "^" and not (last.rational and last.parts[0].denominator == 1):
+        return [root_at(i, first, exponent) for i, exponent in enumerate(last.parts)]
+    if op in ("\\ln", "\\log") and not first.constant:
+        return [logarithm_at(i, first, FUNCTIONS[op]) for i in range(len(SPANS))]
+    items = (first,) if op in FUNCTIONS or op in BARS or op == "!" else (first, last)
+    return [OPERATIONS[op](*xs) for xs in zip(*(item.parts for item in items))]
+
+
+def each(op, *items):
+    """An operation on values, at every point."""
+    if any(item.kind != "value" for item in items):
+        raise ValueError("arithmetic is for numbers")
+    first, last = items[0], items[-1]
+    symbols = first.symbols | last.symbols
+    result = Item("value", tuple(map(bounded, values(op, first, last))), symbols=symbols)
+    factor, factors = 1, ()
+    if result.rational:
+        factor = result.parts[0]
+    elif op in ("*", "/"):
+        factor = bounded(OPERATIONS[op](first.factor, last.factor))
+        sign = 1 if op == "*" else -1
+        factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
+    work = "".join(item.work for item in items).replace("k", "")
+    work += undone(op, first, last, result.constant)
+    if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
+        work += "c"  # symbols that cancel
+    factors = () if result.constant else factors
+    return result._replace(work=work, factor=Fraction(factor), factors=factors)
+
+
+def number(x, work=""):
+    return Item("value", (x,) * len(SPANS), work=work, factor=x if isinstance(x, Fraction) else Fraction(1))
+
+
+def symbol(name):
+    return Item("value", sample_points(name), name, symbols=frozenset([name]))
+
+
+def unknown(name, argument):
+    """A function of symbols whose values say too little: floors of n / 3 and n / 4 are
+    often equal. It is a symbol of its own for each argument."""
+    if argument.kind != "value":
+        raise ValueError("no argument")
+    value = symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))
+    return value._replace(name="", symbols=argument.symbols)
+
+
+def absolute(item):
+    """|x|. Where x never changes its sign at the points, as x - 9, they cannot tell |x|
+    from x or -x: then it is unknown, but for its scale."""
+    signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
+    if item.constant or len(signs) == 2 and all(isinstance(part, Fraction) for part in item.parts):
+        return each("\\lvert", item)
+    scale = item.parts[0]
+    result = unknown("|", each("/", item, number(scale)))
+    return result._replace(parts=tuple(bounded(abs(scale) * part) for part in result.parts))
+
+
+def minus(item):
+    if item in INFINITIES:  # no value: infinity - infinity is not 0
+        return INFINITIES[1 - INFINITIES.index(item)]
+    return each("*", number(Fraction(-1)), item)._replace(unit=item.unit, digits=item.digits, work=item.work)
+
+
+INFINITIES = Item("-∞", ()), Item("∞", ())
+MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
+            "π": number(complex(math.pi), "π"), "e": number(complex(math.e), "e"), "i": number(1j, "i")}
+
+
+# ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
+def read_items(tokens, left):
+    """The items up to the closing bracket. A union is one set, and so is an interval
+    without points."""
+    items, union = [], False
+    while tokens[-1] not in CLOSERS[left]:
+        sides, signs = [read_side(tokens)], []
+        while tokens[-1] in RELATIONS:
+            signs.append(tokens.pop())
+            sides.append(read_side(tokens))
+        items.append(relation(sides, signs) if signs else sides[0])
+        if tokens[-1] == "∖":
+            tokens.pop()
+            union = True
+            items[-1:] = without_points(items[-1], read_side(tokens))
+        if tokens[-1] not in SEPARATORS | CLOSERS[left]:
+            raise ValueError("no separator")
+        while tokens[-1] in SEPARATORS:
+            union |= tokens.pop() == "∪"
+    if union and sum(item.kind == "list" for item in items) > 1:
+        raise ValueError("a union to be made")
+    if union or len(items) == 1:
+        items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
+    return tuple(items)
+
+
+def without_points(interval, removed):
+    """The intervals that are left of one when points are removed from it."""
+    points = sorted(removed.parts if removed.kind == "list" else [removed], key=lambda x: x.parts[0].real)
+    (low, high), (left, right) = interval.parts, interval.kind
+    inside = all(point.constant for point in points)
+    for x, y in zip([low, *points], [*points, high]):
+        inside &= x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real
+    if not inside or interval.kind not in ("()", "[]", "(]", "[)"):
+        raise ValueError("no points of an interval")
+    lefts, rights = left + "(" * len(points), ")" * len(points) + right
+    ends = zip(lefts, rights, [low, *points], [*points, high])
+    return [Item(left + right, (x, y)) for left, right, x, y in ends]
+
+
+def read_side(tokens):
+    """Words to the end of the item, as in "not 5"; or a sum, and perhaps a unit."""
+    if tokens[-1][:1] == '"' and len(tokens[-1]) > 3:
+        words = []
+        while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
+            words.append(tokens.pop())
+        return Item("words " + plain(words).casefold(), ())
+    item = read_expression(tokens)
+    if tokens[-1].lower() in MULTIPLES and item.rational:
+        item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
+    if unit := UNIT.match(" ".join(tokens[::-1])):
+        words = unit[0].replace('"', "").split()
+        del tokens[len(tokens) - len(words):]
+        names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
+        strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
+        if strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
+            raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
+        item = item._replace(unit=" ".join(sorted(filter(None, names))))
+    return item
+
+
+def read_expression(tokens, level=0):
+    """A sum (level 0), a product (1), an argument without brackets (2), or a power (3).
+    An argument, the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a
+    bracket and another function."""
+    value = read_atom(tokens)
+    while True:
+        after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
+        follows = after in STARTERS or "{" in after[2:] or after.isdecimal() and tokens[-2] == "^"
+        if after in ("^", "!"):
+            tokens.pop()
+            value = each("^", value, read_atom(tokens)) if after == "^" else each("!", value)
+        elif follows and level < (2 if after in CLOSERS or after in FUNCTIONS else 3):
+            value = each("*", value, read_expression(tokens, 3))
+        elif after in ("*", "/") and level < 2:
+            value = each(tokens.pop(), value, read_expression(tokens, 3))
+        elif after in ("+", "-") and level < 1:
+            tokens.pop()
+            term = read_expression(tokens, 1)
+            value = each("+", value, minus(term) if after == "-" else term)
+        else:
+            return value
+
+
+def read_atom(tokens):
+    """A number, a symbol, a function, a fraction, a root, items in brackets; or a power
+    with a sign."""
+    token = tokens.pop()
+    if token in ("+", "-"):
+        value = read_expression(tokens, 3)
+        if value.factor < 0:  # -(-8) is to be worked out
+            value = value._replace(work=value.work + "*")
+        return minus(value) if token == "-" else value
+    if token and token in CLOSERS:
+        items = read_items(tokens, token)
+        kind = token + tokens.pop()
+        if token in BARS:
+            (item,) = items
+            if token == "\\lvert":
+                return absolute(item)
+            return each(token, item) if item.constant else unknown(token, item)
+        if len(items) == 1 and kind in ("()", "[]", "{}"):
+            return items[0]
+        names = [item.name for item in items]
+        name = ",".join(names) if kind == "()" and all(names) else ""  # (x, y) = (1, 2) is (1, 2)
+        return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
+    if token in FUNCTIONS:
+        return read_function(tokens, token)
+    if token in ("\\frac", "\\binom"):
+        upper = read_atom(tokens)
+        return each(token.replace("\\frac", "/"), upper, read_atom(tokens))
+    if token == "√":
+        index = read_atom(tokens) if tokens[-1] == "[" else number(Fraction(2))
+        return each(token, index, read_atom(tokens))
+    if token in ("$", "€", "£"):
+        return read_atom(tokens)._replace(unit=token)
+    if token[:1] in (*"0123456789.",):
+        return read_number(token)
+    if token in MEANINGS and tokens[-1][:1] != "_":
+        return MEANINGS[token]
+    return read_symbol(tokens, token.strip('"'))
+
+
+def read_function(tokens, name):
+    base, exponent = None, None
+    if name == "\\log" and tokens[-1][:1] == "_":
+        base = read_expression(["", *math_tokens(tokens.pop().strip("_{}"))[::-1]])
+    if tokens[-1] == "^":
+        tokens.pop()
+        exponent = read_atom(tokens)
+        if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
+            name, exponent = "\\arc" + name[1:], None
+    argument = read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2)
+    if name == "\\exp":
+        value = each("^", MEANINGS["e"], argument)
+    elif name == "\\abs":
+        value = absolute(argument)
+    elif base == MEANINGS["e"]:
+        value, base = each("\\ln", argument), None
+    else:
+        value = each(name, argument)
+    if base:
+        value = each("/", value, each(name, base))
+    return each("^", value, exponent) if exponent else value
+
+
+def read_symbol(tokens, name):
+    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t)
+    = 6t."""
+    if name not in SYMBOLS and "{" not in name[2:]:
+        raise ValueError(name)
+    argument = ""
+    while tokens[-1] == "'" or tokens[-1][:1] == "_":
+        name += re.sub(r'[{}"\\]', "", tokens.pop())
+    if tokens[-1] == "(" and tokens[-3:-2] == [")"]:
+        if tokens[-4:-3] == ["="] and tokens[-2] in SYMBOLS:
+            argument = tokens[-2]
+            del tokens[-3:]
+        elif name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal():
+            name += tokens.pop() + tokens.pop() + tokens.pop()
+    return symbol(name)._replace(argument=argument)
+
+
+def read_number(token):
+    if "_" in token:  # a numeral keeps its base: it is a symbol
+        return symbol(token.lstrip("0"))._replace(name="")
+    digits, _, period = re.sub("[,{}]|overline|bar|dot", "", token).partition("\\")
+    whole, _, places = re.sub("[eE].*", "", digits).partition(".")
+    value = bounded(Fraction(digits))
+    if period and not period.strip("9"):
+        raise ValueError("ends in nines")  # it is no numeral of any number
+    if period:
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(places))
+    return number(value)._replace(digits=int(whole + places) if "." in digits else 0)
+
+
+def relation(sides, signs):
+    """A ratio, a matrix's row, membership, an equation, or an inequality that says
+    where a symbol lies."""
+    if {*signs} in ({":"}, {"&"}):
+        return Item(signs[0], tuple(sides))
+    if signs == ["∈"] and sides[0].name:
+        return sides[1]._replace(name=sides[0].name)
+    if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
+        return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
+    if {*signs} == {"="}:
+        x, *values = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
+        values = values if x.name else sides
+        value = values[-1]  # it ends x = 2 + 3 = 5 and 2 + 3 = 5
+        if all(same(value, other) for other in values):
+            named = x.kind == value.kind and (x.kind == "value" or not value.name)
+            equation = value.kind == "value" and not (value.constant or x.argument) and (
+                x is not sides[0] or bool(value.name))
+            return value._replace(name=x.name if named else "", argument=x.argument, equation=equation)
+        difference = each("+", x, minus(value))
+        if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
+            raise ValueError("no equation")  # that 4 = 3 says nothing
+        return Item("=", (difference,))
+    if signs[0] in (">", "≥"):
+        sides, signs = sides[::-1], [{">": "<", "≥": "≤"}.get(sign) for sign in reversed(signs)]
+    if sides[0].name:  # x < 3 is -infinity < x < 3
+        sides, signs = [INFINITIES[0], *sides], ["<", *signs]
+    if len(sides) == 2:
+        sides, signs = [*sides, INFINITIES[1]], [*signs, "<"]
+    low, x, high = sides
+    if {*signs} <= {"<", "≤"} and x.name and all(end.constant or end in INFINITIES for end in (low, high)):
+        return Item("(["[signs[0] == "≤"] + ")]"[signs[1] == "≤"], (low, high), x.name)
+    raise ValueError("no relation that bounds one symbol")
+
+
+# ---- 5. Comparing ----
+def ratio(a, b):
+    """The constant a / b, or None."""
+    pairs = [*zip(a.parts, b.parts)]
+    if any(bool(x) != bool(y) for x, y in pairs):
+        return None
+    ratios = [x / y for x, y in pairs if y]
+    for r in [Fraction(1), *ratios[:1]]:  # the tolerance is relative, never absolute, and none for fractions
+        if all(r == x or isinstance(x, complex) and abs(x - r) < 1e-11 * abs(r) for x in ratios):
+            return r
+
+
+def same_decimal(x, y, least=100_000):
+    """Is x a decimal of at least six digits that is the irrational y, rounded or cut
+    off there?"""
+    if x.digits < least or not y.constant or least > 1 and y.rational:
+        return False
+    digits = y.parts[0] / x.parts[0] * x.digits
+    return not digits.imag and x.digits in (int(digits.real), round(digits.real))
+
+
+def quotient(item):
+    """The value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3; of others the
+    item. So 6:30 stays a time."""
+    if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
+        return item
+    first, last = item.parts
+    value = first if last == number(Fraction(1)) else each("/", first, last)
+    return item if "*" in value.work else value
+
+
+def same(a, b):
+    """Does a say what the gold b says, and leave no more undone? A unit or a name may
+    be missing in one."""
+    if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
+        return False
+    if a.equation and b.equation and a.name != b.name:
+        a, b = (Item("=", (each("+", symbol(item.name), minus(item)),)) for item in (a, b))
+    if a.name and a.kind == "value" and b.kind == "=":  # y = 2 - x answers x + y = 2, but not the reverse
+        a = Item("=", (each("+", symbol(a.name), minus(a)),))
+    if {a.kind, b.kind} == {":", "value"}:
+        a, b = quotient(a), quotient(b)
+    names = {item.name for item in (a, b) if item.name and item.parts != sample_points(item.name)}
+    other_argument = a.argument and b.argument and a.argument != b.argument
+    if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
+        return False
+    if a.kind == "value":
+        percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
+        done = a.symbols <= b.symbols and all(
+            a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+*√f" else MAX_CHARS)
+            for kind in {*a.work} - {"k"})
+        return done and (ratio(a, b) in (1, percent) or same_decimal(a, b))
+    if a.kind == "=":
+        x, y = a.parts[0], b.parts[0]
+        return x.symbols <= y.symbols and ratio(x, y) is not None
+    if len(a.parts) != len(b.parts):
+        return False
+    if a.kind != "list":
+        return all(map(same, a.parts, b.parts))
+    left = list(b.parts)
+    for x in a.parts:
+        match = next((y for y in left if same(x, y)), None)
+        if match:
+            left.remove(match)
+    return not left
+
+
+def read(tokens):
+    """What an answer says: an item, or a list. An item with +- is two, one with + and
+    one with -."""
+    readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
+                for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
+    items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
+    return items[0] if len(items) == 1 else Item("list", tuple(items))
+
+
+# What is computed, and follows on no number: a + b =, |S| =, P(X = 3) =, Area = or i =,
+# but not -x =.
+NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
+LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
+    (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
+    for colon in (":", ""))  # S : T = 7 : 32
+MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
+IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
+HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
+                    r"evaluate|compute|calculate|determine|simplify|solve|false|(?:i|we|you|they|one)\s+\w+|"
+                    # a sentence about a sentence: that the answer is, that x is
+                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t", re.I)
+DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
+CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
+VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
+OTHERWISE = {  # what must not follow
+    CHOICE: re.compile(
+        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or|not)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
+        r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
+        # another letter that stands alone, but for one in a sum, a product or a degree
+        # sign's, and the article of "A circle"
+        r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
+        r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
+    VERDICT: re.compile(
+        r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+
+
+def said_last(answer):
+    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The
+    area is } 5. No number, no hedge and no other sentence goes before."""
+    before, rest = "", ""
+    for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
+        before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
+    if not re.search(r"[^\W\d_]", before) or HEDGES.search(before) or IS.search(before):
+        return ""
+    if before.count("{") > before.count("}"):
+        first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
+        rest = first + last
+    return rest
+
+
+def said_first(answer, gold):
+    """Is the gold the letter of a choice, or yes or no, and does the answer begin with
+    it and explain it? B is said by "(B) cosine" and by "b", yes by "Yes, it is
+    stable.", but not by "(B) or (C)", "Yes and no". Where the gold is (B), a bare b is
+    a variable."""
+    if len(answer) == 1 < len(gold):
+        return False
+    answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
+    for pattern, otherwise in OTHERWISE.items():
+        said, wanted = pattern.fullmatch(answer), pattern.fullmatch(gold)
+        if said and wanted and not wanted[2] and not otherwise.search(said[2] or ""):
+            variable = pattern is CHOICE and wanted[1].islower()
+            return said[1].lower() == wanted[1].lower() and not variable
+    return False
+
+
+def math_equal(answer, gold):
+    """Are two answers equal as mathematics or, failing that, as texts? Not where one
+    has more than MAX_CHARS characters. Any strings will do: nothing is raised."""
+    answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    last = said_last(answer)
+    return equal_items(answer, gold) or said_first(answer, gold) or bool(last) and equal_items(last, gold)
+
+
+def equal_items(answer, gold):
+    """Are the items that two texts say the same, or are the texts?"""
+    answers, golds = math_tokens(answer), math_tokens(gold)
+    if not answers or plain(answers) == plain(golds):
+        return bool(answers)
+    try:
+        if re.search(r"(?<!\d)\d{3},\d{3}", f"{answer} {gold}"):  # 123,456 may be a number, and may be two
+            if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
+                return True
+        target = read(golds)
+        if target.constant and not target.name:
+            answers = MODULUS.sub(r"\1", LABEL.sub("", " ".join(answers))).split()
+        elif target.kind == ":":
+            answers = RATIO_LABEL.sub("", " ".join(answers)).split()
+        return same(read(answers), target)
+    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
+        return False
