@@ -20,19 +20,19 @@ The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a con
 without a gradient: it is to scale the advantage, and not to be maximised. It is never
 negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO
 in which every token has its own advantage wA. By default w is 1 up to pi = 0.12,
-rises to 1.4 at pi = 0.33, and stays there: unlikely tokens, whose gradients are the largest (they
-grow with 1 - pi) and dominate an update, count for less than likely ones. The loop is
-`train`, in section 5: sample, compare, learn.
+rises to 1.4 at pi = 0.33, and stays there: unlikely tokens, whose gradients are the
+largest (they grow with 1 - pi) and dominate an update, count for less than likely
+ones. The loop is `train`, in section 5: sample, compare, learn.
 
 All of the algorithm is in this file; tasks.py has the problems and verifiers, support/
 what any such program needs. Left out, on purpose, are trainer classes, value networks,
 reward models, LoRA, several GPUs, and inference engines.
 
-    python grpo_sg.py             a tiny model on a CPU, offline: 1 to 2 minutes
+    python grpo_sg.py             a tiny model on a CPU, offline: about half a minute
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
                                   the same loop on a real model and a GPU
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint
-                                  repeat a run's test: half a minute
+                                  repeat a run's test: seconds for the tiny model
 """
 import dataclasses
 import math
