@@ -19,8 +19,8 @@ of their group more likely, token by token, and the others less:
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
 without a gradient: it is to scale the advantage, and not to be maximised. It is never
 negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO
-in which every token has its own advantage wA. By default w is 1 up to pi = 0.12
-and rises to 1.4 at pi = 0.33: unlikely tokens, whose gradients are the largest (they
+in which every token has its own advantage wA. By default w is 1 up to pi = 0.12,
+rises to 1.4 at pi = 0.33, and stays there: unlikely tokens, whose gradients are the largest (they
 grow with 1 - pi) and dominate an update, count for less than likely ones. The loop is
 `train`, in section 5: sample, compare, learn.
 
@@ -141,8 +141,8 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # with A > 0 would be above 1 + clip_high from the start, have no gradient, and
     # never learn.
     objective = w * torch.minimum(r * A, clipped * A)
-    # The KL to the reference; without one it is logged alone, and is to the policy that
-    # sampled.
+    # The KL to the reference. Without a reference it is only logged, and measured to the
+    # policy that sampled.
     kl_to = old_logps if ref_logps is None else ref_logps
     log_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)
     # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. Its
@@ -244,10 +244,11 @@ def prefill(model, prompts):
     ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
     attention = torch.tensor(real, device=model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = models.Cache(config=model.config)  # transformers' DynamicCache would do, too
+    # transformers' DynamicCache; under autocast it takes half of that one's memory.
+    cache = models.Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor(index, device=model.device)  # (B,)
-    cache.reorder_cache(index)
+    cache.reorder_cache(index)  # a row for each of the B prompts
     return logits[index], attention[index], position[index, -1:], cache
 
 
@@ -269,7 +270,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
            generator=None, stopping_criteria=None):
     """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
-    prompts: lists of ids; equal ones cost no more than n of one. A completion ends with
+    prompts: lists of ids; equal ones are read once. A completion ends with
     a stop token; or it stops, at max_new_tokens or when stopping_criteria says so, which
     is one of transformers' and is given the tokens drawn, without prompts or scores.
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
@@ -327,7 +328,8 @@ class Policy:
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # On a GPU, the folder gpu/ may put faster or smaller ones in their places.
+    # On a GPU, the folder gpu/ may replace these: by a faster sampler, by an AdamW that
+    # needs less memory.
     sampler: object = sample
     AdamW: type = torch.optim.AdamW
 
@@ -343,7 +345,8 @@ class Completion:
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    # what the policy wrote, after the tag that the prompt ends with: all that is verified
+    # the tag that the prompt ends with, such as <think>, and what the policy wrote: all
+    # that is verified
     response: str = ""
     # its last turn has no stop token; it is trained on like any other
     truncated: bool = False
@@ -386,7 +389,7 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     for turn in range(answered + 1):
         contexts = [c.prompt + c.tokens for c in unfinished]
         last_turn = turn == answered
-        # `sample`, above, on at most cfg.sample_batch contexts at a time.
+        # By policy.sampler, which is `sample` above, cfg.sample_batch contexts at a time.
         drawn = models.sample_in_parts(
             policy, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
@@ -415,7 +418,7 @@ def grade(c, policy, task):
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
     # By the task's verifier and reward: +3 right, -0.5 well formed but not right, -3 badly
-    # formed, as is what was cut off.
+    # formed. A completion that was cut off counts as badly formed.
     tasks.judge(task, c)
 
 
@@ -433,10 +436,10 @@ def train(policy, task, cfg, run, reference=None):
     """Train by GRPO-SG for the steps that are left of cfg.steps. reference: the model of
     the KL, needed if cfg.beta is above 0.
 
-    The run (support/run.py) does the rest: run.steps saves a checkpoint every ten minutes
-    and after the last step, and ends early after Ctrl-C, or if no update has been finite
-    for five steps; run.log_step writes the step's row. If something raises, what the
-    steps before have learned is saved.
+    The run (support/run.py) does the rest. run.log_step writes the step's row. run.steps
+    saves a checkpoint (model, tokenizer, optimizer, step) every ten minutes and after the
+    last step; it ends early after Ctrl-C, or if all updates of five steps in a row were
+    not finite. If something raises, what the steps before have learned is saved.
     """
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
@@ -464,11 +467,11 @@ def train(policy, task, cfg, run, reference=None):
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     """Learn from a rollout in cfg.updates updates, each on a minibatch of its own, drawn
-    at random: every completion is used once. In the first update r = 1, as nothing has
-    changed since the rollout; in the later ones the policy has moved. (With --updates 1
-    r is always 1, and the clip never acts.) A group may be cut across minibatches: its
+    at random: every completion is in one minibatch. In the first update r = 1, as nothing
+    has changed since the rollout; in the later ones the policy has moved. (With --updates
+    1 r is always 1, and the clip never acts.) A group may be cut across minibatches: its
     advantages sum to 0 over all of them, not in each. Returns what `update` does, for
-    each that was made: a minibatch in which all have A = 0 makes none."""
+    each that was made: if beta is 0, a minibatch in which all have A = 0 makes none."""
     model = policy.model
     # Gradient checkpointing works only in training mode. Dropout is 0 in either mode
     # (models.read_parameters).
@@ -478,9 +481,9 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     # For each minibatch, the parts of it that fit into memory.
     parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # old_logps are computed as logps are, not by the sampler, which rounds
-        # differently: for the later updates here, before the first changes the policy;
-        # in the first they are logps itself.
+        # old_logps come from token_logps, as logps do, for the sampler rounds differently.
+        # Those of the later updates are needed now, before the first changes the policy.
+        # The first takes its own logps for them.
         for batch in sum(parts[1:], []):
             batch["old_logps"] = compute_logps(model, batch, cfg)
         if cfg.beta:
@@ -488,9 +491,9 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, parts):
-        # The tokens that the policy wrote (in the other mode, the completions), those of
-        # completions with A = 0, too: if these did not count, the others would count for
-        # more, the more of these there are.
+        # All tokens that the policy wrote (in the other mode, all completions), also where
+        # A = 0: if those were left out here, too, a minibatch with many equal groups would
+        # make as large a step by the few others.
         denominator = sum(sum(c.mask) for c in minibatch)
         if cfg.loss_agg_mode == "seq-mean-token-mean":
             denominator = len(minibatch)
@@ -541,7 +544,8 @@ def micro_batches(completions, cfg, device):
     included (a longer one gets its own), sorted by length, so that few are pads.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out, which changes nothing, as its tokens are counted."""
+    if beta is 0 it is left out. The update is the same, as its tokens are counted in the
+    denominator; the logged statistics are means over the others."""
     used = [c for c in completions if cfg.beta or c.advantage != 0]
     waiting = sorted(used, key=Completion.length, reverse=True)
     batches = []
@@ -577,11 +581,12 @@ def compute_logps(model, batch, cfg):
 # ---- 6. Evaluation ----
 
 def evaluate(policy, task, problems, cfg, *, samples=0):
-    """(row, greedy completions). The row has the means of greedy decoding, as
-    "eval/accuracy"; with samples = k > 0 also eval/format_rate@k, eval/truncated@k,
-    eval/equal_groups@k, eval/avg@k, the mean over problems of the mean of k samples, the
-    same of the reward, and eval/pass@2, 4.. up to k. `_se` is the standard error of a
-    mean over the problems: how far it would vary with others."""
+    """(row, greedy completions). The row has the means of greedy decoding, such as
+    "eval/accuracy" and "eval/reward". With samples = k > 0 it also has the means over
+    problems of k samples each: eval/avg@k is their accuracy, eval/reward@k their reward;
+    beside them eval/format_rate@k, eval/truncated@k, eval/equal_groups@k, and eval/pass@2,
+    4.. up to k. `_se` is the standard error of a mean over the problems: how far it would
+    vary with others."""
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
@@ -675,7 +680,7 @@ class Config(*program.settings_of("search", "gpu")):
         DATA, "{}",
         "JSON for the chat template, such as '{\"enable_thinking\": false}'")
     warm_up: bool = setting(
-        DATA, False, "the tiny model's own warm-up, in place of the ready one's")
+        DATA, False, "make the tiny model anew, in place of the one that lies ready")
     shaping: Literal["sg", "none", "ar"] = setting(
         METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
     alpha: float = setting(
@@ -755,14 +760,13 @@ FULL_MEMORY = (
 
 
 def parse(argv=None, **defaults):
-    """The command line as a checked Config: the flags given, and for the others the
-    settings of the run that --resume or --model RUN/checkpoint names; without such a
-    run `defaults`, those of a script that calls main, and then the usual ones, without
-    --model TINY."""
+    """The command line as a checked Config. Of these the first that has a setting counts:
+    the flags that were typed; the run that --resume or --model RUN/checkpoint names;
+    `defaults`, of a script that calls main; TINY, if the model is the tiny one; Config's
+    own."""
     own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
     title = __doc__.replace("\n", " ").split(".")[0]
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
-    # Flags that are typed come before a run's own settings, these before the script's.
     script = program.read_flags(Config, program.as_flags(defaults), about)
     given = data.find_files(program.read_flags(Config, argv, about))
     own_task = {"task": script["task"]} if "task" in script else {}
@@ -839,19 +843,19 @@ def check_start(policy, task, cfg):
     if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
         raise program.UserError("the tokenizer saved with the model is not usable: it "
                                 "has no stop token, or one that the model does not know")
-    unknown, known, last_word = 0, 0, 0
+    unknown, words, last_word = 0, 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
         c = Completion(problem, problem.prompt)
         unknown += c.prompt.count(policy.tokenizer.unk_token_id)
-        known += len(c.prompt)
+        words += len(c.prompt)
         last_word = max(last_word, *c.prompt)
         c.add(policy.tokenizer(problem.solution or problem.question)["input_ids"], own=True)
         if task.observe:
             models.call_tool(task, [policy.tokenizer.decode(c.tokens)])
         grade(c, policy, task)
-    if unknown > known / 20:
+    if unknown > words / 20:
         raise program.UserError(
-            f"the tokenizer of --model {cfg.model} does not know {unknown} of {known} "
+            f"the tokenizer of --model {cfg.model} does not know {unknown} of {words} "
             f"words of --task {cfg.task}: it was made for another task or other settings")
     if last_word >= vocabulary:
         raise program.UserError(
@@ -923,7 +927,7 @@ def carry_out(policy, task, cfg, run):
         parameters = models.read_parameters(start, local=True)
         reference = models.prepare(parameters, False, policy.model.device.type)
     train(policy, task, cfg, run, reference)
-    run.check_ending()  # a run that was stopped ends here
+    run.check_ending()  # raises UserError if the run was stopped early: then no test
     test(policy, task, cfg, run, cfg.steps)
     print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
 

@@ -1106,9 +1106,10 @@ def test_a_real_model_from_a_folder(tmp_path, template, capsys):
 
 
 UNUSABLE = {
-    # It has a state of its own in place of the cache: it would go on from other prompts.
+    # These have a state of their own in place of the cache: they would go on from other prompts.
+    "Mamba": (dict(state_size=8), "keeps no keys and values"),
     "Rwkv": (dict(attention_hidden_size=32, context_length=2048, bos_token_id=0, eos_token_id=0),
-             "cannot be sampled"),
+             "keeps no keys and values"),
     "Bert": (dict(max_position_embeddings=2048, is_decoder=False), "cannot be sampled"),
     "Qwen2": (dict(vocab_size=100), "has more words than the 100 of its model")}
 

@@ -3,14 +3,13 @@ and with sliding windows, which keep other things than all keys and values, and 
 after the vocabulary matrix."""
 import pytest
 import torch
-import transformers
 
 import grpo_sg
 import tasks
+from conftest import build_model
 from support import models
+from support.run import Run
 
-USUAL = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, initializer_range=0.3, bos_token_id=None, eos_token_id=1, pad_token_id=1)
 LINEAR = dict(head_dim=8, num_hidden_layers=4, full_attention_interval=4, linear_num_key_heads=2,
               linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 WINDOW = dict(head_dim=8, sliding_window=4)
@@ -22,23 +21,16 @@ FAMILIES = {  # name: what its configuration has beside the usual
     "Qwen3Next": dict(LINEAR, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                       shared_expert_intermediate_size=16),
     "FalconH1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=8,
-                     mamba_expand=1, mamba_chunk_size=16),
-    "Mamba": dict(state_size=8),
-    "GPT2": dict(n_positions=64, n_embd=32, n_layer=2, n_head=4)}
-TEXT_CONFIGS = ("Gemma3", "Qwen3_5")  # whose Config is that of a model which sees, too
+                     mamba_expand=1, mamba_chunk_size=16)}
 
 
-def build(name, **more):
-    torch.manual_seed(0)
-    usual = {} if name == "GPT2" else USUAL
+def build(name):
     if name == "GPT2":
-        more = dict(vocab_size=50, initializer_range=0.5, bos_token_id=None, eos_token_id=1, **more)
-    config = getattr(transformers, f"{name}TextConfig" if name in TEXT_CONFIGS else f"{name}Config")
-    model = getattr(transformers, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-    return model(config(**{**usual, **FAMILIES[name], **more})).eval()
+        return build_model(name)
+    return build_model(name, initializer_range=0.3, **FAMILIES[name])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "GPT2"])
 def test_greedy_completions_are_those_of_generate(name):
     """Of prompts of unequal lengths, some of which end early and leave the batch and the cache."""
     model = build(name)
@@ -51,9 +43,9 @@ def test_greedy_completions_are_those_of_generate(name):
     assert len({len(tokens) for tokens in ours}) > 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", list(FAMILIES)[1:])
 def test_log_probabilities_and_gradient_are_those_of_the_full_softmax(name):
-    """Of each row alone, without pads."""
+    """Of each row alone, without pads. (Qwen2 and GPT2: test_grpo_sg.py.)"""
     model = build(name)
     ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(3, 9, dtype=torch.bool)
@@ -68,7 +60,8 @@ def test_log_probabilities_and_gradient_are_those_of_the_full_softmax(name):
     parameters = [p for p in model.parameters() if p.requires_grad]
     each = [torch.autograd.grad(x.sum(), parameters, allow_unused=True) for x in (logps, naive)]
     for ours, expected in zip(*each):
-        assert expected is None or torch.allclose(ours, expected, atol=1e-3, rtol=1e-2)
+        if expected is not None:
+            assert (ours - expected).norm() <= 1e-3 * (1 + expected.norm())
 
 
 class Words:
@@ -77,8 +70,8 @@ class Words:
     eos_token_id = 1
     unk_token_id = 0
 
-    def __call__(self, text, **more):
-        return {"input_ids": [int(word) for word in text.split()]}
+    def __call__(self, texts, **more):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
 
     def decode(self, ids):
         return " ".join(map(str, ids))
@@ -90,39 +83,43 @@ class Words:
         pass
 
 
-@pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "Mamba", "FalconH1", "Gemma2"])
+def verify_even(text, gold):
+    return tasks.Verdict(len(text) % 2 == 0, True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "FalconH1", "Gemma2"])
 def test_a_step_and_its_checkpoint(name, tmp_path):
     """Two updates with a KL, on completions that are right if they have an even number."""
     problems = [tasks.Problem(f"{i} {i + 1}", "") for i in range(10, 14)]
-    task = tasks.Task("even", "2", problems, problems, problems, lambda text, gold: tasks.Verdict(
-        len(text) % 2 == 0, True), floor=0.0)
-    cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1, lr=1e-2)
-    model = build(name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    before = model.get_output_embeddings().weight.clone()
-    completions = grpo_sg.rollout(model, Words(), task, problems, cfg, n=4, temperature=1.0, seed=0)
-    grpo_sg.set_advantages(completions, 4)
-    stats = grpo_sg.update(model, optimizer, completions, cfg, reference=build(name))
-    assert stats["grad_norm"] > 0 and stats["skipped"] == 0 and stats["kl"] is not None
-    assert not torch.equal(before, model.get_output_embeddings().weight)
-    grpo_sg.save_checkpoint(tmp_path, 1, {}, model, Words(), optimizer)
-    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype="float32").eval()
-    batch = grpo_sg.make_batch(completions, "cpu")
-    model.eval()
-    again = [grpo_sg.token_logps(each, batch["ids"], batch["mask"]) for each in (model, saved)]
+    task = tasks.Task("even", "2", problems, problems, problems, verify_even, floor=0.0)
+    cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1,
+                         lr=1e-2, steps=1, out=str(tmp_path / "run"))
+    policy = grpo_sg.Policy(build(name), Words(), set(range(9)))
+    task = models.encode_problems(task, policy, cfg)
+    before = policy.model.get_output_embeddings().weight.clone()
+    with Run(cfg, policy) as run:
+        grpo_sg.train(policy, task, cfg, run, reference=build(name))
+    row, = run.rows
+    assert row["grad_norm"] > 0 and row["skipped"] == 0 and row["kl"] is not None
+    assert not torch.equal(before, policy.model.get_output_embeddings().weight)
+    saved = models.read_parameters(tmp_path / "run" / "checkpoint", local=True).eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    mask = torch.tensor([[False, True, True, True, True]])
+    again = [grpo_sg.token_logps(model.eval(), ids, mask) for model in (policy.model, saved)]
     assert torch.allclose(*again, atol=1e-5)
 
 
 def test_dropout_is_off_whatever_the_configuration_says_and_when_layers_are_checkpointed(tmp_path):
     """OPT's layers call functional dropout, which is on in training mode, in which they have to be."""
-    torch.manual_seed(0)
-    config = transformers.OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=64, num_hidden_layers=2,
-                                    num_attention_heads=4, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
-                                    max_position_embeddings=64, word_embed_proj_dim=32)
-    transformers.OPTForCausalLM(config).save_pretrained(tmp_path)
-    torch_model = models.read_weights(tmp_path, local=True)
-    model = models.prepare(torch_model, True)
-    completions = [grpo_sg.Completion(None, [5, 6], [7, 8, 9], [True] * 3, advantage=(-1.0) ** i) for i in range(8)]
+    build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
+                max_position_embeddings=64, word_embed_proj_dim=32).save_pretrained(tmp_path)
+    model = models.prepare(models.read_parameters(tmp_path, local=True), True)
+    completions = []
+    for i in range(8):
+        tokens = [7, 8, 9]
+        completions.append(grpo_sg.Completion(None, [5, 6], tokens, [True] * 3, advantage=(-1.0) ** i))
     cfg = grpo_sg.Config(updates=2, gradient_checkpointing=True)
-    stats = grpo_sg.update(model, torch.optim.SGD(model.parameters(), lr=0.0), completions, cfg)
-    assert stats["kl"] == 0 and stats["clip_frac"] == 0 and stats["grad_norm"] > 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    updates = grpo_sg.learn(grpo_sg.Policy(model, None, {1}), optimizer, completions, cfg)
+    for found in updates:
+        assert found["kl"] == 0 and found["clip_frac"] == 0 and found["norm"] > 0

@@ -1,4 +1,7 @@
-"""What is printed before training: the shares that decide whether anything is learned, and what to change."""
+"""What is printed before training: the shares that decide whether anything is learned, and
+what to change. And after it: whether it has."""
+import math
+
 import pytest
 
 from support import logs
@@ -27,3 +30,42 @@ def test_without_samples_the_greedy_completions_are_looked_at():
     assert "greedy completions: 1 % well formed, 20 % cut off" in shares and "Instruct" in advice
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
     assert logs.foresee({**greedy, **one}, 1) == ["1 samples a problem: 100 % well formed, 0 % cut off"]
+
+
+UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, "entropy": 30.0,
+          "weight_mean": 12.0, "low_prob_frac": 5.0}
+
+
+def test_a_row_has_the_means_of_its_updates():
+    """Over all that was trained on, divided once; of updates that were not finite it says how
+    many, and JSON gets no nan."""
+    other = {**UPDATE, "norm": 3.0, "loss": 0.25, "count": 30.0, "kl": 6.0}
+    assert logs.summarize([UPDATE, other]) == {
+        "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
+        "entropy": 60 / 40, "weight_mean": 24 / 40, "low_prob_frac": 10 / 40}
+    for key in ("norm", "loss"):
+        bad = logs.summarize([UPDATE, {**UPDATE, key: math.nan}])
+        assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
+    assert logs.summarize([{**UPDATE, "loss": math.inf}])["loss"] is None
+    empty = logs.summarize([])
+    assert empty.pop("grad_norm") == empty.pop("skipped") == 0
+    assert set(empty.values()) == {None}
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("accuracy, reward, words", [
+    (0.6, 2.0, None), (0.45, 0.5, None),  # less by 1.8 standard errors of the difference
+    (0.35, 2.0, "the reward has risen and accuracy has fallen: the reward pays for some"),
+    (0.35, 0.5, "accuracy has fallen: a lower --lr")])
+def test_a_run_whose_accuracy_falls_says_so(accuracy, reward, words, k):
+    names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
+
+    def row(accuracy, reward, error):
+        return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error,
+                f"eval/{names[1]}": reward}
+    first, *rest = logs.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
+    assert first == (f"from before to after training: {names[0]} 0.500 -> {accuracy:.3f}, "
+                     f"reward 1.000 -> {reward:.3f}")
+    assert not rest if words is None else rest[0].startswith(f"warning: {words}")
+    alone = logs.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
+    assert len(alone) == 1  # of one problem there is no standard error

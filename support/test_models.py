@@ -2,16 +2,16 @@
 import datetime
 import json
 import sys
+import weakref
 from unittest.mock import Mock
 
 import pytest
-import tokenizers
 import torch
-import transformers
-from tokenizers import decoders, pre_tokenizers
 from transformers.integrations import sdpa_attention
 
 import grpo_sg
+import tasks
+from conftest import PROMPTS, build_model, byte_tokenizer
 from support import models
 from support.program import UserError
 
@@ -37,13 +37,11 @@ TEMPLATES = {
     "DeepSeek-R1-Distill": "{{ messages[0]['content'] }}<|User|>{{ messages[1]['content'] }}{{ '<|Assistant|><think>\n' }}"}
 
 
-def byte_tokenizer(template):
-    words = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>",
-                                                chat_template=template)
+def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
+    """(the prompt as text, the tag that it ends with)."""
+    task = tasks.Task("any", system, [], [], [], None, 0.0, opening=opening)
+    ids, tag = models.encode_prompt(tokenizer, task, question, kwargs)
+    return tokenizer.decode(ids), tag
 
 
 @pytest.mark.parametrize("name, kwargs, ends, opening", [
@@ -59,23 +57,21 @@ def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(name, kwargs, ends,
     """The tag that it opens belongs to the response; where the template has closed the thoughts, none is
     opened again."""
     tokenizer = byte_tokenizer(models.fix_date(TEMPLATES[name]))
-    ids = models.encode_prompt(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
-    text = tokenizer.decode(ids)
+    text, tag = encode(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
     assert "Be good." in text and "Who?" in text and text.endswith(ends)
-    assert text.count("<think>") == 1 and models.find_opening(tokenizer, ids, "<think>") == opening
+    assert text.count("<think>") == 1 and tag == opening
 
 
 def test_without_a_template_the_texts_follow_each_other_and_any_opening_is_the_responses():
     tokenizer = byte_tokenizer(None)
-    ids = models.encode_prompt(tokenizer, "Be good.", "Who?", "<plan>")
-    assert tokenizer.decode(ids) == "Be good.\n\nWho?\n\n<plan>"
-    assert models.find_opening(tokenizer, ids, "<plan>") == "<plan>"
-    assert models.find_opening(tokenizer, models.encode_prompt(tokenizer, "A", "B"), "") == ""
+    text, tag = encode(tokenizer, "Be good.", "Who?", "<plan>")
+    assert text == "Be good.\n\nWho?\n\n<plan>" and tag == "<plan>"
+    assert encode(tokenizer)[1] == ""
 
 
 def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatch):
     """A resumed run has the same prompts as on the day before."""
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
+    model = build_model("GPT2")
     for name in ("SmolLM3", "Llama 3.2"):
         models.save_model(tmp_path / "hub", model, byte_tokenizer(TEMPLATES[name]))
         _, tokenizer = models.read_model(tmp_path / "hub", local=True)
@@ -89,7 +85,7 @@ def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatc
             patch.setattr(datetime, "date", Later)
             _, again = models.read_model(tmp_path / "checkpoint", local=True)
             _, new = models.read_model(tmp_path / "hub", local=True)
-        prompts = [each.decode(models.encode_prompt(each, "S", "Q")) for each in (tokenizer, again, new)]
+        prompts = [encode(each)[0] for each in (tokenizer, again, new)]
         assert prompts[0] == prompts[1] != prompts[2]
         assert str(datetime.date.today().year) in prompts[0] and "2099" in prompts[2]
 
@@ -97,12 +93,17 @@ def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatc
 @pytest.mark.parametrize("text", ["{", "[]", "true", "enable_thinking=false"])
 def test_template_kwargs_that_are_no_object_are_one_line(text):
     with pytest.raises(UserError, match="--chat_template_kwargs must be a JSON object"):
-        models.encode_prompt(byte_tokenizer(CHATML), "S", "Q", template_kwargs=text)
+        encode(byte_tokenizer(CHATML), kwargs=text)
+
+
+def test_template_kwargs_do_not_take_the_place_of_the_programs_own():
+    tokenizer = byte_tokenizer(CHATML)
+    assert encode(tokenizer, kwargs='{"tokenize": true}') == encode(tokenizer)
 
 
 def test_a_template_that_refuses_everything_is_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
-        models.encode_prompt(byte_tokenizer("{{ raise_exception('no') }}"), "S", "Q")
+        encode(byte_tokenizer("{{ raise_exception('no') }}"))
 
 
 def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, monkeypatch):
@@ -118,18 +119,16 @@ def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, mo
 
 def test_all_stop_tokens_of_the_model_end_a_completion():
     tokenizer = byte_tokenizer(CHATML)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<end_of_turn>"]})
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1))
+    model = build_model(vocab_size=300)
     model.generation_config.eos_token_id = [258, 299]
-    assert models.find_stop_ids(model, tokenizer) == {0, 257, 258, 299}
+    assert models.find_stop_ids(model, tokenizer) == {0, 2, 258, 299}
+    model.generation_config.eos_token_id = 7
+    assert models.find_stop_ids(model, tokenizer) == {0, 2, 7}
 
 
 def test_the_vocabulary_matrix_is_taken_out_of_autocast():
     """In bfloat16 log-probabilities would be off by more than the clip allows."""
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                                      num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)
-    model = transformers.Qwen2ForCausalLM(config).eval()
+    model = build_model(tie_word_embeddings=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
         models.keep_logits_in_float32(model)
@@ -140,10 +139,7 @@ def test_the_vocabulary_matrix_is_taken_out_of_autocast():
 
 
 def test_the_cache_is_in_the_precision_that_the_model_computes_in(monkeypatch):
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                                      num_attention_heads=2, num_key_value_heads=2)
-    model = transformers.Qwen2ForCausalLM(config).eval()
+    model = build_model()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         _, _, _, cache = grpo_sg.prefill(model, [[1, 2, 3], [4]])
     assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
@@ -151,20 +147,54 @@ def test_the_cache_is_in_the_precision_that_the_model_computes_in(monkeypatch):
 
 def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeypatch, capsys):
     """Weights, gradients and AdamW's averages; all cores are used, unlike for the tiny model."""
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, n_embd=8, n_layer=1, n_head=1))
+    model = build_model()
     monkeypatch.setattr(torch.cuda, "is_available", bool)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(models, "THREADS", 7)
     seen = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
     models.prepare(model, False)
-    assert seen == [1] and capsys.readouterr().err == ""
+    assert seen == [7, 1] and capsys.readouterr().err == ""
     monkeypatch.setattr(model, "num_parameters", lambda: 135_000_000)
     for cuda, words in ((None, "built for CPUs alone"), ("13.0", "built for CUDA 13.0")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         models.prepare(model, False)
         said = capsys.readouterr().err
         assert words in said and "threads: 7" in said and "2.2 GB" in said
-    assert seen == [1]
+    assert seen == [7, 1, 7, 7]  # also in a process that had a tiny model before
+
+
+def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_left(capsys):
+    """When a GPU's memory is full, with the same random numbers."""
+    model, generator, left = build_model(), torch.Generator(), []
+
+    def halving(model, prompts, **settings):
+        assert all(tensor() is None for tensor in left), "the last attempt's tensors still live"
+        completions = grpo_sg.sample(model, prompts, **settings)
+        if len(prompts) > 3:
+            held = torch.ones(3)
+            left.append(weakref.ref(held))
+            raise torch.OutOfMemoryError
+        return completions
+    found = []
+    for sampler in (halving, grpo_sg.sample):
+        policy = grpo_sg.Policy(model, None, {0}, sampler=sampler)
+        found.append(models.sample_in_parts(policy, PROMPTS * 4, 8, generator.manual_seed(0),
+                                            max_new_tokens=6, stop_ids=[0]))
+    assert found[0] == found[1] and len(left) == 2
+    assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
+
+
+def test_a_gpu_is_set_up(monkeypatch, capsys):
+    """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+        models.set_up_gpu()
+        assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+        assert models.bfloat16_works("cuda") == supported and not models.bfloat16_works("cpu")
+        assert ("T4 has no bfloat16" in capsys.readouterr().err) != supported
 
 
 @pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
@@ -179,9 +209,7 @@ def test_gpus_before_ampere_are_given_repeated_keys_and_values(capability, group
         shapes.append((query.shape[1], key.shape[1], settings.get("enable_gqa", False)))
         return attention(query, key, value, **settings)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
-    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                                      num_attention_heads=4, num_key_value_heads=2)
-    model, ids = transformers.Qwen2ForCausalLM(config).eval(), torch.tensor([[1, 2, 3]])
+    model, ids = build_model(num_hidden_layers=1), torch.tensor([[1, 2, 3]])
     before = model(ids).logits
     models.set_up_gpu()
     assert torch.allclose(model(ids).logits, before, atol=1e-6)
@@ -204,6 +232,7 @@ def test_the_device_is_the_one_named_or_a_line_says_which_there_are(monkeypatch)
 def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monkeypatch, capsys):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     model, threads = Mock(), torch.get_num_threads()
+    monkeypatch.setattr(models, "THREADS", threads)
     models.prepare(model, False, "mps")
     model.to.assert_called_with("mps")
     with models.in_bfloat16(torch.device("mps")):

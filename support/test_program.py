@@ -1,175 +1,135 @@
-"""Tests of program.py: what a user types, and what can happen to files, folders and processes."""
+"""Tests of program.py: what a user types, and what is printed when something is wrong."""
 import dataclasses
-import json
-import os
-import signal
-import subprocess
+import io
 import sys
-import time
 from typing import Literal
 
 import pytest
 
 from support import program
-from support.program import UserError
-
-
-def setting(default, **metadata):
-    usual = {"group": "all", "help": "100 %", "least": None, "most": float("inf"), "useless": (),
-             "resumable": False}
-    value = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return dataclasses.field(**value, metadata={**usual, **metadata})
+from support.program import TaskError, UserError, setting
 
 
 @dataclasses.dataclass
 class Settings:
-    model: str = setting("")
-    task: str = setting("kk")
-    shaping: Literal["sg", "none"] = setting("sg")
-    steps: int = setting(5, resumable=True)
-    lr: float = setting(1e-3)
-    beta: float = setting(0.0, least=0, useless=("none",))
-    people: list[int] = setting([3])
-    brief: bool = setting(False)
-    seed: int = setting(0, least=0, most=10 ** 9)
-    out: str = setting("", resumable=True)
-    resume: bool = setting(False, resumable=True)
+    task: str = setting("all", "kk", "100 %")
+    shaping: Literal["sg", "none"] = setting("all", "sg", "weights")
+    steps: int = setting("all", 5, "how many")
+    lr: float = setting("all", 1e-3, "how fast")
+    beta: float = setting("more", 0.0, "how near", least=0)
+    people: list[int] = setting("more", [3], "sizes")
+    warm_up: bool = setting("more", False, "first")
+    seed: int = setting("more", 0, "of all", least=0)
 
 
 def test_flags_of_each_type_in_both_spellings():
-    text = "--steps 7 --lr 1e-4 --people 3 4 --brief --shaping none --task=a-b"
+    text = "--steps 7 --lr 1e-4 --people 3 4 --warm-up --shaping none --task=a-b"
     assert program.read_flags(Settings, text.split(), "") == {
-        "steps": 7, "lr": 1e-4, "people": [3, 4], "brief": True, "shaping": "none", "task": "a-b"}
-    assert program.read_flags(Settings, ["--brief", "false"], "") == {"brief": False}
+        "steps": 7, "lr": 1e-4, "people": [3, 4], "warm_up": True, "shaping": "none",
+        "task": "a-b"}
+    assert program.read_flags(Settings, ["--warm_up", "false"], "") == {"warm_up": False}
     assert program.with_underscores("--group-size=a-b") == "--group_size=a-b"
+    values = {"people": [3, 4], "warm_up": True, "lr": 0.5, "task": ""}
+    assert program.read_flags(Settings, program.as_flags(values), "") == values
+
+
+def test_help_has_each_setting_with_its_default(capsys):
     with pytest.raises(SystemExit, match="0"):
         program.read_flags(Settings, ["--help"], "about")
+    printed = capsys.readouterr().out
+    assert "100 % (kk)" in printed and "--people N [N ...]" in printed and "about" in printed
 
 
 @pytest.mark.parametrize("argv, message", [
     ("--step 3", "there is no setting --step .did you mean steps"), ("--sh sg", "mean shaping"),
-    ("--steps", "--steps: expected one argument"), ("--steps many", "--steps: invalid int value: 'many'"),
-    ("--shaping magic", "--shaping: invalid choice: 'magic'"), ("--brief yes", "true or false, not yes"),
-    ("5", "there is no setting 5")])
+    ("--steps", "--steps: expected one argument"), ("5", "there is no setting 5"),
+    ("--steps many", "--steps: a whole number above 0, up to 1e[+]09, not many"),
+    ("--steps 0", "above 0"), ("--steps 1.5", "a whole number"), ("--steps 9999999999", "up"),
+    ("--lr nan", "--lr: a number above 0"), ("--lr inf", "a number"), ("--lr 0", "above 0"),
+    ("--beta -1", "--beta: a number of 0 or more"), ("--people 3 x", "not x"),
+    ("--shaping magic", "--shaping: invalid choice: 'magic'"),
+    ("--warm_up yes", "true, false or nothing, not yes")])
 def test_a_flag_that_cannot_be_is_one_line(argv, message):
     with pytest.raises(UserError, match=message):
         program.read_flags(Settings, argv.split(), "")
 
 
-@pytest.mark.parametrize("values, message", [
-    ({"steps": "10"}, "--steps must be a whole number, not '10'"), ({"steps": True}, "whole number, not True"),
-    ({"lr": "1e-4"}, "--lr must be a number"), ({"lr": 0}, "positive"), ({"lr": float("nan")}, "finite"),
-    ({"beta": -1}, "0 or more"), ({"people": 3}, "a list of whole numbers, not 3"), ({"brief": "yes"}, "True or False"),
-    ({"shaping": "grpo"}, "one of sg, none, not 'grpo'"), ({"out": os}, "a text"), ({"stepz": 1}, "mean steps"),
-    ({"seed": 99999999999999}, "at most 1e[+]09")])
-def test_settings_of_a_script_are_checked_as_flags_are(values, message):
-    with pytest.raises(UserError, match=message):
-        program.check_values(Settings, values)
+def test_the_ends_of_a_range_are_in_it():
+    given = program.read_flags(Settings, "--beta 0 --seed 1000000000".split(), "")
+    assert given == {"beta": 0.0, "seed": 10 ** 9}
 
 
-def write_run(folder, **settings):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**dataclasses.asdict(Settings()), **settings}))
-    return str(folder)
+def test_settings_that_differ_are_told():
+    values = vars(Settings(lr=0.5, people=[3, 4], task=""))
+    assert program.tell_changes(vars(Settings()), values) == "task none, lr 0.5, people 3 4"
+    assert program.tell_changes(values, values) == "none"
 
 
-def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, capsys):
-    run = write_run(tmp_path / "run", lr=0.5)
-    assert program.find_saved(Settings, {"resume": True, "out": run, "steps": 9})["lr"] == 0.5
-    with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
-        program.find_saved(Settings, {"resume": True, "out": run, "lr": 0.1})
-    with pytest.raises(UserError, match="--resume needs --out and the folder of a run, but there is none"):
-        program.find_saved(Settings, {"resume": True})
-    assert program.find_saved(Settings, {"model": f"{run}/checkpoint"})["lr"] == 0.5
-    assert program.find_saved(Settings, {"model": f"{run}/checkpoint", "task": "math"}) == {}
-    assert program.find_saved(Settings, {"model": "Qwen/Qwen2.5-0.5B"}) == {}
+# ---- Errors ----
+
+def fail():
+    raise KeyError("x")
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"seed": 5}', '{"model_type": "qwen2"}'])
-def test_another_programs_config_is_not_a_runs(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    assert program.read_settings(Settings, tmp_path) == {}
+@pytest.mark.parametrize("error, line, status", [
+    (UserError("a mistake\nand more"), "error: a mistake", 2),
+    (UserError("gone", 130), "error: gone", 130),
+    (OSError(28, "No space left"), "error: cannot read or write a file: OSError: ", 2),
+    (KeyboardInterrupt(), "error: interrupted", 130)])
+def test_what_is_no_fault_of_the_programs_own_is_one_line(error, line, status, monkeypatch):
+    """On a terminal that knows ASCII alone, too."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, "ascii", write_through=True))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    with pytest.raises(SystemExit) as stop, program.one_line_errors("less"):
+        program.say("\u2192")
+        raise error
+    assert stop.value.code == status
+    said = raw.getvalue().decode()
+    assert said.splitlines()[0] == "\\u2192" and said.splitlines()[1].startswith(line)
+    assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("settings, message", [({"lr": "3e-4"}, "--lr must be a number"), (None, "cannot be read")])
-def test_a_torn_or_changed_config_is_one_line(tmp_path, settings, message):
-    run = write_run(tmp_path / "run", **(settings or {}))
-    if settings is None:
-        (tmp_path / "run" / "config.json").write_text('{"lr": ')
-    with pytest.raises(UserError, match=message):
-        program.read_settings(Settings, run)
+def test_a_fault_of_the_programs_own_is_shown_whole():
+    with pytest.raises(KeyError), program.one_line_errors("less"):
+        fail()
 
 
-def test_a_passing_error_moves_no_folder(tmp_path):
-    """Of two whole folders none can be read at the moment: both stay, and both can be read later."""
-    for name in ("checkpoint", "checkpoint.before"):
-        (tmp_path / name).mkdir()
-    path = str(tmp_path / "checkpoint")
-
-    def fail(folder):
-        raise MemoryError
-    with pytest.raises(UserError, match="checkpoint cannot be read .MemoryError"):
-        program.read_newest(path, fail)
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "checkpoint.before"]
-    assert program.read_newest(path, os.path.basename) == (path, "checkpoint")
-
-
-def test_a_torn_folder_is_set_aside_when_the_one_before_was_read(tmp_path, capsys):
-    """Else the next one to be written would take the place of the good one."""
-    for name in ("checkpoint", "checkpoint.before"):
-        (tmp_path / name).mkdir()
-    path = str(tmp_path / "checkpoint")
-
-    def read(folder):
-        if folder == path:
-            raise ValueError("torn")
-        return "good"
-    assert program.read_newest(path, read) == (f"{path}.before", "good")
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint.before", "checkpoint.unreadable"]
-    assert "torn" in capsys.readouterr().err
-    with program.whole_folder(path):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "checkpoint.before", "checkpoint.unreadable"]
-    assert program.read_newest(str(tmp_path / "none"), read) is None
+def test_an_error_in_a_users_function_begins_with_its_frame(capsys):
+    assert program.call_users(max, 1, 2, words="no") == 2
+    with pytest.raises(UserError, match="^mine$"):  # which says all that there is to say
+        program.call_users(raise_mine, words="no")
+    with pytest.raises(SystemExit), program.one_line_errors("less"):
+        program.call_users(fail, words="verify, for 'text'")
+    *shown, line = capsys.readouterr().err.splitlines()
+    assert line == "error: verify, for 'text': KeyError: 'x'"
+    assert shown[0].startswith("Traceback") and shown[-1] == "KeyError: 'x'"
+    assert [each for each in shown if "File" in each] == [shown[1]] and "in fail" in shown[1]
+    with pytest.raises(SystemExit), program.one_line_errors("less"):
+        program.call_users(float, "much", words="reward")  # has no frames of its own
+    assert "could not convert string to float: 'much'" in capsys.readouterr().err
+    assert issubclass(TaskError, UserError)
 
 
-HOLD = """
-import sys, time
-from support import program
-with program.hold_folder(sys.argv[1]), program.hold_signals("saving") as received:
-    print("held", flush=True)
-    while not received:
-        time.sleep(0.01)
-    print(received[0], flush=True)
-"""
+def raise_mine():
+    raise UserError("mine")
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
-def test_a_folder_has_one_process_and_a_closed_terminal_is_a_signal_to_save(tmp_path):
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], cwd=root, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as first:
-        assert first.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="another process works on .*run: wait for it"):
-            with program.hold_folder(str(tmp_path / "run")):
-                pass
-        first.send_signal(signal.SIGHUP)
-        assert first.stdout.readline() == "SIGHUP\n"
-    started = time.time()
-    with program.hold_folder(str(tmp_path / "run")):  # free again
-        assert time.time() - started < 1
+class Gone(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
 
 
-def test_a_new_folder_goes_if_nothing_was_logged(tmp_path):
-    for logged in (False, True):
-        with pytest.raises(UserError), program.hold_folder(str(tmp_path / "runs" / "a")) as folder:
-            if logged:
-                open(os.path.join(folder, "metrics.jsonl"), "w").close()
-            raise UserError("a mistake")
-        assert os.path.exists(folder) == logged
-    assert os.listdir(tmp_path) == ["runs"]
+def test_a_stream_that_is_gone_ends_nothing():
+    """One without a number, too, as in a notebook."""
+    stream = program.Patient(Gone())
+    assert stream.write("text") == 4
+    stream.flush()
+    assert stream.getvalue() == ""
 
 
 def test_the_command_to_go_on_can_be_pasted(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["grpo_sg.py"])
-    assert program.resume_command("runs/my run") == "python grpo_sg.py --resume --out 'runs/my run'"
+    for name in ("grpo_sg.py", "-c"):  # the second one in a notebook
+        monkeypatch.setattr(sys, "argv", [name])
+        command = program.resume_command("runs/my run")
+        assert command == "python grpo_sg.py --resume --out 'runs/my run'"

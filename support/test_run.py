@@ -1,7 +1,6 @@
 """What can happen to a run: signals, streams that nobody reads, torn files, functions that
 raise. What was learned is not lost, and who goes on has the run that was never stopped."""
 import dataclasses
-import fcntl
 import itertools
 import json
 import math
@@ -20,15 +19,15 @@ import torch
 import grpo_sg
 import tasks
 from conftest import build_toy, rows_of
-from support import models, page, program, run, tiny
+from support import models, page, run, tiny
 from support.program import UserError
 from support.run import Run
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIMIT = 120  # seconds: nothing is waited for longer
+LIMIT = 300  # seconds: nothing is waited for longer
 FLAGS = ("--task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --lr 1e-3 "
          "--temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
-         "--eval_samples 0").split()
+         "--updates 2 --eval_samples 0").split()
 
 
 def verify(response, gold):
@@ -161,10 +160,10 @@ def test_a_second_signal_stops_at_once(start, whole, tmp_path, monkeypatch, caps
     """In the midst of a step, of which nothing is saved."""
     with monkeypatch.context() as patch:
         at_call(patch, grpo_sg, "learn", 3, signal.SIGTERM)
-        at_call(patch, grpo_sg, "grpo_sg_loss", 5, signal.SIGTERM)
+        at_call(patch, grpo_sg, "grpo_sg_loss", 6, signal.SIGTERM)
         assert start(tmp_path / "run") == 143
     assert saved_step(tmp_path / "run") == 2
-    assert f"SIGTERM; to go on: python " in capsys.readouterr().err
+    assert "SIGTERM; to go on: python " in capsys.readouterr().err
     assert start(tmp_path / "run", resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
 
@@ -183,15 +182,17 @@ def test_before_and_after_the_steps_a_signal_stops_at_once(number, step, words, 
 
 
 def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
-    """Of a step with three updates the second one raises: the checkpoint of the step before
-    stays, or there is none."""
-    for number, steps in ((5, [1]), (2, [])):
-        out = tmp_path / f"{number}"
+    """Of the second step's three updates the second one raises: the checkpoint of the step
+    before stays; if it was not saved then, it is not made of these parameters."""
+    for seconds in (-1, LIMIT):
+        out = tmp_path / f"{seconds}"
         with monkeypatch.context() as patch:
-            at_call(patch, grpo_sg, "update", number, ArithmeticError("half"))
+            at_call(patch, grpo_sg, "update", 5, ArithmeticError("half"))
             with pytest.raises(ArithmeticError):
-                start(out, "--updates", 3, "--eval_every", 9)
-        assert [saved_step(out)] == steps if steps else not (out / "checkpoint").exists()
+                start(out, "--updates", 3, "--eval_every", 9, seconds=seconds)
+        assert len(rows_of(out / "metrics.jsonl")) == 2  # the test and a step
+        assert (out / "checkpoint").exists() == (seconds == -1)
+    assert saved_step(tmp_path / "-1") == 1
 
 
 # ---- --resume ----
@@ -201,7 +202,8 @@ def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
     ("tokenizer.json", None), ("state.json", b"[1]"), ("state.json", b'{"step": null}'),
     ("state.json", b'{"step": 4, "sizes": {"metrics.jsonl": "all"}}'),
     ("optimizer.pt", {"step": 4}), ("optimizer.pt", "bomb")])
-def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file, content):
+def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file,
+                                                      content):
     """Which names the one before. Nothing is changed, and nothing in a file is run as code."""
     class Bomb:
         def __reduce__(self):
@@ -229,7 +231,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, ca
     assert outcome(folder) == outcome(whole) and not (tmp_path / "exploded").exists()
 
 
-def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path, capsys):
+def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path,
+                                                                   capsys):
     shutil.copytree(whole, tmp_path / "run")
     for folder in ("checkpoint", "checkpoint.before"):
         shutil.rmtree(tmp_path / "run" / folder)
@@ -249,9 +252,9 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
         os.remove(folder / name)
     (folder / "notes.jsonl").write_text("mine")
     with monkeypatch.context() as patch:  # stopped before anything is logged
-        at_call(patch, grpo_sg, "rollout", 1, signal.SIGTERM)
-        start(folder, resume=True)
-    assert saved_step(folder) in (2, 3)
+        at_call(patch, Run, "restore", 1, signal.SIGTERM)
+        assert start(folder, resume=True) == 143
+    assert saved_step(folder) == 2
     assert start(folder, resume=True) == 0 and saved_step(folder) == 4
     steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
@@ -259,7 +262,8 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
 
 def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
-    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)):
+    changes = ("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
+    for flag, value, had in changes:
         assert start(tmp_path / "run", flag, value, resume=True) == 2
         assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
     before = contents(tmp_path / "run")
@@ -317,8 +321,8 @@ def answer(texts):
 
 
 @pytest.mark.parametrize("name", ["verify", "reward", "observe"])
-def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path, monkeypatch,
-                                                               capsys):
+def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path,
+                                                               monkeypatch, capsys):
     """The last whole step is saved before the run ends, and what was logged after it is not
     logged twice."""
     works = {"verify": verify, "reward": tasks.reward, "observe": answer}
@@ -341,7 +345,8 @@ def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch, capsys):
+def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch,
+                                                     capsys):
     """Another process may write it at the same moment."""
     def fail(*folders):
         raise FileNotFoundError("report.new")
@@ -361,7 +366,8 @@ class Noted(Run):
         super().save()
 
 
-@pytest.mark.parametrize("seconds, late, steps", [(600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
+@pytest.mark.parametrize("seconds, late, steps", [
+    (600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
 def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(
         seconds, late, steps, tmp_path, monkeypatch):
     assert run.SAVE_SECONDS == 600
@@ -388,12 +394,12 @@ def test_the_watched_problems_are_logged_with_rewards_and_advantages(whole):
     assert any(c["advantage"] for row in rows for c in row["completions"])
 
 
-def test_a_folder_has_one_process_and_a_new_one_goes_if_nothing_was_logged(tmp_path, monkeypatch):
+def test_a_folder_has_one_process_and_goes_if_nothing_was_logged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy, task, cfg = build_toy()  # without --out: a folder under runs/
     with Run(cfg, policy) as first:
         second = Run(dataclasses.replace(cfg, out=first.out), policy)
-        with pytest.raises(UserError, match=f"another process works on {first.out}: wait for it"):
+        with pytest.raises(UserError, match=f"another process works on {first.out}: wait"):
             second.__enter__()
         assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
     assert os.listdir("runs") == []
@@ -433,7 +439,7 @@ def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, 
     assert find(settings, {"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
     with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
         find(settings, {"resume": True, "out": folder, "lr": 0.1})
-    with pytest.raises(UserError, match="but there is none; the newest under runs/: runs/first"):
+    with pytest.raises(UserError, match="there is none; the newest under runs/: runs/first"):
         find(settings, {"resume": True})
     with pytest.raises(UserError, match="runs/firts is no run .did you mean runs/first"):
         find(settings, {"resume": True, "out": "runs/firts"})
@@ -475,7 +481,8 @@ else:
     sys.exit()
 os.setsid()
 output, *flags = line.split()
-stream = os.open(output, os.O_WRONLY)
+# A terminal that can be read becomes the session's own.
+stream = os.open(output, os.O_RDWR if output.startswith("/dev") else os.O_WRONLY)
 os.dup2(stream, 1)
 os.dup2(stream, 2)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -489,7 +496,7 @@ class Started:
     """A run of many steps whose output goes to a pipe or a terminal, in a process of its
     own."""
     def __init__(self, launcher, model, folder, output):
-        self.launcher, self.folder = launcher, folder
+        self.launcher, self.folder, self.number = launcher, folder, None
         flags = ["--model", model, *FLAGS, "--steps", 10 ** 6, "--eval_every", 10 ** 6,
                  "--out", folder]
         launcher.stdin.write((" ".join(map(str, [output, *flags])) + "\n").encode())
@@ -498,9 +505,13 @@ class Started:
     def read(self):
         """A line of the launcher's."""
         if not select.select([self.launcher.stdout], [], [], LIMIT)[0]:
-            os.kill(self.number, signal.SIGKILL)
-            pytest.fail("the run does not end")
+            self.give_up("the run does not end")
         return self.launcher.stdout.readline()
+
+    def give_up(self, why):
+        if self.number:
+            os.kill(self.number, signal.SIGKILL)
+        pytest.fail(why)
 
     def steps(self):
         log = self.folder / "metrics.jsonl"
@@ -511,8 +522,7 @@ class Started:
         started = time.time()
         while self.steps() < count:
             if time.time() - started > LIMIT:
-                os.kill(self.number, signal.SIGKILL)
-                pytest.fail(f"{self.steps()} of {count} steps")
+                self.give_up(f"{self.steps()} of {count} steps")
             time.sleep(0.02)
 
     def signal(self, number):
@@ -522,14 +532,16 @@ class Started:
         """(exit status, whether the last step that was logged is the one that was saved).
         Waits for the end."""
         status = int(self.read())
-        steps = [row["step"] for row in rows_of(self.folder / "metrics.jsonl") if "reward" in row]
+        rows = rows_of(self.folder / "metrics.jsonl")
+        steps = [row["step"] for row in rows if "reward" in row]
         return status, saved_step(self.folder) == steps[-1]
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=HERE, bufsize=0,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=HERE, bufsize=0, stdin=pipe,
+                          stdout=pipe, stderr=pipe) as process:
         yield process
         process.stdin.close()
         try:
@@ -540,35 +552,36 @@ def launcher():
 
 @pytest.fixture
 def pipe(tmp_path):
-    """(its path, the end that reads)."""
+    """(its path, the end that reads, and one that writes: without it there would be nothing
+    to read before the run has opened its own)."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
-    return path, reader
+    return path, reader, os.open(path, os.O_WRONLY | os.O_NONBLOCK)
 
 
 def test_ctrl_c_that_ends_tee_too(launcher, model, pipe, tmp_path):
     """python grpo_sg.py 2>&1 | tee log"""
-    path, reader = pipe
-    with open(tmp_path / "log", "wb") as log:
-        tee = subprocess.Popen(["tee", tmp_path / "copy"], stdin=reader, stdout=log)
+    path, reader, writer = pipe
+    tee = subprocess.Popen(["tee", tmp_path / "copy"], stdin=reader, stdout=subprocess.DEVNULL)
     os.close(reader)
     started = Started(launcher, model, tmp_path / "run", path)
     started.wait_for(3)
+    os.close(writer)
     tee.send_signal(signal.SIGINT)
     started.signal(signal.SIGINT)
     assert started.end() == (130, True)
-    tee.kill()
-    tee.wait(LIMIT)
+    assert tee.wait(LIMIT) == -signal.SIGINT
     assert "training:" in (tmp_path / "copy").read_text()
 
 
 def test_a_reader_that_goes_away(launcher, model, pipe, tmp_path):
     """The run goes on."""
-    path, reader = pipe
+    path, reader, writer = pipe
     started = Started(launcher, model, tmp_path / "run", path)
     started.wait_for(2)
+    os.close(writer)
     os.close(reader)
     started.wait_for(started.steps() + 5)
     started.signal(signal.SIGTERM)
@@ -578,11 +591,9 @@ def test_a_reader_that_goes_away(launcher, model, pipe, tmp_path):
 @pytest.mark.parametrize("blocked", [True, False])
 def test_a_full_pipe_that_nobody_reads(launcher, model, pipe, tmp_path, blocked):
     """The signal arrives while the run waits for a reader; or before it has to."""
-    path, reader = pipe
+    path, reader, writer = pipe
     started = Started(launcher, model, tmp_path / "run", path)
     started.wait_for(2)
-    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-    writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     with pytest.raises(BlockingIOError):
         while True:
             os.write(writer, b"." * 100)
@@ -606,17 +617,23 @@ def test_a_terminal_that_is_closed(launcher, model, tmp_path):
     assert started.end() == (129, True)
 
 
+def read_all(window):
+    said = b""
+    while select.select([window], [], [], 0)[0]:
+        said += os.read(window, 10 ** 6)
+    return said.decode()
+
+
 def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
     window, terminal = pty.openpty()
     started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
     started.wait_for(2)
+    assert "training:" in read_all(window)
     os.write(window, b"\x03")
     assert started.end() == (130, True)
-    said = os.read(window, 10 ** 6).decode()
-    while select.select([window], [], [], 0)[0]:
-        said += os.read(window, 10 ** 6).decode()
+    said = read_all(window)
     assert "finishing this step, then saving" in said
-    assert f"error: stopped by SIGINT; to go on: python " in said
+    assert "error: stopped by SIGINT; to go on: python " in said
     os.close(terminal)
     os.close(window)
 
