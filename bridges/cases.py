@@ -1,5 +1,6 @@
 """For the tests of both bridges, and processes.py: ten scripted completions of a problem, and
 what grpo_sg.py makes of them."""
+import dataclasses
 import os
 import subprocess
 import sys
@@ -45,10 +46,12 @@ def save_model(folder, opened):
 
 
 def make(folder, name, opened, *flags):
-    """(cfg, task, model, tokenizer) of a task, with the model in the folder."""
+    """(cfg, policy, task), with the model in the folder. name: the task's."""
     save_model(folder, opened)
     cfg = grpo_sg.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
-    return cfg, tasks.make_task(cfg), *models.load_model(cfg.model)
+    model, tokenizer = models.load_model(cfg.model)
+    policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
+    return cfg, policy, models.encode_problems(tasks.make_task(cfg), policy, cfg)
 
 
 def script(tokenizer, task, problem, opened):
@@ -88,10 +91,11 @@ def scripted(completions):
     return sampler
 
 
-def roll_out(model, tokenizer, task, cfg, problem, completions):
+def roll_out(policy, task, cfg, problem, completions):
     """What grpo_sg.py makes of these completions of a problem."""
-    return grpo_sg.rollout(model, tokenizer, task, [problem], cfg, n=len(completions),
-                           temperature=1, seed=0, sampler=scripted(completions), bar="")
+    scripting = dataclasses.replace(policy, sampler=scripted(completions))
+    return grpo_sg.rollout(scripting, task, [problem], cfg, n=len(completions),
+                           temperature=1, seed=0)
 
 
 def launch(processes, *command):

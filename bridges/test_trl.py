@@ -30,9 +30,9 @@ def numbers(trainer):
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", cases.TEXTS)
 def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
-    cfg, task, model, tokenizer = cases.make(tmp_path / "model", name, opened, "--prompts", "1")
-    completions = cases.script(tokenizer, task, task.train[3], opened)
-    ours = cases.roll_out(model, tokenizer, task, cfg, task.train[3], completions)
+    cfg, policy, task = cases.make(tmp_path / "model", name, opened, "--prompts", "1")
+    completions = cases.script(policy.tokenizer, task, task.train[3], opened)
+    ours = cases.roll_out(policy, task, cfg, task.train[3], completions)
     assert [c.reward for c in ours] == cases.REWARDS[name]
     trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
     trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg,
@@ -54,15 +54,15 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
 
 @pytest.mark.parametrize("flags", [
     "", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1", "--alpha 3 --low 0.5",
-    "--shaping none"])
+    "--shaping none", "--shaping ar"])
 def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
     """Two updates of two micro-batches, on completions that have tool answers in them."""
-    cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
-                                             "--lr", "0.001", *flags.split())
+    cfg, policy, task = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
+                                   "--lr", "0.001", *flags.split())
     both = [task.train[3], task.train[5]]
     completions = []
     for problem in both:
-        completions += cases.script(tokenizer, task, problem, True)
+        completions += cases.script(policy.tokenizer, task, problem, True)
     seen = []
 
     def by_hand(model, inputs):
@@ -75,7 +75,7 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
             logps = (model(input_ids=whole).logits[0, -len(row) - 1:-1] / 0.7).log_softmax(-1)
             rows.append(logps.gather(1, row[:, None])[:, 0])
         logps = torch.stack(rows)
-        weights = grpo_sg.shaping_weights(logps, cfg)
+        weights = grpo_sg.weigh(logps, cfg)
         tokens = cfg.loss_agg_mode == "token-mean"
         loss, _ = grpo_sg_loss(
             logps, inputs["old_per_token_logps"], inputs["advantages"], mask, weights=weights,
@@ -128,7 +128,8 @@ def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     (["--model", "m", "--eval_every", "5", "--offload"], "not know --offload, --eval_every"),
-    (["--model", "m", "--sampler=plain", "--grad-clip", "2"], "know --sampler, --grad_clip"),
+    (["--model", "m", "--sampler=plain", "--eval-only"], "know --sampler, --eval_only"),
+    (["--model", "m", "--grad_clip", "2"], "there is no setting --grad_clip"),
     (["--task", "kk"], "--model is needed")])
 def test_a_setting_is_honoured_or_refused(flags, words):
     with pytest.raises(UserError, match=words):
@@ -201,26 +202,26 @@ def one_step(folder):
 
 
 def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
-    cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True)
+    cfg, policy, task = cases.make(tmp_path / "model", "qa", True)
     stepped = []
     for processes in ("1", "2"):
         cases.launch(processes, __file__, "one_step", str(tmp_path))
         stepped.append(torch.load(tmp_path / processes))
     completions = []
     for problem in (task.train[3], task.train[5]):
-        turns = cases.script(tokenizer, task, problem, True)
-        completions += cases.roll_out(model, tokenizer, task, cfg, problem, turns)
+        turns = cases.script(policy.tokenizer, task, problem, True)
+        completions += cases.roll_out(policy, task, cfg, problem, turns)
     advantages = group_advantages(torch.tensor([c.reward for c in completions]).view(2, 10))
     ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
     mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
     mask = pad_sequence(mask, batch_first=True)
-    logps = token_logps(model.eval(), pad_sequence(ids, batch_first=True), mask,
+    logps = token_logps(policy.model, pad_sequence(ids, batch_first=True), mask,
                         temperature=cfg.temperature)
     loss, _ = grpo_sg_loss(logps, logps.detach(), advantages.flatten(), mask,
                            weights=token_weights(logps))
     loss.backward()
     largest = 0
-    for name, p in model.named_parameters():
+    for name, p in policy.model.named_parameters():
         largest = max(largest, p.grad.abs().max().item())
         assert torch.allclose(stepped[0][name], stepped[1][name], rtol=0, atol=1e-6)
         # TRL divides by std + 1e-4, we by std + 1e-6: advantages differ by less than 1e-4 of

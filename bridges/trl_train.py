@@ -24,8 +24,8 @@ from support import models
 from support.program import UserError
 
 # Settings of what TRL does in its own way, or not at all.
-REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "device", "grad_clip", "eval_every",
-           "eval_samples", "eval_only", "save_every", "resume")
+REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "device", "eval_every",
+           "eval_samples", "eval_only", "resume")
 SAVE_EVERY = 50  # training steps
 
 
@@ -82,9 +82,10 @@ def make_trainer(cfg, **others):
         raise UserError(
             f"TRL cannot keep the logits of a {type(model).__name__} in float32: take a model "
             "that is built as Llama's or Qwen's are, or grpo_sg.py")
-    task = grpo_sg.keep_short(tasks.make_task(cfg), model, tokenizer, cfg)
-    grpo_sg.check_start(model, tokenizer, task, cfg)
-    model.generation_config.eos_token_id = sorted(models.find_stop_ids(model, tokenizer))
+    policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
+    task = models.encode_problems(tasks.make_task(cfg), policy, cfg)
+    grpo_sg.check_start(policy, task, cfg)
+    model.generation_config.eos_token_id = sorted(policy.stop_ids)
     # A prompt is the number of its problem: its text is roll_out's business.
     numbers = [str(i) for i in range(len(task.train))]
     rows = datasets.Dataset.from_dict({"prompt": numbers})
@@ -97,7 +98,7 @@ def make_trainer(cfg, **others):
                         "--fsdp_version 2 works here")
     # TRL's setting is for its own passes; this is for those of our sampler.
     models.keep_logits_in_float32(model)
-    trainer.weigh = functools.partial(grpo_sg.shaping_weights, cfg=cfg)
+    trainer.weigh = functools.partial(grpo_sg.weigh, cfg=cfg)
     return trainer
 
 
@@ -106,11 +107,13 @@ def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
     problems = [task.train[int(number)] for number in prompts]
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model_wrapped)
+    tokenizer = trainer.processing_class
+    stop_ids = models.find_stop_ids(model, tokenizer)
+    policy = grpo_sg.Policy(model, tokenizer, stop_ids, sampler=sampler)
     share = trainer.state.global_step * accelerator.num_processes + accelerator.process_index
     keep_whole(model, True)
-    completions = grpo_sg.rollout(
-        model, trainer.processing_class, task, problems, cfg, n=1,
-        temperature=cfg.temperature, seed=cfg.seed * 1_000_003 + share, sampler=sampler, bar="")
+    completions = grpo_sg.rollout(policy, task, problems, cfg, n=1, temperature=cfg.temperature,
+                                  seed=cfg.seed * 1_000_003 + share)
     keep_whole(model, False)
     model.train()
     return {"prompt_ids": [c.prompt for c in completions],

@@ -16,9 +16,8 @@ from support import models
 from support.program import UserError
 
 # What the agent loop takes from the rows; the other settings are verl's own.
-KNOWN = ("model", "task", "data", "eval_data", "people", "brief", "train_problems",
-         "eval_problems", "max_turns", "retriever", "chat_template_kwargs", "max_new_tokens",
-         "seed")
+KNOWN = ("model", "task", "data", "eval_data", "people", "train_problems", "eval_problems",
+         "max_turns", "retriever", "chat_template_kwargs", "max_new_tokens", "seed")
 
 
 def parse(argv):
@@ -35,9 +34,10 @@ def parse(argv):
 
 
 def encode(tokenizer, task, problem, cfg):
-    """The token ids of a problem's prompt."""
-    return models.encode_prompt(tokenizer, task.system, problem.question, task.opening,
-                                cfg.chat_template_kwargs)
+    """The problem with its prompt, as models.encode_problems makes it."""
+    prompt, opening = models.encode_prompt(tokenizer, task, problem.question,
+                                           cfg.chat_template_kwargs)
+    return problem._replace(prompt=prompt, opening=opening)
 
 
 def main(train, valid, *argv):
@@ -48,7 +48,7 @@ def main(train, valid, *argv):
     for path, split in ((train, "train"), (valid, "valid")):
         rows = []
         for i, problem in enumerate(getattr(task, split)):
-            longest = max(longest, len(encode(tokenizer, task, problem, cfg)))
+            longest = max(longest, len(encode(tokenizer, task, problem, cfg).prompt))
             # verl wants a text as prompt; the agent loop makes the one that the policy reads.
             rows.append({
                 "data_source": task.name,
@@ -57,7 +57,7 @@ def main(train, valid, *argv):
                 "extra_info": {"index": i, "split": split, "settings": json.dumps(vars(cfg))}})
         datasets.Dataset.from_list(rows).to_parquet(path)
         print(f"{path}: {len(rows)} problems")
-    turns = cfg.max_turns if task.observe else 0
+    turns = task.max_turns if task.observe else 0
     most = (turns + 1) * cfg.max_new_tokens + turns * models.TOOL_TOKENS
     print(f"for verl, or more: data.max_prompt_length={longest} "
           f"data.max_response_length={most}")

@@ -37,18 +37,14 @@ def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **set
 
 @functools.cache
 def set_up(settings, model):
-    """(cfg, task, tokenizer, the ids that end a completion), made once in a process. settings:
-    a grpo_sg.Config as JSON, from a row that verl_data.py has written."""
+    """(cfg, policy, task), made once in a process. The policy has no model, which is with
+    verl's server. settings: a grpo_sg.Config as JSON, from a row that verl_data.py has
+    written."""
     cfg = grpo_sg.Config(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
-    return cfg, tasks.make_task(cfg), tokenizer, models.find_stop_ids(ends, tokenizer)
-
-
-def ends_with_call(tokenizer, task, tokens):
-    """Whether a turn has just completed the text that ends a call of the tool."""
-    tail = tokens[-len(task.stop_text.encode()):]  # a token is a byte or more
-    return task.stop_text in tokenizer.decode(tail)
+    policy = grpo_sg.Policy(None, tokenizer, models.find_stop_ids(ends, tokenizer))
+    return cfg, policy, tasks.make_task(cfg)
 
 
 @register("grpo_sg")
@@ -60,14 +56,16 @@ class AgentLoop(AgentLoopBase):
     async def run(self, sampling_params, **row):
         info = row["extra_info"]
         model = self.config.actor_rollout_ref.model.path
-        cfg, task, tokenizer, stop_ids = set_up(info["settings"], model)
-        problem = getattr(task, info["split"])[info["index"]]
-        c = grpo_sg.Completion(problem, encode(tokenizer, task, problem, cfg))
+        cfg, policy, task = set_up(info["settings"], model)
+        tokenizer = policy.tokenizer
+        problem = encode(tokenizer, task, getattr(task, info["split"])[info["index"]], cfg)
+        c = grpo_sg.Completion(problem, problem.prompt)
+        ends_in_call = models.StopText(tokenizer, task.stop_text)
         params = {**sampling_params, "max_tokens": cfg.max_new_tokens,
-                  "stop_token_ids": sorted(stop_ids)}
+                  "stop_token_ids": sorted(policy.stop_ids)}
         request = uuid.uuid4().hex
         logps = []
-        turns = cfg.max_turns if task.observe else 0
+        turns = task.max_turns if task.observe else 0
         for turn in range(turns + 1):
             last_turn = turn == turns
             stops = {} if last_turn else {"stop": [task.stop_text]}
@@ -75,7 +73,7 @@ class AgentLoop(AgentLoopBase):
                 request, prompt_ids=c.prompt + c.tokens, sampling_params={**params, **stops})
             c.add(output.token_ids, own=True)
             logps += output.log_probs or []
-            if last_turn or not ends_with_call(tokenizer, task, output.token_ids):
+            if last_turn or not ends_in_call.of(output.token_ids):
                 break
             # In a thread, as the tool may be a server. The tokenizer stays in this one: it has
             # a state.
@@ -85,7 +83,7 @@ class AgentLoop(AgentLoopBase):
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []
             c.tool_calls += 1
-        grpo_sg.grade(c, tokenizer, task, stop_ids)
+        grpo_sg.grade(c, policy, task)
         limits = self.rollout_config
         if len(c.prompt) > limits.prompt_length or len(c.tokens) > limits.response_length:
             raise ValueError(
