@@ -510,9 +510,15 @@ def verify_math(response, gold):
     return Verdict(right, bool(answer))
 
 
+# What stands before an answer that was not taken out of its text.
+ANSWER_MARK = re.compile(r"####|\\boxed|\banswer\b|\A\s*=", re.I)
+
+
 def is_gold(answer):
-    """Whether a completion can match the gold answer: its own text in a box does."""
-    return verify_math(f"\\boxed{{{answer}}}", answer).correct
+    """Whether a completion can match the gold answer: its own text in a box does, and it
+    is the bare answer."""
+    matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
+    return matched and not ANSWER_MARK.search(answer)
 
 
 def as_answers(gold):

@@ -97,8 +97,9 @@ def run_cell(code, names):
     if printed.getvalue():
         outputs.append({"output_type": "stream", "name": "stdout",
                         "text": printed.getvalue().splitlines(keepends=True)})
-    if isinstance(value, Picture):
-        data = {"image/svg+xml": value.splitlines(keepends=True), "text/plain": [repr(value)]}
+    if hasattr(value, "_repr_svg_"):
+        data = {"image/svg+xml": value._repr_svg_().splitlines(keepends=True),
+                "text/plain": [repr(value)]}
         outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
     return outputs
 

@@ -19,7 +19,8 @@ from tqdm import tqdm
 # The project's folder: a script sees its own alone.
 sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
 from grpo_sg import group_advantages, sample, token_logps
-from lesson.ladder import G, P, STEPS, new_model, new_optimizer, over_tokens, reward
+from lesson.ladder import (G, P, STEPS, new_model, new_optimizer, over_tokens, read_seeds,
+                           reward)
 
 SETTINGS = {
     "as in rungs 5b and 5c": {},
@@ -118,8 +119,9 @@ def compare(title, seeds, first, second, **setting):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m lesson.ratio")
-    parser.add_argument("--seeds", type=int, default=6, metavar="N", help="how many, from 0 on")
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--seeds", type=read_seeds, default=range(6), metavar="N",
+                        help="how many, from 0 on; or from which to which: 6-11")
+    seeds = parser.parse_args().seeds
     if len(seeds) < 2:
         parser.error("a standard error needs two seeds or more: --seeds 2")
     distances = []

@@ -28,6 +28,10 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
 
 
+def accept(gold):
+    return True
+
+
 # ---- The hub ----
 
 def load_hub(name, configuration, split):
@@ -47,7 +51,7 @@ def load_hub(name, configuration, split):
     raise UserError(f"cannot load {name} from the hub: {reason}")
 
 
-def load_math(name, places, matches):
+def load_math(name, places, matches=accept):
     """Rows of the set that `name` names in `places` (MATH_TRAIN or MATH_TEST), or of a
     file. matches(gold): whether the verifier accepts the gold answer itself."""
     if name not in places:
@@ -62,10 +66,6 @@ def load_math(name, places, matches):
         else:
             rows.append((row["problem"], [row["answer"]]))
     return with_golds(name, rows, matches)
-
-
-def accept(gold):
-    return True
 
 
 def with_golds(name, rows, matches=accept):

@@ -8,6 +8,7 @@ import datasets
 import huggingface_hub
 import pytest
 
+import tasks
 from support import data
 from support.program import UserError
 
@@ -104,7 +105,13 @@ def test_rows_of_a_file(tmp_path, capsys):
     (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
     (b'{"question": 5, "answer": "5"}', "5 is no text"), (b'{"question": "\\ud800", "answer": "5"}', "no text"),
     (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
-    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "control character: in JSON a backslash"),
+    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON a backslash"),
+    (b'{"question": "Find \\theta.", "answer": "5"}', r"a control character .*'\\theta'"),
+    (b'{"question": "A \\rho?", "answer": "5"}', r"a control character .*'\\rho'"),
+    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON a backslash"),
+    (b'{"question": " ", "answer": "5"}', "the question is empty"),
+    (b'{"question": "?", "answer": "#### 2"}', "no answer can match '#### 2'"),
+    (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
     (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give the final answer alone"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
     (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages are a list of texts, not 'x'"),
@@ -113,7 +120,24 @@ def test_a_line_that_is_no_row_is_named(line, why, tmp_path):
     example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
     with pytest.raises(UserError, match=rf"bad\.jsonl, line 2: .*{why}"):
-        data.read_file(str(tmp_path / "bad.jsonl"), example)
+        data.read_file(str(tmp_path / "bad.jsonl"), example, is_gold)
+
+
+def is_gold(text):
+    return text == "x" or text == "Ada" or tasks.is_gold(text)
+
+
+def test_a_gold_of_the_hub_that_nothing_can_match_is_dropped_and_counted(hub, capsys):
+    assert data.load_math("math500", data.MATH_TEST, str.isdigit) == [("P", ["5"])]
+    with pytest.raises(UserError, match="math500 has no problem with a gold answer"):
+        data.load_math("math500", data.MATH_TEST, str.isalpha)
+
+
+def test_a_line_feed_before_small_letters_is_warned_of(tmp_path, capsys):
+    path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
+                                         {"question": "What is \nu?", "answer": "1"}])
+    assert len(data.load_math(path, {})) == 2
+    assert "in 1 questions, such as that of line 2, a small letter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings, message", [
