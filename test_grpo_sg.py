@@ -349,11 +349,11 @@ def take_step(policy, completions, cfg, rate=0.1, **more):
 
 
 def watch_loss(monkeypatch):
-    """A list that gets, of each call of the loss, |log r| (B, T) and the advantages (B,)."""
+    """A list that gets the logps, old_logps and advantages of each call of the loss."""
     calls, loss = [], learn.__globals__["grpo_sg_loss"]
 
     def watched(logps, old_logps, advantages, mask, **more):
-        calls.append(((logps - old_logps).abs().detach(), advantages.tolist()))
+        calls.append((logps.detach(), old_logps, advantages.tolist()))
         return loss(logps, old_logps, advantages, mask, **more)
     monkeypatch.setitem(learn.__globals__, "grpo_sg_loss", watched)
     return calls
@@ -395,14 +395,20 @@ def test_an_update_is_one_plain_step(mode, beta):
 
 
 def test_the_ratio_is_exactly_1_in_the_first_update_and_not_after_it(monkeypatch):
-    """Later it is the ratio to the policy that sampled, not to that of the update before."""
+    """Then it is the ratio to the policy that sampled, not to that of the update before."""
     calls = watch_loss(monkeypatch)
     take_step(*rolled(updates=1, tokens_per_micro_batch=40))
-    assert calls and not any(moved.any() for moved, _ in calls)
+    assert calls and all(logps.equal(old) for logps, old, _ in calls)
     calls.clear()
-    take_step(*rolled(updates=3))
-    first, second, third = (moved for moved, _ in calls)
-    assert first.eq(0).all() and third.mean() > second.mean() > 0
+    policy, completions, cfg = rolled(updates=3)
+    before = 0.0
+    for c in completions:
+        c.advantage = c.advantage or 1.0  # all have something to teach
+        before += grpo_sg.compute_logps(policy.model, grpo_sg.make_batch([c], "cpu"), cfg).sum().item()
+    take_step(policy, completions, cfg)
+    assert [logps.equal(old) for logps, old, _ in calls] == [True, False, False]
+    found = sum(old.sum().item() for _, old, _ in calls)
+    assert found == pytest.approx(before, rel=1e-5), "compute old_logps before the first update"
 
 
 def test_each_completion_is_in_one_minibatch(monkeypatch):
@@ -412,7 +418,7 @@ def test_each_completion_is_in_one_minibatch(monkeypatch):
     for i, c in enumerate(completions):
         c.advantage = float(i + 1)
     take_step(policy, completions, cfg)
-    minibatches = [sorted(A) for _, A in calls]
+    minibatches = [sorted(A) for _, _, A in calls]
     assert [len(A) for A in minibatches] == [16, 16, 16], "one call of the loss for each update"
     assert sorted(sum(minibatches, [])) == list(range(1, 49)), "each completion is learned from once"
     for A in minibatches:
