@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, SeedOssConfig, SeedOssForCausalLM
 
 from lesson import example
 
@@ -21,7 +21,7 @@ def save_tiny(folder):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer,
                             eos_token="<|im_end|>").save_pretrained(folder)
     torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config(
+    SeedOssForCausalLM(SeedOssConfig(
         vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
     return len(words)
