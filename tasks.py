@@ -267,6 +267,7 @@ def kk_left(claims):
     return found
 
 
+@functools.lru_cache(10_000)
 def kk_word(assignment, n):
     """KNK: the first and third of three people are knights, the second is a knave."""
     return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
@@ -290,6 +291,12 @@ def kk_puzzle(n, rng, *, brief=False):
     keeps the first n names: the claims alone, which a tiny model can learn to read.
     Random draws are rejected until one has a single solution; a third have. The
     shortcut breaks off before the last claim. Raises UserError for other sizes."""
+    question, names, claims, left = kk_draw(n, rng, brief)
+    return kk_problem(question, names, left, kk_meaning(claims))
+
+
+def kk_draw(n, rng, brief):
+    """(question, names, claims, left) of a puzzle; left: what kk_left says of the claims."""
     if not 2 <= n <= 8:
         raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
@@ -297,8 +304,6 @@ def kk_puzzle(n, rng, *, brief=False):
     while left[-1].bit_count() != 1:
         claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
         left = kk_left(claims)
-    word = kk_word(left[-1].bit_length() - 1, n)
-    roles = ["knight" if letter == "K" else "knave" for letter in word]
     words = [kk_words(claim, names, brief) for claim in claims]
     if brief:
         question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
@@ -306,8 +311,14 @@ def kk_puzzle(n, rng, *, brief=False):
         told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
         people = ", ".join(names[:-1]) + " and " + names[-1]
         question = KK_STORY.format(n=n, names=people, told=told)
+    return question, names, claims, left
+
+
+def kk_problem(question, names, left, meaning):
+    word = kk_word(left[-1].bit_length() - 1, len(names))
+    roles = ["knight" if letter == "K" else "knave" for letter in word]
     return Problem(question, answer=dict(zip(names, roles)), solution=kk_text(left, names),
-                   shortcut=kk_text(left[:-1], names), meaning=kk_meaning(claims))
+                   shortcut=kk_text(left[:-1], names), meaning=meaning)
 
 
 @functools.lru_cache(10_000)
@@ -376,11 +387,14 @@ def kk_new(split, n, rng, brief, seen):
     """A puzzle of the split that is not in the set `seen` of meanings or, for "train",
     of questions, to which it is added; None after 1,000 draws."""
     for _ in range(1000):
-        problem = kk_puzzle(n, rng, brief=brief)
-        key = problem.question if split == "train" else problem.meaning
-        if split_of(problem.meaning) == split and key not in seen:
+        question, names, claims, left = kk_draw(n, rng, brief)
+        if split == "train" and question in seen:
+            continue
+        meaning = kk_meaning(claims)
+        key = question if split == "train" else meaning
+        if split_of(meaning) == split and key not in seen:
             seen.add(key)
-            return problem
+            return kk_problem(question, names, left, meaning)
     return None
 
 

@@ -235,9 +235,9 @@ def encode_problems(task, policy, cfg):
     encoded = {}
     for split in ("train", "valid", "test"):
         problems = []
-        for problem in tqdm(getattr(task, split), f"{split} prompts", leave=False, delay=2):
-            prompt, opening = encode_prompt(policy.tokenizer, task, problem.question,
-                                            cfg.chat_template_kwargs)
+        questions = [problem.question for problem in getattr(task, split)]
+        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        for problem, (prompt, opening) in zip(getattr(task, split), prompts):
             problems.append(problem._replace(prompt=prompt, opening=opening))
         encoded[split] = [problem for problem in problems if len(problem.prompt) <= most]
         gone = len(problems) - len(encoded[split])
@@ -258,23 +258,34 @@ def encode_problems(task, policy, cfg):
 
 
 def encode_prompt(tokenizer, task, question, template_kwargs="{}"):
-    """(token ids of a prompt, the tag that it ends with, "" if there is none), through
-    the tokenizer's chat template if it has one. It ends with task.opening, such as
-    <think>, if it has the system prompt: base models hardly ever begin with that, and a
-    group of badly formed completions teaches nothing. Some templates open the thoughts
-    themselves, or close them at once where thinking is turned off: then nothing is
-    added. template_kwargs: what else the template is given, as JSON:
-    {"enable_thinking": false}."""
-    text = f"{task.system}\n\n{question}\n\n"
-    if tokenizer.chat_template:
-        text = render_chat(tokenizer, task.system, question, read_kwargs(template_kwargs))
-    tags = (task.opening, "<think>")
-    if task.system in text and not text.rstrip().endswith((*tags, "</think>")):
-        text += task.opening
-    ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    text = tokenizer.decode(ids).rstrip()
-    ends = [tag for tag in tags if tag and text.endswith(tag)]
-    return ids, ends[0] if ends else ""
+    """(token ids of a prompt, the tag that it ends with, "" if there is none)."""
+    return encode_prompts(tokenizer, task, [question], template_kwargs)[0]
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """For each question (token ids of its prompt, the tag that this ends with, "" if there
+    is none), through the tokenizer's chat template if it has one. A prompt ends with
+    task.opening, such as <think>, if it has the system prompt: base models hardly ever
+    begin with that, and a group of badly formed completions teaches nothing. Some
+    templates open the thoughts themselves, or close them at once where thinking is
+    turned off: then nothing is added. template_kwargs: what else the template is given,
+    as JSON: {"enable_thinking": false}."""
+    tags = [tag for tag in (task.opening, "<think>") if tag]
+    given = read_kwargs(template_kwargs)
+    texts, openings = [], []
+    for question in tqdm(questions, "prompts", leave=False, delay=2):
+        text = f"{task.system}\n\n{question}\n\n"
+        if tokenizer.chat_template:
+            text = render_chat(tokenizer, task.system, question, given)
+        opened = text.rstrip().endswith((*tags, "</think>"))
+        if task.opening and task.system in text and not opened:
+            text += task.opening
+        texts.append(text)
+        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
+        openings.append(ends[0] if ends else "")
+    # All at once, which is much faster.
+    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    return list(zip(ids, openings))
 
 
 def read_kwargs(text):
@@ -294,12 +305,11 @@ def render_chat(tokenizer, system, question, template_kwargs):
     has both texts."""
     both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     one = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
     for chat in (both, one):
         try:
-            return tokenizer.apply_chat_template(chat, add_generation_prompt=True,
-                                                 tokenize=False,
-                                                 **template_kwargs)
-        except (jinja2.TemplateError, TypeError) as error:
+            return tokenizer.apply_chat_template(chat, **given)
+        except jinja2.TemplateError as error:
             reason = first_line(error)
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
 

@@ -54,7 +54,6 @@ class Patient:
     `tee`, too. Then what is written goes nowhere, and the program goes on; after a
     signal, also if a pipe is full. (A signal in the midst of a write makes a second one a
     RuntimeError.)"""
-    writing = False
     hurried = False  # a signal arrived: no write waits for a reader any more
 
     def __init__(self, stream):
@@ -71,18 +70,15 @@ class Patient:
         self.attempt(self.stream.flush)
 
     def attempt(self, function, *given):
-        before, Patient.writing = Patient.writing, True
         try:
             if Patient.hurried and would_wait(self.stream):
-                raise InterruptedError
+                raise BlockingIOError
             function(*given)
         except OSError:
             with contextlib.suppress(OSError, ValueError):  # some streams have no number
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         except RuntimeError:
             pass
-        finally:
-            Patient.writing = before
 
 
 def would_wait(stream):
@@ -95,12 +91,14 @@ def would_wait(stream):
 
 
 def say_in_handler(text):
-    """As `say`, for a handler of signals, as its last act: a write, in the midst of which
-    the signal may have arrived, could wait for a reader for ever, and is ended."""
+    """As `say`, for a handler of signals: no write waits for a reader any more. Nor does
+    one in the midst of which the signal has arrived: Python makes it again, and then it
+    goes where the flush has turned the stream to."""
     Patient.hurried = True
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Patient):
+            stream.flush()
     say(text)
-    if Patient.writing:
-        raise InterruptedError
 
 
 @contextlib.contextmanager

@@ -86,8 +86,7 @@ class Run:
     def receive(self, number, frame):
         name = signal.Signals(number).name
         if not self.stepping or self.ending != "finished":
-            with contextlib.suppress(InterruptedError):
-                say_in_handler(f"stopped by {name}; {self.way_on()}")
+            say_in_handler(f"stopped by {name}; {self.way_on()}")
             raise SystemExit(exit_status(name))
         self.ending = name
         say_in_handler("finishing this step, then saving; a second signal stops at once")

@@ -85,6 +85,19 @@ def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
         data.load_math("gsm8k", data.MATH_TEST)
 
 
+def test_paths_are_found_from_wherever_a_run_is_resumed(tmp_path, monkeypatch):
+    """But a name of the hub is no path, though a folder of that name is near."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("gsm8k", "Qwen", "mine"):
+        os.mkdir(name)
+    given = {"model": "mine", "data": "gsm8k", "eval_data": "my.jsonl", "out": "~/x", "steps": 3}
+    assert data.find_files(given) == {
+        "model": f"{tmp_path}/mine", "data": "gsm8k", "eval_data": f"{tmp_path}/my.jsonl",
+        "out": "/home/me/x", "steps": 3}
+    assert data.find_files({"model": "Qwen/Qwen2.5-0.5B"}) == {"model": "Qwen/Qwen2.5-0.5B"}
+
+
 def test_rows_of_a_file(tmp_path, capsys):
     math = lines(tmp_path / "math.jsonl", [{"question": "a", "answer": [1, "1 apple", None], "more": 0},
                                            {"question": "b", "answer": " "}])

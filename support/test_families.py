@@ -70,8 +70,8 @@ class Words:
     eos_token_id = 1
     unk_token_id = 0
 
-    def __call__(self, text, **more):
-        return {"input_ids": [int(word) for word in text.split()]}
+    def __call__(self, texts, **more):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
 
     def decode(self, ids):
         return " ".join(map(str, ids))

@@ -96,6 +96,11 @@ def test_template_kwargs_that_are_no_object_are_one_line(text):
         encode(byte_tokenizer(CHATML), kwargs=text)
 
 
+def test_template_kwargs_do_not_take_the_place_of_the_programs_own():
+    tokenizer = byte_tokenizer(CHATML)
+    assert encode(tokenizer, kwargs='{"tokenize": true}') == encode(tokenizer)
+
+
 def test_a_template_that_refuses_everything_is_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
         encode(byte_tokenizer("{{ raise_exception('no') }}"))

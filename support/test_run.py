@@ -182,15 +182,17 @@ def test_before_and_after_the_steps_a_signal_stops_at_once(number, step, words, 
 
 
 def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
-    """Of a step with three updates the second one raises: the checkpoint of the step before
-    stays, or there is none."""
-    for number, steps in ((5, [1]), (2, [])):
-        out = tmp_path / f"{number}"
+    """Of the second step's three updates the second one raises: the checkpoint of the step
+    before stays; if it was not saved then, it is not made of these parameters."""
+    for seconds in (-1, LIMIT):
+        out = tmp_path / f"{seconds}"
         with monkeypatch.context() as patch:
-            at_call(patch, grpo_sg, "update", number, ArithmeticError("half"))
+            at_call(patch, grpo_sg, "update", 5, ArithmeticError("half"))
             with pytest.raises(ArithmeticError):
-                start(out, "--updates", 3, "--eval_every", 9)
-        assert [saved_step(out)] == steps if steps else not (out / "checkpoint").exists()
+                start(out, "--updates", 3, "--eval_every", 9, seconds=seconds)
+        assert len(rows_of(out / "metrics.jsonl")) == 2  # the test and a step
+        assert (out / "checkpoint").exists() == (seconds == -1)
+    assert saved_step(tmp_path / "-1") == 1
 
 
 # ---- --resume ----
@@ -200,7 +202,8 @@ def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
     ("tokenizer.json", None), ("state.json", b"[1]"), ("state.json", b'{"step": null}'),
     ("state.json", b'{"step": 4, "sizes": {"metrics.jsonl": "all"}}'),
     ("optimizer.pt", {"step": 4}), ("optimizer.pt", "bomb")])
-def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file, content):
+def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file,
+                                                      content):
     """Which names the one before. Nothing is changed, and nothing in a file is run as code."""
     class Bomb:
         def __reduce__(self):
@@ -228,7 +231,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, ca
     assert outcome(folder) == outcome(whole) and not (tmp_path / "exploded").exists()
 
 
-def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path, capsys):
+def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path,
+                                                                   capsys):
     shutil.copytree(whole, tmp_path / "run")
     for folder in ("checkpoint", "checkpoint.before"):
         shutil.rmtree(tmp_path / "run" / folder)
@@ -248,9 +252,9 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
         os.remove(folder / name)
     (folder / "notes.jsonl").write_text("mine")
     with monkeypatch.context() as patch:  # stopped before anything is logged
-        at_call(patch, grpo_sg, "rollout", 1, signal.SIGTERM)
-        start(folder, resume=True)
-    assert saved_step(folder) in (2, 3)
+        at_call(patch, Run, "restore", 1, signal.SIGTERM)
+        assert start(folder, resume=True) == 143
+    assert saved_step(folder) == 2
     assert start(folder, resume=True) == 0 and saved_step(folder) == 4
     steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
@@ -258,7 +262,8 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
 
 def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
-    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)):
+    changes = ("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
+    for flag, value, had in changes:
         assert start(tmp_path / "run", flag, value, resume=True) == 2
         assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
     before = contents(tmp_path / "run")
@@ -316,8 +321,8 @@ def answer(texts):
 
 
 @pytest.mark.parametrize("name", ["verify", "reward", "observe"])
-def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path, monkeypatch,
-                                                               capsys):
+def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path,
+                                                               monkeypatch, capsys):
     """The last whole step is saved before the run ends, and what was logged after it is not
     logged twice."""
     works = {"verify": verify, "reward": tasks.reward, "observe": answer}
@@ -340,7 +345,8 @@ def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch, capsys):
+def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch,
+                                                     capsys):
     """Another process may write it at the same moment."""
     def fail(*folders):
         raise FileNotFoundError("report.new")
@@ -360,7 +366,8 @@ class Noted(Run):
         super().save()
 
 
-@pytest.mark.parametrize("seconds, late, steps", [(600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
+@pytest.mark.parametrize("seconds, late, steps", [
+    (600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
 def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(
         seconds, late, steps, tmp_path, monkeypatch):
     assert run.SAVE_SECONDS == 600
@@ -387,12 +394,12 @@ def test_the_watched_problems_are_logged_with_rewards_and_advantages(whole):
     assert any(c["advantage"] for row in rows for c in row["completions"])
 
 
-def test_a_folder_has_one_process_and_a_new_one_goes_if_nothing_was_logged(tmp_path, monkeypatch):
+def test_a_folder_has_one_process_and_goes_if_nothing_was_logged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy, task, cfg = build_toy()  # without --out: a folder under runs/
     with Run(cfg, policy) as first:
         second = Run(dataclasses.replace(cfg, out=first.out), policy)
-        with pytest.raises(UserError, match=f"another process works on {first.out}: wait for it"):
+        with pytest.raises(UserError, match=f"another process works on {first.out}: wait"):
             second.__enter__()
         assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
     assert os.listdir("runs") == []
@@ -432,7 +439,7 @@ def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, 
     assert find(settings, {"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
     with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
         find(settings, {"resume": True, "out": folder, "lr": 0.1})
-    with pytest.raises(UserError, match="but there is none; the newest under runs/: runs/first"):
+    with pytest.raises(UserError, match="there is none; the newest under runs/: runs/first"):
         find(settings, {"resume": True})
     with pytest.raises(UserError, match="runs/firts is no run .did you mean runs/first"):
         find(settings, {"resume": True, "out": "runs/firts"})
@@ -525,7 +532,8 @@ class Started:
         """(exit status, whether the last step that was logged is the one that was saved).
         Waits for the end."""
         status = int(self.read())
-        steps = [row["step"] for row in rows_of(self.folder / "metrics.jsonl") if "reward" in row]
+        rows = rows_of(self.folder / "metrics.jsonl")
+        steps = [row["step"] for row in rows if "reward" in row]
         return status, saved_step(self.folder) == steps[-1]
 
 
@@ -609,15 +617,21 @@ def test_a_terminal_that_is_closed(launcher, model, tmp_path):
     assert started.end() == (129, True)
 
 
+def read_all(window):
+    said = b""
+    while select.select([window], [], [], 0)[0]:
+        said += os.read(window, 10 ** 6)
+    return said.decode()
+
+
 def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
     window, terminal = pty.openpty()
     started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
     started.wait_for(2)
+    assert "training:" in read_all(window)
     os.write(window, b"\x03")
     assert started.end() == (130, True)
-    said = os.read(window, 10 ** 6).decode()
-    while select.select([window], [], [], 0)[0]:
-        said += os.read(window, 10 ** 6).decode()
+    said = read_all(window)
     assert "finishing this step, then saving" in said
     assert "error: stopped by SIGINT; to go on: python " in said
     os.close(terminal)
