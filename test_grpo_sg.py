@@ -5,6 +5,8 @@ loops, or shows what would go wrong without it. Then: the corners, tasks, tools,
 
     python -m pytest -q test_grpo_sg.py                        all of it, on grpo_sg.py
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py    the lesson, on your own functions
+
+The heading of each section of the lesson begins with the function that it tests: lesson/progress.py reads it.
 """
 import importlib
 import itertools
@@ -40,14 +42,16 @@ grpo_sg_loss = GRADED.grpo_sg_loss
 token_logps = GRADED.token_logps
 draw = GRADED.draw
 pass_at_k = GRADED.pass_at_k
+make_batch = GRADED.make_batch
+learn = GRADED.learn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 
 
-def batch(B=5, T=7, seed=0):
+def batch(B=5, T=7, seed=0, outside=math.nan):
     """Random logps, old, ref, advantages, mask and weights, with ratios on both sides of the clip and a row
-    without tokens; nan where the mask is False, as pads must have no influence."""
+    without tokens; outside of the mask there is nan, as pads must have no influence."""
     g = torch.Generator().manual_seed(seed)
     logps = -3 * torch.rand(B, T, generator=g)
     old = logps + 0.5 * torch.randn(B, T, generator=g)
@@ -55,13 +59,13 @@ def batch(B=5, T=7, seed=0):
     mask = torch.rand(B, T, generator=g) < 0.7
     mask[0, 2:] = False
     mask[3] = False
-    logps, old, ref = (x.masked_fill(~mask, math.nan) for x in (logps, old, ref))
+    logps, old, ref = (x.masked_fill(~mask, outside) for x in (logps, old, ref))
     advantages = torch.randn(B, generator=g)
     weights = 1 + 0.4 * torch.rand(B, T, generator=g)
     return logps, old, ref, advantages, mask, weights
 
 
-# ---- 1. The weight: w = clip(alpha * (sigmoid(pi / tau) - mu), L, U) ----
+# ---- 1. token_weights: w = clip(alpha * (sigmoid(pi / tau) - mu), L, U) ----
 
 @pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301),
                                    (0.3, 1.374053), (0.5, 1.4), (1.0, 1.4)])
@@ -84,7 +88,7 @@ def test_a_weight_is_computed_in_float32():
     assert torch.equal(w, token_weights(logps.float())), "make float32 of logps first, and then exp"
 
 
-# ---- 2. The advantage: how much better than its group ----
+# ---- 2. group_advantages: how much better than its group ----
 
 def test_advantages_by_hand():
     """The mean of 3, -0.5, -3, 3 is 0.625, their standard deviation sqrt(25.6875 / 3) = 2.9262."""
@@ -102,7 +106,7 @@ def test_equal_rewards_give_advantages_of_exactly_0():
     assert group_advantages(integers).eq(0).all(), "rewards may be integers"
 
 
-# ---- 3. The loss ----
+# ---- 3. grpo_sg_loss: minus the mean of w min(r A, clip(r) A) ----
 
 def slow_objective(logp, old, a, w, ref, clip_low=0.2, clip_high=0.24, beta=0.0):
     """One token's, all numbers: the specification. torch is here for its gradients alone."""
@@ -152,8 +156,9 @@ def compare(logps, old, ref, A, mask, w, *, weighted=True, **settings):
 
 @MODES
 @pytest.mark.parametrize("weighted", [False, True])
-def test_loss_and_gradient_against_loops(mode, weighted):
-    compare(*batch(), weighted=weighted, mode=mode, clip_low=0.2, clip_high=0.3)
+@pytest.mark.parametrize("outside", [0.0, math.nan], ids=["0 at pads", "nan at pads"])
+def test_loss_and_gradient_against_loops(mode, weighted, outside):
+    compare(*batch(outside=outside), weighted=weighted, mode=mode, clip_low=0.2, clip_high=0.3)
 
 
 @MODES
@@ -242,7 +247,7 @@ def test_the_kl_is_unbiased_and_0_at_the_reference():
     assert kl(pi[0], pi[0]) == 0 and x.grad == 0
 
 
-# ---- 4. Log-probabilities and sampling ----
+# ---- 4. token_logps: log pi of the sampled tokens ----
 
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 def test_log_probabilities_against_the_full_softmax(family):
@@ -263,6 +268,8 @@ def test_log_probabilities_against_the_full_softmax(family):
     grads = [torch.autograd.grad(x.sum(), list(model.parameters())) for x in (logps, naive)]
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads)), "not log pi's gradient"
 
+
+# ---- 5. draw: a token for each row of logits ----
 
 def test_a_token_is_drawn_as_often_as_its_probability_says():
     """u runs over [0, 1) in even steps, so that a token gets its share of them, to one step."""
@@ -293,6 +300,8 @@ def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
         assert ((seen - expected) ** 2 / expected.clamp(min=1)).sum() < 40  # 11 degrees of freedom: p < 1e-4
 
 
+# ---- 6. pass_at_k: at least one of k is right ----
+
 def test_pass_at_k_against_enumeration():
     """Every way to choose k of the n samples: the share of them with a right one."""
     for n in range(1, 7):
@@ -302,29 +311,7 @@ def test_pass_at_k_against_enumeration():
             assert pass_at_k(n, c, k) == pytest.approx(share), f"n = {n}, c = {c}, k = {k}"
 
 
-LESSON = {name for name in globals() if name.startswith("test_")}  # the lesson ends here
-
-
-def test_a_random_number_that_is_rounded_up_to_1_draws_a_word():
-    assert grpo_sg.draw(torch.zeros(2, 5), torch.ones(2, 1), 1.0).tolist() == [[4], [4]]
-
-
-@pytest.mark.parametrize("n, c, k", [(4, 5, 2), (4, -1, 2), (4, 2, 5), (4, 2, 0)])
-def test_pass_at_k_of_what_cannot_be_is_refused(n, c, k):
-    with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):
-        grpo_sg.pass_at_k(n, c, k)
-
-
-def test_the_weights_of_other_methods():
-    logps = torch.tensor([0.0, 0.5, 1.0]).log()
-    assert grpo_sg.weigh(logps, grpo_sg.Config(shaping="none")) is None
-    ar = grpo_sg.weigh(logps, grpo_sg.Config(shaping="ar"))
-    assert ar.tolist() == pytest.approx([0.8, 0.9, 1.0])
-    sg = grpo_sg.weigh(logps, grpo_sg.Config(alpha=1.0, tau=1.0, mu=0.0, low=0.6, high=0.7))
-    assert sg.tolist() == pytest.approx([0.6, 1 / (1 + math.exp(-0.5)), 0.7])
-
-
-# ---- 5. A toy task: say a word that answers the question, and stop ----
+# ---- 7. make_batch: prompts and completions as rows ----
 
 def rolled(**settings):
     """A policy, 48 completions of its own with their advantages, and the settings."""
@@ -336,55 +323,40 @@ def rolled(**settings):
     return policy, completions, cfg
 
 
-def stepped(policy, completions, cfg, rate=0.1, **more):
-    """(statistics, parameters) after grpo_sg.learn, by plain gradient descent."""
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
-    updates = grpo_sg.learn(policy, optimizer, completions, cfg, **more)
-    return logs.summarize(updates), parameters_of(policy.model)
-
-
-def test_greedy_completions_belong_to_their_prompts():
-    policy, task, cfg = build_toy(sample_batch=4)
-    questions = [" ".join(words) for words in itertools.permutations(WORDS[2:8], 2)]
-    task = task._replace(train=[tasks.Problem(question, "yes") for question in questions])
-    problems = models.encode_problems(task, policy, cfg).train
-    alone = []
-    for question in questions:
-        prompt = policy.tokenizer(question)["input_ids"]
-        alone.append(sample(policy.model, [prompt], max_new_tokens=6, stop_ids={0}, temperature=0))
-    _, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=0)
-    cold = grpo_sg.rollout(policy, task, problems, cfg, n=3, temperature=1e-4, seed=0)
-    for n, completions in ((1, greedy), (3, cold)):
-        for i, c in enumerate(completions):  # problem-major
-            assert c.problem == problems[i // n]
-            assert c.prompt == policy.tokenizer(questions[i // n])["input_ids"]
-            assert [c.tokens] == alone[i // n]
-    assert len({str(tokens) for tokens in alone}) > 9
-
-
 def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
-    _, completions, cfg = rolled()
-    for i, c in enumerate(completions):
-        c.advantage = float(i + 1)  # to know them again
-    found = []
-    for batch in grpo_sg.micro_batches(completions, cfg, torch.device("cpu")):
-        for ids, mask, A in zip(batch["ids"], batch["mask"], batch["advantages"]):
-            c = completions[int(A) - 1]
-            assert ids[mask].tolist() == c.tokens and mask.nonzero()[0] == len(c.prompt)
-            assert c.truncated or ids[mask][-1] == 0
-            found.append(int(A))
-    assert sorted(found) == list(range(1, 49))
-
-
-def test_what_is_cut_off_is_badly_formed():
-    """No stop token within max_new_tokens; rewards: +3 right, -0.5 not right, -3 badly formed."""
+    """By position: 0 is the pad and the stop token. What a tool wrote is False, whatever it is."""
     _, completions, _ = rolled()
-    for c in completions:
-        c.reward = tasks.reward(c)
-    assert {c.truncated for c in completions} == {True, False}
-    for c in completions:
-        assert c.truncated == (c.tokens[-1] != 0) and not (c.truncated and c.formatted)
-        assert c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5)
+    for i, c in enumerate(completions):
+        c.advantage = float(i)
+    for c in completions[::3]:
+        c.add([0, 5], own=False)
+    batch = make_batch(completions, "cpu")
+    longest = max(c.length() for c in completions)
+    assert batch["ids"].shape == batch["mask"].shape == (48, longest) and batch["mask"].dtype == torch.bool
+    assert batch["advantages"].tolist() == [float(i) for i in range(48)]
+    for c, ids, mask in zip(completions, batch["ids"].tolist(), batch["mask"].tolist()):
+        assert ids[:c.length()] == c.prompt + c.tokens, "the prompt, the completion, and pads on the right"
+        pads = [False] * (longest - c.length())
+        assert mask == [False] * len(c.prompt) + c.mask + pads, "True on what the policy wrote alone"
+
+
+# ---- 8. learn: a toy task, to say a word that answers the question, and to stop ----
+
+def take_step(policy, completions, cfg, rate=0.1, **more):
+    """The parameters after learn, by plain gradient descent."""
+    learn(policy, torch.optim.SGD(policy.model.parameters(), lr=rate), completions, cfg, **more)
+    return parameters_of(policy.model)
+
+
+def watch_loss(monkeypatch):
+    """A list that gets the logps, old_logps and advantages of each call of the loss."""
+    calls, loss = [], learn.__globals__["grpo_sg_loss"]
+
+    def watched(logps, old_logps, advantages, mask, **more):
+        calls.append((logps.detach(), old_logps, advantages.tolist()))
+        return loss(logps, old_logps, advantages, mask, **more)
+    monkeypatch.setitem(learn.__globals__, "grpo_sg_loss", watched)
+    return calls
 
 
 @MODES
@@ -418,22 +390,102 @@ def test_an_update_is_one_plain_step(mode, beta):
     assert not torch.allclose(after, before, atol=1e-3)
     for most in (1, 40, 10 ** 6):
         policy, _, cfg = build_toy(**settings, tokens_per_micro_batch=most, dropout=0.5)
-        _, found = stepped(policy, completions, cfg, rate=5.0, reference=reference)
+        found = take_step(policy, completions, cfg, rate=5.0, reference=reference)
         assert torch.allclose(found, after, atol=2e-6)
 
 
 def test_the_ratio_is_exactly_1_in_the_first_update_and_not_after_it(monkeypatch):
-    moved, loss = [], grpo_sg.grpo_sg_loss
+    """Then it is the ratio to the policy that sampled, not to that of the update before."""
+    calls = watch_loss(monkeypatch)
+    take_step(*rolled(updates=1, tokens_per_micro_batch=40))
+    assert calls and all(logps.equal(old) for logps, old, _ in calls)
+    calls.clear()
+    policy, completions, cfg = rolled(updates=3)
+    before = 0.0
+    for c in completions:
+        c.advantage = c.advantage or 1.0  # all have something to teach
+        before += grpo_sg.compute_logps(policy.model, grpo_sg.make_batch([c], "cpu"), cfg).sum().item()
+    take_step(policy, completions, cfg)
+    assert [logps.equal(old) for logps, old, _ in calls] == [True, False, False]
+    found = sum(old.sum().item() for _, old, _ in calls)
+    assert found == pytest.approx(before, rel=1e-5), "compute old_logps before the first update"
 
-    def watched(logps, old_logps, *rest, **more):
-        moved.append((logps - old_logps).abs().max().item())
-        return loss(logps, old_logps, *rest, **more)
-    monkeypatch.setattr(grpo_sg, "grpo_sg_loss", watched)
-    stepped(*rolled(updates=1, tokens_per_micro_batch=40))
-    assert len(moved) > 3 and not any(moved)
-    stepped(*rolled(updates=3, tokens_per_micro_batch=10 ** 6))
-    first, *later = moved[-3:]
-    assert first == 0 and all(later)
+
+def test_each_completion_is_in_one_minibatch(monkeypatch):
+    """They are drawn at random, so that no update is about a few prompts alone."""
+    calls = watch_loss(monkeypatch)
+    policy, completions, cfg = rolled(updates=3)
+    for i, c in enumerate(completions):
+        c.advantage = float(i + 1)
+    take_step(policy, completions, cfg)
+    minibatches = [sorted(A) for _, _, A in calls]
+    assert [len(A) for A in minibatches] == [16, 16, 16], "one call of the loss for each update"
+    assert sorted(sum(minibatches, [])) == list(range(1, 49)), "each completion is learned from once"
+    for A in minibatches:
+        assert {int(a - 1) // 16 for a in A} == {0, 1, 2}, "shuffle the completions first"
+
+
+def test_a_long_gradient_is_cut_to_a_length_of_1():
+    policy, completions, cfg = rolled(updates=1)
+    for c in completions:
+        c.advantage *= 1000
+    before = parameters_of(policy.model)
+    after = take_step(policy, completions, cfg)
+    assert (after - before).norm().item() == pytest.approx(0.1, rel=1e-3), "0.1 is the learning rate"
+
+
+def test_learning_raises_the_reward():
+    policy, task, cfg = build_toy()
+    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0)
+    rewards = []
+    for step in range(25):
+        completions = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=step)
+        grpo_sg.set_advantages(completions, 16)
+        learn(policy, optimizer, completions, cfg, seed=step)
+        rewards.append(sum(c.reward for c in completions) / len(completions))
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 2, rewards
+
+
+LESSON = {name for name in globals() if name.startswith("test_")}  # the lesson ends here
+
+
+# ==== The toy task: rollouts and training ====
+
+def stepped(policy, completions, cfg, rate=0.1, **more):
+    """(statistics, parameters) after grpo_sg.learn, by plain gradient descent."""
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
+    updates = grpo_sg.learn(policy, optimizer, completions, cfg, **more)
+    return logs.summarize(updates), parameters_of(policy.model)
+
+
+def test_greedy_completions_belong_to_their_prompts():
+    policy, task, cfg = build_toy(sample_batch=4)
+    questions = [" ".join(words) for words in itertools.permutations(WORDS[2:8], 2)]
+    task = task._replace(train=[tasks.Problem(question, "yes") for question in questions])
+    problems = models.encode_problems(task, policy, cfg).train
+    alone = []
+    for question in questions:
+        prompt = policy.tokenizer(question)["input_ids"]
+        alone.append(sample(policy.model, [prompt], max_new_tokens=6, stop_ids={0}, temperature=0))
+    _, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=0)
+    cold = grpo_sg.rollout(policy, task, problems, cfg, n=3, temperature=1e-4, seed=0)
+    for n, completions in ((1, greedy), (3, cold)):
+        for i, c in enumerate(completions):  # problem-major
+            assert c.problem == problems[i // n]
+            assert c.prompt == policy.tokenizer(questions[i // n])["input_ids"]
+            assert [c.tokens] == alone[i // n]
+    assert len({str(tokens) for tokens in alone}) > 9
+
+
+def test_what_is_cut_off_is_badly_formed():
+    """No stop token within max_new_tokens; rewards: +3 right, -0.5 not right, -3 badly formed."""
+    _, completions, _ = rolled()
+    for c in completions:
+        c.reward = tasks.reward(c)
+    assert {c.truncated for c in completions} == {True, False}
+    for c in completions:
+        assert c.truncated == (c.tokens[-1] != 0) and not (c.truncated and c.formatted)
+        assert c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5)
 
 
 def test_an_update_clips_on_both_sides_where_its_settings_say():
@@ -472,6 +524,25 @@ def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
 
 
 # ==== The corners of the algorithm ====
+
+def test_a_random_number_that_is_rounded_up_to_1_draws_a_word():
+    assert grpo_sg.draw(torch.zeros(2, 5), torch.ones(2, 1), 1.0).tolist() == [[4], [4]]
+
+
+@pytest.mark.parametrize("n, c, k", [(4, 5, 2), (4, -1, 2), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_of_what_cannot_be_is_refused(n, c, k):
+    with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):
+        grpo_sg.pass_at_k(n, c, k)
+
+
+def test_the_weights_of_other_methods():
+    logps = torch.tensor([0.0, 0.5, 1.0]).log()
+    assert grpo_sg.weigh(logps, grpo_sg.Config(shaping="none")) is None
+    ar = grpo_sg.weigh(logps, grpo_sg.Config(shaping="ar"))
+    assert ar.tolist() == pytest.approx([0.8, 0.9, 1.0])
+    sg = grpo_sg.weigh(logps, grpo_sg.Config(alpha=1.0, tau=1.0, mu=0.0, low=0.6, high=0.7))
+    assert sg.tolist() == pytest.approx([0.6, 1 / (1 + math.exp(-0.5)), 0.7])
+
 
 @MODES
 def test_the_sums_are_those_of_loops(mode):

@@ -1,8 +1,8 @@
 """One example, carried through with numbers, as Markdown: it stands in lesson/README.md.
 
-    python -m lesson.example runs/NAME/warm_start        of a run of `python grpo_sg.py`
+    python -m lesson.example             the ready tiny model; or another one's folder
 
-Takes the tiny model as it was before reinforcement learning, samples a group of eight
+Takes the tiny model as it is before reinforcement learning, samples a group of eight
 completions of one puzzle, and prints their rewards and advantages. Two tables, of a completion
 that is better than the mean and of one that is worse, say what an update on this group alone
 does with single tokens.
@@ -12,10 +12,10 @@ import sys
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# The project's folder: a script sees its own alone.
-sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(ROOT)  # a script sees its own folder alone
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
@@ -87,8 +87,7 @@ def print_completions(texts, R, A):
 
 def main(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    # Not AutoTokenizer, which would take Qwen2's.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt, completions, texts, rewards = sample_group(model, tokenizer)
     A = group_advantages(rewards).flatten()  # (G,)
 
@@ -127,7 +126,7 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    folder = " ".join(sys.argv[1:])
+    folder = " ".join(sys.argv[1:]) or f"{ROOT}/support/ready/kk"
     if not os.path.isfile(os.path.join(folder, "tokenizer.json")):
-        sys.exit(f"give the folder of a model, such as runs/NAME/warm_start, not {folder!r}")
+        sys.exit(f"give the folder of a model, such as runs/NAME/checkpoint, not {folder!r}")
     main(folder)

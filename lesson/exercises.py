@@ -1,14 +1,27 @@
-"""Exercises: the method in six functions, without their bodies. The project's own tests grade them.
+"""Exercises: the method in eight functions, without their bodies. The project's own tests
+grade them.
 
-    OF=lesson.exercises python -m pytest -q test_grpo_sg.py
+    python -m lesson.exercises          how many are done, and what comes next
 
-runs the first part of test_grpo_sg.py on this file in place of grpo_sg.py; add `-x` to see the
-first failure alone. Write a body in place of each
-`raise`. The equations, beside the answers, are in README.md, "The method"; the answers are in
-sections 1 to 3 of grpo_sg.py.
+Write a body in place of each `raise`. The equations, beside the answers, are in README.md,
+"The method"; the answers are in sections 1 to 5 of grpo_sg.py. To see all that a test says:
 
-Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the vocabulary.
+    OF=lesson.exercises python -m pytest -q -x test_grpo_sg.py
+
+Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the
+vocabulary.
 """
+import math
+import os
+import random
+import sys
+
+import torch
+import torch.nn.functional as F
+
+# The project's folder: a script sees its own alone.
+sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
+import grpo_sg
 
 
 def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
@@ -20,7 +33,7 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
     """
     raise NotImplementedError(
         "token_weights: take pi from logps in float32 and without its gradient, then write "
-        "the formula")
+        "the formula, with torch.sigmoid and clamp")
 
 
 def group_advantages(rewards, *, eps=1e-6):
@@ -35,7 +48,7 @@ def group_advantages(rewards, *, eps=1e-6):
 
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
-                 clip_high=0.2, beta=0.0, loss_agg_mode="token-mean", denominator=None):
+                 clip_high=0.24, beta=0.0, loss_agg_mode="token-mean", denominator=None):
     """(loss to minimise, dict of statistics: here it may be empty).
 
     The objective of a token is w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL, with
@@ -43,15 +56,18 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     minus its mean.
 
     logps, old_logps, ref_logps, weights: (B, T); only logps gets a gradient. weights=None: all
-    are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens;
-    elsewhere anything may stand, nan too. loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean",
-    over the completions that have tokens, of the means over their tokens. denominator: what to
-    divide by in place of the number of tokens (in the second mode, of completions), if this is
-    a part of a larger batch.
+    are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens.
+    loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean", over the completions
+    that have tokens, of the means over their tokens. denominator: what to divide by in place of
+    the number of tokens (in the second mode, of completions), if this is a part of a larger
+    batch.
+
+    The tests take it in two steps. At first 0 stands where the mask is false; then nan, which
+    must reach neither the loss nor the gradient: nan times 0 is nan.
     """
     raise NotImplementedError(
         "grpo_sg_loss: r is exp of a difference; the smaller of r A and clip(r) A; times w; "
-        "then minus the mean over the mask's tokens")
+        "then minus the mean over the mask's tokens. masked_fill before exp keeps nan out")
 
 
 def token_logps(model, ids, mask, *, temperature=1.0):
@@ -83,3 +99,37 @@ def pass_at_k(n, c, k):
     raise NotImplementedError(
         "pass_at_k: of all ways to choose k of the n samples, how many have no right one? "
         "math.comb counts them")
+
+
+def make_batch(completions, device):
+    """A dict of tensors: ids (B, T), mask (B, T), bool, and advantages (B,).
+
+    A row is a completion's prompt, its tokens, and pads (0) up to the longest row. mask is True
+    on the tokens that the policy wrote. completions: a list of grpo_sg.Completion; each has the
+    lists prompt, tokens and mask (one truth value for each of its tokens: False for a tool's),
+    and an advantage.
+    """
+    raise NotImplementedError(
+        "make_batch: three lists for each row, joined: the prompt's, the completion's, the "
+        "pads'; a mask by position, as 0 is a stop token, too")
+
+
+def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
+    """Learn from a rollout, in cfg.updates updates of policy.model.
+
+    The completions are shuffled (seed) and cut into as many minibatches of equal size; each makes
+    one update. r is to the policy that sampled, so that old_logps are computed before the first
+    update. The loss has the weights grpo_sg.weigh(logps, cfg) and the settings cfg.clip_low,
+    clip_high, beta and loss_agg_mode; cfg.temperature is that of the log-probabilities.
+    Gradients are cut to a norm of 1. reference: the model of ref_logps, if cfg.beta > 0.
+    Returns nothing here: grpo_sg.learn returns statistics. It also cuts a minibatch into parts
+    that fit into memory, which is not asked for.
+    """
+    raise NotImplementedError(
+        "learn: shuffle, cut, make_batch; old_logps without gradient; then for each batch "
+        "token_logps, grpo_sg_loss, backward, clip_grad_norm_, step, zero_grad")
+
+
+if __name__ == "__main__":
+    from lesson.progress import show
+    show("lesson.exercises")

@@ -9,15 +9,18 @@ the function of grpo_sg.py that does the same properly, and what it does better.
 P problems, G completions of each, B = P G rows, S tokens of a prompt, T of a completion,
 V words. R rewards, A advantages, pi the policy's probability of a sampled token.
 """
+import os
 import random
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(ROOT)  # `python lesson/one_page.py` sees its own folder alone
 import tasks
 
-folder = sys.argv[1] if len(sys.argv) > 1 else "support/ready/kk"
+folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/ready/kk"
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 torch.manual_seed(seed)
 STEPS, G, UPDATES = 40, 8, 4
@@ -25,7 +28,7 @@ STEPS, G, UPDATES = 40, 8, 4
 # The policy: a causal language model, in float32, as bfloat16 would round small updates
 # away. from_pretrained leaves it in eval mode, so that no dropout makes r differ from 1.
 model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, padding_side="left")
+tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
 model.to("cuda" if torch.cuda.is_available() else "cpu")
 tiny = model.num_parameters() < 1_000_000  # it reads puzzles without their story

@@ -8,7 +8,9 @@ import torch
 from grpo_sg import group_advantages, grpo_sg_loss, token_weights
 
 SOURCE = pathlib.Path(__file__).read_text()
-README = (pathlib.Path(__file__).parent / "README.md").read_text()
+LESSON = pathlib.Path(__file__).parent
+README = (LESSON / "README.md").read_text(encoding="utf-8")
+PAGE = (LESSON / "family.md").read_text(encoding="utf-8")
 P, G, T = 3, 4, 6
 MAX_NEW_TOKENS = 10
 
@@ -312,7 +314,7 @@ def test_each_term_is_in_grpo_sg():
 
 
 def test_the_table_shows_what_is_tested():
-    table = README[README.index("| method |"):].split("\n\n")[0].split("\n")[2:]
+    table = PAGE[PAGE.index("| method |"):].split("\n\n")[0].split("\n")[2:]
     for row in table:
         for code in row.split("|")[-2].split("`")[1::2]:
             if not code.startswith("--"):

@@ -164,7 +164,7 @@ def test_it_imports_nothing_of_the_program():
             imported.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    assert imported == {"random", "sys", "torch", "transformers", "tasks"}
+    assert imported == {"os", "random", "sys", "torch", "transformers", "tasks"}
 
 
 def test_each_function_that_a_comment_names_is_there():

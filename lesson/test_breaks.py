@@ -1,0 +1,136 @@
+"""Each mistake is what its name says, stands in for the right version during its run alone, and
+the page has what the commands printed."""
+import ast
+import math
+import pathlib
+import re
+
+import pytest
+import torch
+
+import grpo_sg
+from conftest import build_toy
+from lesson import breaks, five_breaks
+
+LESSON = pathlib.Path(breaks.__file__).parent
+PAGE = (LESSON / "README.md").read_text(encoding="utf-8")
+CODE = (LESSON.parent / "grpo_sg.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pi, A, slope", [(0.9, 1.0, 0.0), (0.9, -1.0, 1.4), (0.05, 1.0, -1.0)])
+def test_w_inside_the_clip_punishes_likely_tokens_and_never_rewards_them(pi, A, slope):
+    logps = torch.tensor([[math.log(pi)]], requires_grad=True)
+    w = grpo_sg.token_weights(logps)
+    loss, _ = breaks.loss_with_w_inside(
+        logps, logps.detach(), torch.tensor([A]), torch.ones(1, 1), weights=w)
+    loss.backward()
+    assert logps.grad.item() == pytest.approx(slope, abs=1e-5)
+
+
+def test_w_inside_the_clip_is_its_formula():
+    g = torch.Generator().manual_seed(0)
+    logps = (-3 * torch.rand(6, 5, generator=g)).requires_grad_()
+    old_logps = logps.detach() + 0.3 * torch.randn(6, 5, generator=g)
+    A, mask = torch.randn(6, generator=g), torch.rand(6, 5, generator=g) < 0.7
+    w = grpo_sg.token_weights(logps)
+    loss, _ = breaks.loss_with_w_inside(logps, old_logps, A, mask, weights=w)
+    wr = w * (logps - old_logps).exp()
+    objective = torch.minimum(wr * A[:, None], wr.clamp(0.8, 1.24) * A[:, None])
+    torch.testing.assert_close(loss, -objective[mask].mean())
+
+
+def test_the_stop_token_is_left_out_and_no_other():
+    policy, task, cfg = build_toy()
+    completions = grpo_sg.rollout(policy, task, task.train, cfg, n=4, temperature=1.0, seed=0)
+    right = grpo_sg.make_batch(completions, "cpu")
+    wrong = breaks.batch_without_stop(completions, "cpu")
+    left_out = right["mask"] & ~wrong["mask"]
+    assert left_out.any() and right["ids"][left_out].eq(0).all()
+    assert not (wrong["mask"] & ~right["mask"]).any()
+
+
+def test_another_temperature():
+    policy, task, cfg = build_toy()
+    completions = grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
+    batch = grpo_sg.make_batch(completions, "cpu")
+    wrong = breaks.logps_at_another_temperature(policy.model, batch, cfg)
+    cfg.temperature = 0.6
+    assert wrong.equal(grpo_sg.compute_logps(policy.model, batch, cfg))
+
+
+def start_toy(seed, default):
+    policy, task, cfg = build_toy(steps=3, seed=seed)
+    return policy, task, cfg
+
+
+def test_each_run_has_its_mistake_alone(monkeypatch, capsys):
+    monkeypatch.setattr(breaks, "start_policy", start_toy)
+    breaks.main(["--seeds", "2"])
+    told = capsys.readouterr().out
+    lines = re.findall(r"^(\w+) +\|.{3}\| avg@4 [\d.]+, greedy [\d.]+, largest gradient +([\d.]+)(.*)$",
+                       told, re.M)
+    assert [name for name, *_ in lines] == list(breaks.BREAKS)
+    assert "minus right" not in lines[0][2]
+    assert all(re.search(r"minus right [+-]\d\.\d+ \+- \d\.\d+$", rest) for *_, rest in lines[1:])
+    assert "inside: eight seeds gave -.152 [-.196, -.108]" in told
+    assert grpo_sg.grpo_sg_loss is breaks.right_loss and grpo_sg.make_batch is breaks.right_batch
+    assert grpo_sg.compute_logps is breaks.right_logps
+
+
+def test_each_mistake_changes_what_is_learned():
+    start = start_toy(0, False)
+    losses = {}
+    for name in breaks.BREAKS:
+        *_, rows = breaks.train(name, *start)
+        losses[name] = tuple(row["loss"] for row in rows)
+    assert len(set(losses.values())) == len(breaks.BREAKS)
+    assert breaks.train("right", *start)[2][2]["loss"] == losses["right"][2]  # and none is left
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["clip"], "there is no 'clip': give some of inside, stop, temperature, tau"),
+    (["--seeds", "0"], "at least one seed is needed")])
+def test_arguments_that_cannot_be(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        breaks.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+# ---- The page ----
+
+def test_the_page_has_what_eight_seeds_gave():
+    for value in breaks.MEASURED.values():
+        assert value in PAGE, value
+
+
+def read_breaks():
+    """[(title, tests that fail)] as lesson.five_breaks printed them."""
+    text = (LESSON / "results" / "five_breaks.txt").read_text(encoding="utf-8")
+    found = []
+    for part in re.split(r"^\d\. ", text, flags=re.M)[1:]:
+        head, *tests = part.strip().splitlines()
+        found.append((head, [line.split()[0] for line in tests]))
+    return found
+
+
+def test_each_break_can_be_made():
+    functions = {}
+    for node in ast.parse(CODE).body:
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name] = ast.get_source_segment(CODE, node)
+    for title, function, old, new in five_breaks.BREAKS:
+        broken = five_breaks.replace_in(CODE, old, new)
+        compile(broken, "grpo_sg.py", "exec")
+        assert old in functions[function], title
+
+
+def test_the_page_names_every_test_that_sees_a_break():
+    tests = (LESSON.parent / "test_grpo_sg.py").read_text(encoding="utf-8")
+    parts = re.split(r"^\*\*\d\. ", PAGE.split("## Five things to break")[1], flags=re.M)[1:]
+    printed = read_breaks()
+    assert len(parts) == len(printed) == len(five_breaks.BREAKS)
+    for part, (head, failing), (title, function, *_) in zip(parts, printed, five_breaks.BREAKS):
+        assert head == f"{title}, in {function}"
+        assert f"`{function}`" in part and part.lower().startswith(title)
+        assert failing and set(re.findall(r"`(test_\w+)`", part)) == set(failing), title
+        assert all(f"def {name}(" in tests for name in failing)
