@@ -30,6 +30,10 @@ def read(experiment):
     return read_rows(RESULTS / f"{experiment}.jsonl")
 
 
+def read_json(name):
+    return json.loads((RESULTS / name).read_text())
+
+
 def select(rows, **values):
     """{seed: row} of the rows with these values."""
     return {row["seed"]: row for row in rows if values.items() <= row.items()}

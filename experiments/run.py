@@ -125,7 +125,7 @@ class Experiment(NamedTuple):
     rates: tuple = ()         # learning rates: of the grid, or, without one, of all arms
     grid: range = range(0)    # its seeds, on validation problems
     rate_of: tuple = ()       # (experiment, arm): all arms have this one's best rate
-    warmup: int = 100         # steps
+    warmup: int = 100         # steps; 0: the ready model
     # kind to GRPO-SG, whose weight tells tokens apart only where unlikely ones are sampled
     settings: dict = {"steps": 40, "prompts": 16, "updates": 8}
     noisy: bool = False       # wrong verdicts in training, and few problems
@@ -162,6 +162,8 @@ EXPERIMENTS = {
                          (1e-4, 2e-4), **NOISY),
     "mistakes": Experiment("What do four mistakes cost?", MISTAKES, range(8),
                            rate_of=("help", "sg")),
+    "visible": Experiment("Which of them are seen in the default run?", MISTAKES, range(5),
+                          (2e-4,), warmup=0, settings={}),
     "reading": Experiment("Does the other reading of w matter?", READINGS, range(10),
                           rate_of=("help", "sg")),
     "stability": Experiment("Is it stabler?", METHODS, range(10),
