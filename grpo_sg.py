@@ -746,11 +746,9 @@ def parse(argv=None, **defaults):
     about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
     script = program.read_flags(Config, program.as_flags(defaults), about)
     given = data.find_files(program.read_flags(Config, argv, about))
-    if "task" in script:
-        given.setdefault("task", script["task"])
-    saved = find_saved(Config, given)
-    model = given.get("model", script.get("model", ""))
-    base = TINY if tiny.is_tiny(model) else {}
+    own_task = {"task": script["task"]} if "task" in script else {}
+    saved = find_saved(Config, {**own_task, **given})
+    base = TINY if tiny.is_tiny({**script, **given}.get("model", "")) else {}
     cfg = Config(**{**base, **script, **saved, **given})
     check(cfg)
     return cfg

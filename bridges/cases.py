@@ -1,4 +1,9 @@
-"""For the tests of both bridges: ten scripted completions of a problem, and what grpo_sg.py makes of them."""
+"""For the tests of both bridges, and processes.py: ten scripted completions of a problem, and
+what grpo_sg.py makes of them."""
+import os
+import subprocess
+import sys
+
 import tokenizers
 import transformers
 
@@ -6,20 +11,23 @@ import grpo_sg
 import tasks
 from support import models
 
-ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")  # the last is an end in generation_config alone
-FLAGS = ("--train_problems 20 --eval_problems 5 --prompts 2 --group_size 10 --updates 1 --steps 1 "
-         "--max_new_tokens 300 --temperature 0.7 --lr 0.1").split()
+# The last is an end in generation_config alone.
+ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")
+FLAGS = ("--train_problems 20 --eval_problems 5 --prompts 2 --group_size 10 --updates 1 "
+         "--steps 1 --max_new_tokens 300 --temperature 0.7 --lr 0.1").split()
 TEXTS = {  # of a task: a right response for a gold answer, and a wrong one
-    "kk": ("{} </think> <answer> {} </answer>", "Hm. </think> <answer> Nobody is a knight </answer>"),
+    "kk": ("{} </think> <answer> {} </answer>",
+           "Hm. </think> <answer> Nobody is a knight </answer>"),
     "math": ("{} </think> \\boxed{{{}}}", "Hm. </think> \\boxed{{-7}}"),
     "qa": ("{} </think> <answer> {} </answer>", "Hm. </think> <answer> Nowhere </answer>")}
 
 
 def save_model(folder, opened):
-    """A small untrained model whose tokens are bytes, with three stop tokens. opened: whether its chat
-    template opens the thoughts, as DeepSeek-R1's does."""
+    """A small untrained model whose tokens are bytes, with three stop tokens. opened: whether
+    its chat template opens the thoughts, as DeepSeek-R1's does."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    core = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    words = {c: i for i, c in enumerate(alphabet)}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
     core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = tokenizers.decoders.ByteLevel()
     opening = "<think>\n" if opened else ""
@@ -28,10 +36,12 @@ def save_model(folder, opened):
         chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}" + opening)
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4, max_position_embeddings=8192,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None))
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4,
+        max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ENDS[2])
-    models.save_model(folder, model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def make(folder, name, opened, *flags):
@@ -53,26 +63,40 @@ def script(tokenizer, task, problem, opened):
     start = "" if opened or task.opening else "<think>"
     right = start + right.format("Hm.", gold)
     done, never = right + ENDS[0], start + right.partition("</think>")[2]
-    completions = [[done], [right + ENDS[1]], [right + ENDS[2]], [right], [start + wrong + ENDS[0]], [right[:-3]],
-                   [ENDS[0]], [f"{right} Or not?{ENDS[0]}"], [never + ENDS[0]], [done]]
+    completions = [[done], [right + ENDS[1]], [right + ENDS[2]], [right],
+                   [start + wrong + ENDS[0]], [right[:-3]], [ENDS[0]],
+                   [f"{right} Or not?{ENDS[0]}"], [never + ENDS[0]], [done]]
     if task.observe:
         call = "<search> Who? </search>"
         completions[8:] = [[call, done], [call, f"{call} {call}", right]]
     return [[tokenizer(text)["input_ids"] for text in turns] for turns in completions]
 
 
-REWARDS = {"kk": [3, 3, 3, -3, -0.5, -3, -3, -3, -3, 3], "math": [3, 3, 3, -3, -0.5, -3, -3, 3, -3, 3],
+REWARDS = {"kk": [3, 3, 3, -3, -0.5, -3, -3, -3, -3, 3],
+           "math": [3, 3, 3, -3, -0.5, -3, -3, 3, -3, 3],
            "qa": [3, 3, 3, -3, -0.5, -3, -3, -3, 3, -3]}
 
 
-def grade_by_hand(model, tokenizer, task, cfg, problem, turns):
-    """A grpo_sg.Completion of these turns, graded."""
-    c = grpo_sg.Completion(problem, grpo_sg.encode_problem(tokenizer, task, problem, cfg))
-    for i, turn in enumerate(turns):
-        c.add(turn, own=True)
-        if i + 1 < len(turns):
-            answer, = models.call_tool(task, [tokenizer.decode(c.own_tokens())])
-            c.add(models.encode_tool_answer(tokenizer, answer), own=False)
-            c.tool_calls += 1
-    grpo_sg.grade(c, tokenizer, task, models.find_stop_ids(model, tokenizer))
-    return c
+def scripted(completions):
+    """A sampler that gives the rows their next turns."""
+    left = [list(turns) for turns in completions]
+
+    def sampler(model, prompts, **settings):
+        rows = [turns for turns in left if turns]
+        assert len(rows) == len(prompts)
+        return [turns.pop(0) for turns in rows]
+    return sampler
+
+
+def roll_out(model, tokenizer, task, cfg, problem, completions):
+    """What grpo_sg.py makes of these completions of a problem."""
+    return grpo_sg.rollout(model, tokenizer, task, [problem], cfg, n=len(completions),
+                           temperature=1, seed=0, sampler=scripted(completions), bar="")
+
+
+def launch(processes, *command):
+    """python COMMAND in so many processes, on a CPU: accelerate's --cpu would start one."""
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes]
+    subprocess.run([*launcher, *command], env=environment, check=True, timeout=3600)

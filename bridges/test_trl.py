@@ -1,16 +1,17 @@
-"""The TRL bridge against grpo_sg.py, and against TRL's own trainer. Skipped where TRL is not installed."""
+"""The TRL bridge against grpo_sg.py, and against TRL's own trainer. Skipped without TRL."""
 import datetime
 import functools
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils.rnn import pad_sequence
 
 import grpo_sg
-from grpo_sg import grpo_sg_loss, token_weights
+from grpo_sg import group_advantages, grpo_sg_loss, token_logps, token_weights
 from support import models
 from support.program import UserError
 
@@ -21,19 +22,9 @@ OTHERS = {"use_cpu": True, "save_strategy": "no"}
 
 
 def numbers(trainer):
-    """A sampler of the dataset for one step: a group of each of two problems, for each micro-batch again."""
+    """A sampler of the dataset for one step: a group of each of two problems, for each
+    micro-batch again."""
     return ([3] * 10 + [5] * 10) * trainer.args.steps_per_generation
-
-
-def scripted(completions):
-    """A sampler that gives the rows their next turns."""
-    left = [list(turns) for turns in completions]
-
-    def sampler(model, prompts, **settings):
-        rows = [turns for turns in left if turns]
-        assert len(rows) == len(prompts)
-        return [turns.pop(0) for turns in rows]
-    return sampler
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -41,16 +32,18 @@ def scripted(completions):
 def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     cfg, task, model, tokenizer = cases.make(tmp_path / "model", name, opened, "--prompts", "1")
     completions = cases.script(tokenizer, task, task.train[3], opened)
-    ours = [cases.grade_by_hand(model, tokenizer, task, cfg, task.train[3], turns) for turns in completions]
+    ours = cases.roll_out(model, tokenizer, task, cfg, task.train[3], completions)
     assert [c.reward for c in ours] == cases.REWARDS[name]
     trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
-    trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg, sampler=scripted(completions))
+    trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg,
+                                             sampler=cases.scripted(completions))
     trainer.model.train()
     batch = trainer._generate_and_score_completions([{"prompt": "3"} for _ in ours])
     assert list(trainer._logs["rewards"]["read_reward"]) == [c.reward for c in ours]
     logged = trainer._metrics["train"]
     assert logged["accuracy"] == [pytest.approx(sum(c.solved for c in ours) / 10)]
-    assert logged["completions/clipped_ratio"] == [pytest.approx(sum(c.truncated for c in ours) / 10)]
+    truncated = sum(c.truncated for c in ours) / 10
+    assert logged["completions/clipped_ratio"] == [pytest.approx(truncated)]
     for i, c in enumerate(ours):
         there = batch["completion_mask"][i].bool()
         assert batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist() == c.prompt
@@ -59,21 +52,25 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     assert name != "qa" or not all(ours[-1].mask)
 
 
-@pytest.mark.parametrize("flags", ["", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1",
-                                   "--alpha 3 --low 0.5", "--shaping ar", "--shaping none"])
+@pytest.mark.parametrize("flags", [
+    "", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1", "--alpha 3 --low 0.5",
+    "--shaping none"])
 def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
     """Two updates of two micro-batches, on completions that have tool answers in them."""
-    cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True, "--updates", "2", "--lr", "0.001",
-                                             *flags.split())
+    cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
+                                             "--lr", "0.001", *flags.split())
     both = [task.train[3], task.train[5]]
-    completions = sum([cases.script(tokenizer, task, problem, True) for problem in both], [])
+    completions = []
+    for problem in both:
+        completions += cases.script(tokenizer, task, problem, True)
     seen = []
 
     def by_hand(model, inputs):
-        """The same loss by grpo_sg_loss, from each row alone, without pads; and the mean weight."""
+        """The same loss by grpo_sg_loss, from each row alone, without pads; the mean weight."""
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         rows = []
-        for prompt, there, row in zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"]):
+        columns = (inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"])
+        for prompt, there, row in zip(*columns):
             whole = torch.cat([prompt[there], row])[None]
             logps = (model(input_ids=whole).logits[0, -len(row) - 1:-1] / 0.7).log_softmax(-1)
             rows.append(logps.gather(1, row[:, None])[:, 0])
@@ -82,8 +79,8 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
         tokens = cfg.loss_agg_mode == "token-mean"
         loss, _ = grpo_sg_loss(
             logps, inputs["old_per_token_logps"], inputs["advantages"], mask, weights=weights,
-            ref_logps=inputs.get("ref_per_token_logps"), clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-            beta=cfg.beta, loss_agg_mode=cfg.loss_agg_mode,
+            ref_logps=inputs.get("ref_per_token_logps"), clip_low=cfg.clip_low,
+            clip_high=cfg.clip_high, beta=cfg.beta, loss_agg_mode=cfg.loss_agg_mode,
             denominator=inputs["num_items_in_batch"] / 2 if tokens else 10)
         return loss.item(), 1.0 if weights is None else weights[mask].mean().item()
     compute = trl_grpo_sg.GRPOSGTrainer._compute_loss
@@ -93,9 +90,10 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
         seen.append((loss.item(), *by_hand(model, inputs)))
         return loss
     monkeypatch.setattr(trl_grpo_sg.GRPOSGTrainer, "_compute_loss", watched)
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", per_device_train_batch_size=5,
-                                     gradient_accumulation_steps=2, **OTHERS)
-    sampler = scripted(completions)
+    trainer = trl_train.make_trainer(
+        cfg, output_dir=f"{tmp_path}/out", per_device_train_batch_size=5,
+        gradient_accumulation_steps=2, **OTHERS)
+    sampler = cases.scripted(completions)
     trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg, sampler=sampler)
     monkeypatch.setattr(trainer, "_get_train_sampler", lambda *_: numbers(trainer))
     trainer.train()
@@ -109,26 +107,65 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
 
 def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
     import trl
-    cfg, *_ = cases.make(tmp_path / "model", "kk", False, "--max_new_tokens", "20", "--updates", "2")
-    monkeypatch.setattr(grpo_sg, "grade", lambda c, *_: setattr(c, "reward", float(len({*c.tokens}))))
-    weights = []
-    for kind, weigh in ((trl.GRPOTrainer, None), (trl_grpo_sg.GRPOSGTrainer, torch.ones_like),
-                        (trl_grpo_sg.GRPOSGTrainer, token_weights)):
+    cfg, *_ = cases.make(tmp_path / "model", "kk", False, "--max_new_tokens", "20",
+                         "--updates", "2")
+
+    def reward_variety(graded, **_):
+        return [float(len({*c.tokens})) for c in graded]
+    monkeypatch.setattr(trl_train, "read_reward", reward_variety)
+    parameters = []
+    ours = trl_grpo_sg.GRPOSGTrainer
+    kinds = [(trl.GRPOTrainer, None), (ours, torch.ones_like), (ours, token_weights)]
+    for kind, weigh in kinds:
         monkeypatch.setattr(trl_train, "GRPOSGTrainer", kind)
         trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
         trainer.weigh = weigh
         trainer.train()
-        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+        parameters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    stock, ones, weighted = parameters
+    assert torch.equal(stock, ones) and not torch.equal(stock, weighted)
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--eval_every", "5", "--offload"], "does not know --offload, --eval_every"),
-    (["--sampler", "plain", "--device", "cpu"], "does not know --sampler, --device"), (["--model", ""], "--model is needed"),
-    (["--shaping", "none", "--alpha", "1"], "--alpha has no effect with --shaping none")])
+    (["--model", "m", "--eval_every", "5", "--offload"], "not know --offload, --eval_every"),
+    (["--model", "m", "--sampler=plain", "--grad-clip", "2"], "know --sampler, --grad_clip"),
+    (["--task", "kk"], "--model is needed")])
 def test_a_setting_is_honoured_or_refused(flags, words):
     with pytest.raises(UserError, match=words):
-        trl_train.parse(["--model", "m", *flags])
+        trl_train.parse(flags)
+
+
+def test_a_folder_that_another_process_has_made_by_now_is_taken(tmp_path):
+    (tmp_path / "log").write_text("")
+    cfg, out = trl_train.parse(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
+    assert (cfg.steps, out) == (7, str(tmp_path))
+
+
+def test_under_autocast_logits_are_in_float32(tmp_path):
+    """As on a GPU, where bf16 is on: for TRL's passes, and for those of our sampler."""
+    cfg, *_ = cases.make(tmp_path / "model", "kk", False)
+    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
+    model = trainer.model.eval()
+    ids = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids).last_hidden_state
+        sampled = model(input_ids=ids).logits
+        logps, *_ = trainer._get_per_token_logps_and_entropies(
+            model, ids, torch.ones_like(ids), 20)
+    exact = hidden.float() @ model.lm_head.weight.T
+    assert exact.abs().max() > 5  # else bfloat16 would be near enough
+    assert torch.allclose(sampled, exact, rtol=0, atol=1e-4)
+    expected = (exact[:, -21:-1] / cfg.temperature).log_softmax(-1)
+    expected = expected.gather(2, ids[:, -20:, None])[:, :, 0]
+    assert torch.allclose(logps, expected, rtol=0, atol=1e-4)
+
+
+def test_a_model_whose_logits_trl_cannot_keep_in_float32_is_refused(tmp_path):
+    cases.save_model(tmp_path, False)
+    settings = transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(settings).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="GPT2LMHeadModel"):
+        trl_train.make_trainer(grpo_sg.Config(model=str(tmp_path)))
 
 
 def test_completions_that_cannot_be_shared_evenly_are_refused():
@@ -137,18 +174,13 @@ def test_completions_that_cannot_be_shared_evenly_are_refused():
         trl_train.make_config(cfg, 3)
 
 
-def launch(processes, function, folder):
-    """The function of this file in so many processes."""
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes, __file__,
-                    function, str(folder)], env=environment, check=True, timeout=300)
-
-
 def one_step(folder):
-    """A process's part of a step of SGD on scripted completions, whose weights go to FOLDER/PROCESSES."""
-    cfg = grpo_sg.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS, "--grad_clip", "1e9"])
+    """A process's part of a step of SGD on scripted completions; the parameters after it go to
+    FOLDER/PROCESSES."""
+    cfg = grpo_sg.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
     processes = int(os.environ["WORLD_SIZE"])
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd", **OTHERS)
+    trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd",
+                                     max_grad_norm=1e9, **OTHERS)
     task, model = trainer.rollout_func.args[0], trainer.model
     tokenizer = trainer.processing_class
 
@@ -156,44 +188,49 @@ def one_step(folder):
         rows = []
         for number in dict.fromkeys(prompts):
             rows += cases.script(tokenizer, task, task.train[int(number)], True)
-        return trl_train.roll_out(task, cfg, prompts, trainer, sampler=scripted(rows))
+        return trl_train.roll_out(task, cfg, prompts, trainer, sampler=cases.scripted(rows))
     trainer.rollout_func = rollout
     trainer._get_train_sampler = lambda *_: numbers(trainer)
     trainer.train()
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == processes
-        torch.save(trainer.accelerator.unwrap_model(model).state_dict(), f"{folder}/{processes}")
-    trainer.accelerator.wait_for_everyone()  # as main does
+        after = trainer.accelerator.unwrap_model(model).state_dict()
+        torch.save(after, f"{folder}/{processes}")
+    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
 
 def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
     cfg, task, model, tokenizer = cases.make(tmp_path / "model", "qa", True)
-    weights = []
+    stepped = []
     for processes in ("1", "2"):
-        launch(processes, "one_step", tmp_path)
-        weights.append(torch.load(tmp_path / processes))
+        cases.launch(processes, __file__, "one_step", str(tmp_path))
+        stepped.append(torch.load(tmp_path / processes))
     completions = []
     for problem in (task.train[3], task.train[5]):
-        for turns in cases.script(tokenizer, task, problem, True):
-            completions.append(cases.grade_by_hand(model, tokenizer, task, cfg, problem, turns))
-    grpo_sg.set_advantages(completions, 10)
-    model.eval()
-    batch = grpo_sg.make_batch(completions, model.device)
-    logps = grpo_sg.compute_logps(model, batch, cfg)
-    loss, _ = grpo_sg_loss(logps, logps.detach(), batch["advantages"], batch["mask"], weights=token_weights(logps))
+        turns = cases.script(tokenizer, task, problem, True)
+        completions += cases.roll_out(model, tokenizer, task, cfg, problem, turns)
+    advantages = group_advantages(torch.tensor([c.reward for c in completions]).view(2, 10))
+    ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
+    mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
+    mask = pad_sequence(mask, batch_first=True)
+    logps = token_logps(model.eval(), pad_sequence(ids, batch_first=True), mask,
+                        temperature=cfg.temperature)
+    loss, _ = grpo_sg_loss(logps, logps.detach(), advantages.flatten(), mask,
+                           weights=token_weights(logps))
     loss.backward()
     largest = 0
     for name, p in model.named_parameters():
         largest = max(largest, p.grad.abs().max().item())
-        assert torch.allclose(weights[0][name], weights[1][name], rtol=0, atol=1e-6)
-        # TRL divides by std + 1e-4, we by std + 1e-6: advantages differ by less than 1e-4 of themselves.
-        assert torch.allclose(p - cfg.lr * p.grad, weights[0][name], rtol=0, atol=1e-5)
+        assert torch.allclose(stepped[0][name], stepped[1][name], rtol=0, atol=1e-6)
+        # TRL divides by std + 1e-4, we by std + 1e-6: advantages differ by less than 1e-4 of
+        # themselves.
+        assert torch.allclose(p - cfg.lr * p.grad, stepped[0][name], rtol=0, atol=1e-5)
     assert cfg.lr * largest > 1e-3  # else this would be a test of nothing
 
 
 def sample_sharded(folder):
-    """FSDP2 in two processes, which draw different numbers of tokens, and then learn together."""
+    """FSDP2 in two processes, which draw different numbers of tokens, then learn together."""
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank = torch.distributed.get_rank()
     model = models.load_model(f"{folder}/model")[0].eval()
@@ -206,15 +243,17 @@ def sample_sharded(folder):
         trl_train.keep_whole(model, True)
         assert grpo_sg.sample(model, [[5, 6, 7]], **settings) == plain
         trl_train.keep_whole(model, False)
-        assert all(part.to_local().numel() < part.numel() for part in model.model.layers.parameters())
+        for part in model.model.layers.parameters():
+            assert part.to_local().numel() < part.numel()
         model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
     torch.distributed.destroy_process_group()
 
 
-def test_processes_with_parts_of_the_weights_sample_without_waiting_for_each_other(tmp_path):
+def test_processes_with_parts_of_the_parameters_sample_without_waiting(tmp_path):
     cases.save_model(tmp_path / "model", True)
-    launch("2", "sample_sharded", tmp_path)
+    cases.launch("2", __file__, "sample_sharded", str(tmp_path))
 
 
 if __name__ == "__main__":
     globals()[sys.argv[1]](sys.argv[2])
+    trl_train.leave()

@@ -1,8 +1,10 @@
-"""GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL 1.16.0.
+"""GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL
+1.16.0, from this folder's parent, in place of trl.GRPOTrainer:
 
-    from bridges.trl_grpo_sg import GRPOSGTrainer      in place of trl.GRPOTrainer, from this folder's parent
+    from bridges.trl_grpo_sg import GRPOSGTrainer
 
-It logs weight_mean and low_prob_frac beside the trainer's own metrics. README.md has the settings."""
+With bf16, give cast_lm_head_to_fp32=True, too. It logs weight_mean and low_prob_frac beside the
+trainer's own metrics. README.md has the settings."""
 import math
 
 import torch
@@ -12,11 +14,13 @@ from grpo_sg import token_weights
 
 
 class GRPOSGTrainer(GRPOTrainer):
-    weigh = staticmethod(token_weights)  # log-probabilities (B, T) to weights (B, T); to None: plain GRPO
+    # log-probabilities (B, T) to weights (B, T); to None: plain GRPO
+    weigh = staticmethod(token_weights)
     _batch = None
 
     def _compute_loss(self, model, inputs):
-        self._batch = dict(inputs)  # a copy: the trainer uses a batch again, for its other updates
+        # a copy: the trainer uses a batch again, for its other updates
+        self._batch = dict(inputs)
         try:
             return super()._compute_loss(model, self._batch)
         finally:
@@ -24,7 +28,8 @@ class GRPOSGTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, *more = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._batch is not None:  # from _compute_loss, which reads the advantages after this call
+        # Only from _compute_loss, which reads the advantages after this call.
+        if self._batch is not None:
             w = self.weigh(logps)
             if w is not None:
                 A = self._batch["advantages"]  # (B,) or (B, T)
@@ -36,7 +41,11 @@ class GRPOSGTrainer(GRPOTrainer):
     def _log_means(self, **values):
         """Mean over the tokens that the policy wrote, of all processes."""
         mask = self._batch["completion_mask"] * self._batch.get("tool_mask", 1)
-        sums = torch.stack([mask.sum(), *((x * mask).sum() for x in values.values())]).float().detach()
+        sums = [mask.sum()]
+        for x in values.values():
+            sums.append((x * mask).sum())
+        sums = torch.stack(sums).float().detach()
         count, *sums = self.accelerator.reduce(sums, reduction="sum").tolist()
+        metrics = self._metrics["train" if self.model.training else "eval"]
         for name, total in zip(values, sums):
-            self._metrics["train" if self.model.training else "eval"][name].append(total / max(count, 1))
+            metrics[name].append(total / max(count, 1))

@@ -1,8 +1,9 @@
-"""A task's problems as the parquet files that verl reads, for training and for validation:
+"""A task's problems as the parquet files that verl reads, to train and to validate on:
 
     python -m bridges.verl_data train.parquet valid.parquet --task kk --model Qwen/Qwen2.5-0.5B
 
-After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are made."""
+After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are
+made."""
 import json
 import os
 import sys
@@ -11,41 +12,61 @@ import datasets
 
 import grpo_sg
 import tasks
-from support import models, program
+from support import models
+from support.program import UserError
 
 # What the agent loop takes from the rows; the other settings are verl's own.
-KNOWN = ("max_new_tokens", "seed", *(name for name, field in grpo_sg.Config.__dataclass_fields__.items()
-                                     if field.metadata["group"] == "model and data"))
+KNOWN = ("model", "task", "data", "eval_data", "people", "brief", "train_problems",
+         "eval_problems", "max_turns", "retriever", "chat_template_kwargs", "max_new_tokens",
+         "seed")
+
+
+def parse(argv):
+    """The settings. Raises UserError for a flag that verl would not heed."""
+    cfg = grpo_sg.parse(argv)
+    flags = [word.split("=")[0] for word in argv if word.startswith("--")]
+    refused = [flag for flag in flags if flag[2:].replace("-", "_") not in KNOWN]
+    if refused:
+        raise UserError(f"{', '.join(refused)} cannot be given here: see the table in "
+                        "bridges/README.md")
+    if not cfg.model:
+        raise UserError("--model is needed: its prompts and their lengths depend on it")
+    return cfg
+
+
+def encode(tokenizer, task, problem, cfg):
+    """The token ids of a problem's prompt."""
+    return models.encode_prompt(tokenizer, task.system, problem.question, task.opening,
+                                cfg.chat_template_kwargs)
 
 
 def main(train, valid, *argv):
-    given = program.read_flags(grpo_sg.Config, argv, __doc__)
-    refused = [f"--{name}" for name in given if name not in KNOWN]
-    if refused:
-        raise program.UserError(f"{', '.join(refused)} cannot be given here: see the table in bridges/README.md")
-    if not given.get("model"):
-        raise program.UserError("--model is needed: its prompts and their lengths depend on it")
-    cfg = grpo_sg.parse(argv)
+    cfg = parse(argv)
     task = tasks.make_task(cfg)
     tokenizer = models.read_tokenizer(cfg.model, os.path.isdir(cfg.model))
     longest = 0
     for path, split in ((train, "train"), (valid, "valid")):
         rows = []
         for i, problem in enumerate(getattr(task, split)):
-            longest = max(longest, len(grpo_sg.encode_problem(tokenizer, task, problem, cfg)))
+            longest = max(longest, len(encode(tokenizer, task, problem, cfg)))
             # verl wants a text as prompt; the agent loop makes the one that the policy reads.
-            rows.append({"data_source": task.name, "prompt": [{"role": "user", "content": problem.question}],
-                         "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
-                         "extra_info": {"index": i, "split": split, "settings": json.dumps(vars(cfg))}})
+            rows.append({
+                "data_source": task.name,
+                "prompt": [{"role": "user", "content": problem.question}],
+                "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
+                "extra_info": {"index": i, "split": split, "settings": json.dumps(vars(cfg))}})
         datasets.Dataset.from_list(rows).to_parquet(path)
         print(f"{path}: {len(rows)} problems")
     turns = cfg.max_turns if task.observe else 0
     most = (turns + 1) * cfg.max_new_tokens + turns * models.TOOL_TOKENS
-    print(f"for verl, or more: data.max_prompt_length={longest} data.max_response_length={most}")
+    print(f"for verl, or more: data.max_prompt_length={longest} "
+          f"data.max_response_length={most}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    with program.one_line_errors(""):
+    try:
         main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")

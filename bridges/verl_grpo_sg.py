@@ -1,6 +1,7 @@
-"""GRPO-SG on verl: a policy loss that weights the advantages and calls verl's own, and an agent loop that
-makes prompts, answers searches and gives rewards as grpo_sg.rollout does. Run with verl 0.9.1; README.md has
-the command. Logs actor/weight_mean and actor/low_prob_frac beside verl's own metrics."""
+"""GRPO-SG on verl: a policy loss that weights the advantages and calls verl's own, and an agent
+loop that makes prompts, answers searches and gives rewards as grpo_sg.rollout does. Run with
+verl 0.9.1; README.md has the command. Logs actor/weight_mean and actor/low_prob_frac beside
+verl's own metrics."""
 import asyncio
 import functools
 import json
@@ -9,15 +10,16 @@ import os
 import uuid
 from types import SimpleNamespace
 
-import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, register_policy_loss
 from verl.utils.model import get_generation_config
 from verl.utils.torch_functional import masked_mean
 
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")  # vLLM's sleep mode refuses grpo_sg's
+# vLLM's sleep mode refuses what grpo_sg sets.
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
+from bridges.verl_data import encode  # noqa: E402
 from support import models  # noqa: E402
 
 
@@ -28,57 +30,71 @@ def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **set
         old_log_prob=old_log_prob, log_prob=log_prob, advantages=w * advantages,
         response_mask=response_mask, **settings)
     low = (log_prob.detach() < math.log(1/3)).float()
-    return loss, {**metrics, "actor/weight_mean": masked_mean(w, response_mask).item(),
-                  "actor/low_prob_frac": masked_mean(low, response_mask).item()}
+    metrics["actor/weight_mean"] = masked_mean(w, response_mask).item()
+    metrics["actor/low_prob_frac"] = masked_mean(low, response_mask).item()
+    return loss, metrics
 
 
 @functools.cache
 def set_up(settings, model):
-    """(cfg, task, tokenizer, the ids that end a completion), made once in a process. settings: a
-    grpo_sg.Config as JSON, from a row that verl_data.py has written."""
+    """(cfg, task, tokenizer, the ids that end a completion), made once in a process. settings:
+    a grpo_sg.Config as JSON, from a row that verl_data.py has written."""
     cfg = grpo_sg.Config(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
-    stop_ids = models.find_stop_ids(SimpleNamespace(generation_config=get_generation_config(model)), tokenizer)
-    return cfg, tasks.make_task(cfg), tokenizer, stop_ids
+    ends = SimpleNamespace(generation_config=get_generation_config(model))
+    return cfg, tasks.make_task(cfg), tokenizer, models.find_stop_ids(ends, tokenizer)
+
+
+def ends_with_call(tokenizer, task, tokens):
+    """Whether a turn has just completed the text that ends a call of the tool."""
+    tail = tokens[-len(task.stop_text.encode()):]  # a token is a byte or more
+    return task.stop_text in tokenizer.decode(tail)
 
 
 @register("grpo_sg")
 class AgentLoop(AgentLoopBase):
-    """One completion, as grpo_sg.rollout makes it, but that verl's inference server draws the tokens. verl
-    takes the reward from here: a reward function of its own would get text without special tokens, which
-    does not tell whether a completion was cut off."""
+    """One completion, as grpo_sg.rollout makes it, but that verl's inference server draws the
+    tokens. verl takes the reward from here: a reward function of its own would get text without
+    special tokens, which does not tell whether a completion was cut off."""
 
     async def run(self, sampling_params, **row):
         info = row["extra_info"]
-        cfg, task, tokenizer, stop_ids = set_up(info["settings"], self.config.actor_rollout_ref.model.path)
+        model = self.config.actor_rollout_ref.model.path
+        cfg, task, tokenizer, stop_ids = set_up(info["settings"], model)
         problem = getattr(task, info["split"])[info["index"]]
-        c = grpo_sg.Completion(problem, grpo_sg.encode_problem(tokenizer, task, problem, cfg))
-        params = {**sampling_params, "max_tokens": cfg.max_new_tokens, "stop_token_ids": sorted(stop_ids)}
+        c = grpo_sg.Completion(problem, encode(tokenizer, task, problem, cfg))
+        params = {**sampling_params, "max_tokens": cfg.max_new_tokens,
+                  "stop_token_ids": sorted(stop_ids)}
         request = uuid.uuid4().hex
         logps = []
         turns = cfg.max_turns if task.observe else 0
         for turn in range(turns + 1):
-            closed = turn == turns
+            last_turn = turn == turns
+            stops = {} if last_turn else {"stop": [task.stop_text]}
             output = await self.server_manager.generate(
-                request, prompt_ids=c.prompt + c.tokens,
-                sampling_params=dict(params) if closed else {**params, "stop": [task.stop_text]})
+                request, prompt_ids=c.prompt + c.tokens, sampling_params={**params, **stops})
             c.add(output.token_ids, own=True)
             logps += output.log_probs or []
-            if closed or not models.StopText(tokenizer, task.stop_text)(torch.tensor([output.token_ids])):
+            if last_turn or not ends_with_call(tokenizer, task, output.token_ids):
                 break
-            # In a thread, as the tool may be a server. The tokenizer stays in this one: it has a state.
-            answers = await asyncio.to_thread(models.call_tool, task, [tokenizer.decode(c.own_tokens())])
-            answer = models.encode_tool_answer(tokenizer, *answers)
+            # In a thread, as the tool may be a server. The tokenizer stays in this one: it has
+            # a state.
+            texts = [tokenizer.decode(c.own_tokens())]
+            answer, = await asyncio.to_thread(models.call_tool, task, texts)
+            answer = models.encode_tool_answer(tokenizer, answer)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []
             c.tool_calls += 1
         grpo_sg.grade(c, tokenizer, task, stop_ids)
         limits = self.rollout_config
         if len(c.prompt) > limits.prompt_length or len(c.tokens) > limits.response_length:
-            raise ValueError(f"a prompt has {len(c.prompt)} tokens, its completion {len(c.tokens)}: give "
-                             "data.max_prompt_length and data.max_response_length what verl_data.py printed")
-        verdict = {"accuracy": float(c.solved), "format_rate": float(c.formatted), "truncated": float(c.truncated)}
+            raise ValueError(
+                f"a prompt has {len(c.prompt)} tokens, its completion {len(c.tokens)}: give "
+                "data.max_prompt_length and data.max_response_length what verl_data.py printed")
+        verdict = {"accuracy": float(c.correct and c.formatted),
+                   "format_rate": float(c.formatted), "truncated": float(c.truncated)}
         return AgentLoopOutput(
-            prompt_ids=c.prompt, response_ids=c.tokens, response_mask=c.mask, response_logprobs=logps or None,
-            reward_score=c.reward, num_turns=c.tool_calls + 2, metrics={},
+            prompt_ids=c.prompt, response_ids=c.tokens, response_mask=c.mask,
+            response_logprobs=logps or None, reward_score=c.reward,
+            num_turns=c.tool_calls + 2, metrics={},
             extra_fields={**output.extra_fields, "reward_extra_info": verdict})

@@ -8,6 +8,7 @@ import functools
 import importlib
 import math
 import os
+import select
 import shlex
 import signal
 import sys
@@ -50,9 +51,11 @@ def call_users(function, *given, words):
 
 class Patient:
     """A stream that nobody may read any more: the terminal was closed, Ctrl-C ended
-    `tee`, too, or a pipe is full. Then what is written goes nowhere, and the program
-    goes on. (A signal in the midst of a write makes a second one a RuntimeError.)"""
+    `tee`, too. Then what is written goes nowhere, and the program goes on; after a
+    signal, also if a pipe is full. (A signal in the midst of a write makes a second one a
+    RuntimeError.)"""
     writing = False
+    hurried = False  # a signal arrived: no write waits for a reader any more
 
     def __init__(self, stream):
         self.stream = stream
@@ -68,8 +71,10 @@ class Patient:
         self.attempt(self.stream.flush)
 
     def attempt(self, function, *given):
-        Patient.writing = True
+        before, Patient.writing = Patient.writing, True
         try:
+            if Patient.hurried and would_wait(self.stream):
+                raise InterruptedError
             function(*given)
         except OSError:
             with contextlib.suppress(OSError, ValueError):  # some streams have no number
@@ -77,12 +82,23 @@ class Patient:
         except RuntimeError:
             pass
         finally:
-            Patient.writing = False
+            Patient.writing = before
 
 
-def leave_write():
-    """To be called by a handler of signals: if one arrived in the midst of a write,
-    which may be waiting for ever for a reader, end the write."""
+def would_wait(stream):
+    """Whether a write would wait for a reader; False where that cannot be known, as in a
+    notebook."""
+    try:
+        return not select.select([], [stream], [], 0)[1]
+    except (OSError, ValueError):
+        return False
+
+
+def say_in_handler(text):
+    """As `say`, for a handler of signals, as its last act: a write, in the midst of which
+    the signal may have arrived, could wait for a reader for ever, and is ended."""
+    Patient.hurried = True
+    say(text)
     if Patient.writing:
         raise InterruptedError
 

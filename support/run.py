@@ -17,10 +17,11 @@ from tqdm import tqdm
 
 from support import logs, models, page
 from support.program import (
-    UserError, exit_status, first_line, leave_write, resume_command, say, shown, suggest)
+    UserError, exit_status, first_line, resume_command, say, say_in_handler, shown, suggest)
 
 MAX_BAD_STEPS = 5  # a run ends after so many steps in a row without a finite update
 SAVE_SECONDS = 600  # a checkpoint is at most so old
+LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
 
 
 class Run:
@@ -49,6 +50,9 @@ class Run:
 
     def __enter__(self):
         out = self.cfg.out or new_name(self.cfg)
+        if self.cfg.steps < self.state["step"]:
+            raise UserError(f"--steps {self.cfg.steps}, but the run in {out} has done "
+                            f"{self.state['step']} already: give more")
         os.makedirs(out, exist_ok=True)
         self.lock = filelock.FileLock(os.path.join(out, ".lock"))
         try:
@@ -71,7 +75,8 @@ class Run:
             self.write_page()
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
-            empty = not self.logs()  # it ended before anything was logged
+            # A new run that ended before anything was logged.
+            empty = not self.logs() and not self.cfg.resume
             with contextlib.suppress(OSError):
                 os.remove(self.lock.lock_file)
             self.lock.release()
@@ -81,11 +86,11 @@ class Run:
     def receive(self, number, frame):
         name = signal.Signals(number).name
         if not self.stepping or self.ending != "finished":
-            say(f"stopped by {name}; {self.way_on()}")
+            with contextlib.suppress(InterruptedError):
+                say_in_handler(f"stopped by {name}; {self.way_on()}")
             raise SystemExit(exit_status(name))
         self.ending = name
-        say("finishing this step, then saving; a second signal stops at once")
-        leave_write()
+        say_in_handler("finishing this step, then saving; a second signal stops at once")
 
     def way_on(self):
         if self.out and os.path.isdir(os.path.join(self.out, "checkpoint")):
@@ -159,10 +164,11 @@ class Run:
             raise UserError(f"stopped by {self.ending}; {self.way_on()}",
                             exit_status(self.ending))
 
-    # ---- Logs: metrics.jsonl, samples.jsonl, tokens.jsonl ----
+    # ---- Logs ----
 
     def logs(self):
-        return glob.glob(os.path.join(glob.escape(self.out), "*.jsonl"))
+        paths = [os.path.join(self.out, name) for name in LOGS]
+        return list(filter(os.path.exists, paths))
 
     def log_step(self, step, completions, updates, seconds_update):
         """Log a step's row with one group, whose rewards differ if there is such a one,
@@ -200,7 +206,7 @@ class Run:
         """Log an evaluation, and what the policy and the weights say of each token of
         some groups: for each completion (c, logps, weights), both (T,)."""
         self.log(row, completions)
-        for group in groups:
+        for group in groups if self.out else []:
             problem = group[0][0].problem
             shown_tokens = [logs.show_tokens(self.policy.tokenizer, *each) for each in group]
             self.append("tokens.jsonl", [{"step": row["step"], "question": problem.question,
@@ -261,7 +267,8 @@ def read_checkpoint(out):
         model, tokenizer = models.read_model(folder, local=True)
         state = read_json(os.path.join(folder, "state.json"))
         path = os.path.join(folder, "optimizer.pt")
-        state = {"step": int(state["step"]), "sizes": dict(state["sizes"]),
+        sizes = {name: int(size) for name, size in state["sizes"].items()}
+        state = {"step": int(state["step"]), "sizes": sizes,
                  "optimizer": torch.load(path, "cpu", weights_only=True)}
     except Exception as error:  # a torn file, too little memory: each has its own type
         raise unreadable(folder, error)

@@ -1,12 +1,12 @@
-"""AdamW with its averages in host memory: 8 bytes a weight less on the GPU, and the
+"""AdamW with its averages in host memory: 8 bytes a parameter less on the GPU, and the
 same steps, bit by bit."""
 import torch
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, but that its two averages of each weight rest in host memory.
+    """torch.optim.AdamW, but that its two averages of each parameter rest in host memory.
     A step brings those of one parameter after the other to the GPU and back: of N
-    weights, 16 N bytes."""
+    parameters, 16 N bytes."""
 
     @torch.no_grad()
     def step(self):

@@ -7,10 +7,11 @@ recording of launches that one call plays again: the same kernels on the same ad
 So these have to be fixed:
 - shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
 - addresses: what changes from step to step, the column too, is a tensor changed in place;
-- the way: no step waits for a value to decide something; the host looks every BLOCK tokens. A row
-  that has ended goes on: once half of the rows have, or the room is full, all is made and recorded
-  anew without them.
+- the way: no step waits for a value to decide something; the host looks every BLOCK
+  tokens. A row that has ended goes on: once half of the rows have, or the room is full,
+  all is made and recorded anew without them.
 """
+import contextlib
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from grpo_sg import draw
+from support.program import UserError, first_line
 
 BLOCK = 16         # tokens between two looks at which rows have ended
 ROOM = 256         # tokens that new buffers have room for
@@ -48,8 +52,8 @@ class Buffers(DynamicLayer):
         return self.keys, self.values
 
 
-def cast_weights(model):
-    """{name: tensor}: weights and biases of the linear layers as autocast would cast
+def cast_parameters(model):
+    """{name: tensor}: parameters of the linear layers as autocast would cast
     them anew in each step, the vocabulary matrix left out; nothing where autocast is
     off."""
     kind = model.device.type
@@ -63,25 +67,16 @@ def cast_weights(model):
     return cast
 
 
-def next_logits(model, weights, ids, mask, position, cache):
+def next_logits(model, parameters, ids, mask, position, cache):
     """(B, V) float32, the logits of what follows the last column of ids (B, S), by the
-    model with `weights` in place of its own ones of these names."""
-    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache,
-                  use_cache=True, logits_to_keep=1)
-    output = torch.func.functional_call(model, weights, None, inputs, tie_weights=False)
+    model with `parameters` in place of its own ones of these names."""
+    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position,
+                  past_key_values=cache, use_cache=True, logits_to_keep=1)
+    output = torch.func.functional_call(model, parameters, None, inputs, tie_weights=False)
     return output.logits[:, -1].float()
 
 
-def draw(logits, u, temperature):
-    """A token (B, 1) for each row of logits (B, V), by uniform numbers u (B, 1), as in
-    grpo_sg.py."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    cdf = torch.softmax(logits / temperature, -1).cumsum(-1)
-    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).clamp(max=cdf.shape[1] - 1)
-
-
-def read_prompts(model, weights, prompts):
+def read_prompts(model, parameters, prompts):
     """Read each different one of the B prompts once, padded on the left to S columns.
     Returns the logits (B, V) of the first tokens, and the state s, in which a step
     draws one more token for each row."""
@@ -100,9 +95,10 @@ def read_prompts(model, weights, prompts):
     cache.layers = [Buffers() for _ in cache.layers]
     size = max(1, READ // longest)
     parts = zip(ids.split(size), real.split(size), position.split(size))
-    logits = torch.cat([next_logits(model, weights, *part, cache) for part in parts])
+    logits = torch.cat([next_logits(model, parameters, *part, cache) for part in parts])
     number = {prompt: i for i, prompt in enumerate(different)}
-    which = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=model.device)  # (B,)
+    which = [number[tuple(prompt)] for prompt in prompts]
+    which = torch.tensor(which, device=model.device)  # (B,)
     column = torch.tensor([longest], device=model.device)  # where the next keys and values go
     for layer in cache.layers:
         keys, values = zip(*layer.parts)
@@ -111,17 +107,17 @@ def read_prompts(model, weights, prompts):
     mask = torch.zeros_like(real, dtype=layer.values.dtype).masked_fill(real == 0, -torch.inf)
     return logits[which], SimpleNamespace(
         cache=cache, column=column,
-        mask=mask[which, None, None],  # (B, 1, 1, columns), added to the scores of the attention
+        mask=mask[which, None, None],  # (B, 1, 1, columns), added to attention's scores
         position=position[which, -1:] + 1,
         row=torch.arange(len(which), device=model.device),  # numbers of the completions
         t=torch.zeros_like(column))
 
 
-def step(model, weights, s, temperature):
+def step(model, parameters, s, temperature):
     """Read the token that each row drew last, number s.t of its completion, and draw
     the next."""
     s.mask.index_fill_(3, s.column, 0.0)
-    logits = next_logits(model, weights, s.token, s.mask, s.position, s.cache)
+    logits = next_logits(model, parameters, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
         counter += 1
     s.token.copy_(draw(logits, s.u[s.row, s.t, None], temperature))
@@ -154,24 +150,31 @@ def start(s, rows, columns, one_step):
     return recording.replay
 
 
-def first_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+@contextlib.contextmanager
+def cuda_errors():
+    """Raise UserError for an error of CUDA's own: after most of them nothing runs on the
+    GPU any more in this process, the plain sampler neither."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise UserError(f"CUDA failed while steps were recorded ({first_line(error)}): add "
+                        "--sampler plain, with --resume if there is a checkpoint") from error
 
 
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None, bar=""):
     """grpo_sg.sample, for models whose layers keep all keys and values: raises
-    ValueError for others. stopping_criteria is asked after each block, about each of
-    its tokens."""
+    ValueError for others, and UserError where CUDA itself fails. stopping_criteria is
+    asked after each block, about each of its tokens."""
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
-    weights = cast_weights(model)
-    # Autocast's own cache of cast weights has no place in a recording.
-    with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind),
-                        cache_enabled=False):
-        logits, s = read_prompts(model, weights, [p for p in prompts for _ in range(n)])
+    # Autocast's own cache of cast parameters has no place in a recording.
+    with cuda_errors(), torch.autocast(kind, torch.get_autocast_dtype(kind),
+                                       torch.is_autocast_enabled(kind), cache_enabled=False):
+        parameters = cast_parameters(model)
+        logits, s = read_prompts(model, parameters, [p for p in prompts for _ in range(n)])
         where = generator.device if generator else model.device
         u = torch.rand(len(logits), max_new_tokens, generator=generator, device=where)  # (B, T)
         s.u = u.to(model.device)
@@ -179,8 +182,9 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
         s.token = draw(logits, s.u[:, :1], temperature)
         s.drawn[:, :1] = s.token
         del logits
-        one_step = partial(step, model, weights, s, temperature)
-        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2, disable=not bar) as shown:
+        one_step = partial(step, model, parameters, s, temperature)
+        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2,
+                  disable=not bar) as shown:
             ended = decode(s, one_step, list(stop_ids), stopping_criteria, shown)
     ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
     return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]
@@ -248,8 +252,9 @@ def misfit(model, sampler, prompt):
 def choose(model, plain, prompt, fast=sample):
     """(sampler, line to print): `fast`, if steps can be recorded and its tokens are not
     much further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
-    prompt: at least two token ids. The model should be trained: no token is wrong where
-    all are equally likely. To be called under autocast if the sampler will be."""
+    Raises UserError if the GPU does not compute any more after that. prompt: at least two
+    token ids. The model should be trained: no token is wrong where all are equally
+    likely. To be called under autocast if the sampler will be."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NOT_RECORDED)
@@ -257,8 +262,10 @@ def choose(model, plain, prompt, fast=sample):
         usual = misfit(model, plain, prompt)
     except Exception as error:  # whatever torch, CUDA or the model may say
         why = first_line(error)
+        with cuda_errors():
+            torch.zeros(1, device=model.device).item()  # does the GPU still compute?
         return plain, f"the plain sampler is used, as steps cannot be recorded ({why})"
     if not found <= 4 * usual + 0.001:
         return plain, ("the plain sampler is used, as recorded tokens are off by "
                        f"{found:.4f}, and its own by {usual:.4f}")
-    return fast, "completions are sampled by recorded steps (support/graph.py)"
+    return fast, "completions are sampled by recorded steps (gpu/graph.py)"

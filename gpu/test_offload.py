@@ -1,10 +1,10 @@
 import torch
 
-from support.offload import HostAdamW
+from gpu.offload import HostAdamW
 
 
 def trained(optimizer_class):
-    """A network's weights after some steps, between which the optimizer is saved and loaded."""
+    """A network's parameters after some steps; halfway the optimizer is saved and loaded."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))
     model[1].bias.requires_grad_(False)  # some parameters never get a gradient

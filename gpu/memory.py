@@ -1,45 +1,48 @@
-"""What of a model's sampling and update fits on a GPU, with a tenth of it to spare: computed, not
-measured.
+"""What of a model's sampling and update fits on a GPU, with a tenth of it to spare:
+computed, not measured.
 
-    python experiments/memory.py                                     the table of hardware.md
-    python experiments/memory.py --model FOLDER_OR_NAME --gpu 24     a model, on a card of 24 GB
-    python experiments/memory.py --model FOLDER_OR_NAME --gpu 16 --float32     on a T4
+    python -m gpu.memory                                     the table of hardware.md
+    python -m gpu.memory --gpu 12                            Qwen2.5-0.5B on a card of 12 GB
+    python -m gpu.memory --model FOLDER_OR_NAME --gpu 24     another model
+    python -m gpu.memory --gpu 16 --float32                  on a T4
 
-A cell has --tokens_per_micro_batch and --sample_batch, then gc where --gradient_checkpointing and
-offload where --offload is needed, too. Completions are taken to grow to --max_new_tokens, as if
-none ended before: most end long before. Of the model only its configuration is read. test_memory.py
-holds `peaks` to within 10 % of what is allocated, for the sampler of support/graph.py and for an
-update.
+A cell has --tokens_per_micro_batch and --sample_batch, then gc where
+--gradient_checkpointing and offload where --offload is needed, too. Completions are taken
+to grow to --max_new_tokens, as if none ended before: most end long before. Of the model
+only its configuration is read. test_memory.py holds `peaks` to within 10 % of what is
+allocated, for the sampler of gpu/graph.py and for an update.
 """
 import argparse
+import sys
 
 from transformers import AutoConfig, Qwen2Config
 
-READ = 16_000  # as in support/graph.py: tokens of prompts that are read at once
+READ = 16_000  # as in gpu/graph.py: tokens of prompts that are read at once
 TOKENS = (2048, 3072, 4096, 8192, 16384)
 ROWS = (16, 32, 64, 128, 256, 512)
-SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12), "3B": (2048, 11008, 36, 16)}
+SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12),
+          "3B": (2048, 11008, 36, 16)}
 
 
 def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, offload=False,
           beta=False, float32=False):
     """{"sampling": GB, "update": GB}, the peaks on a GPU that computes in bfloat16 over float32
-    weights, or, as those before Ampere do (T4, V100), in float32.
+    parameters, or, as those before Ampere do (T4, V100), in float32.
 
-    config: of a transformers model. tokens: in a micro-batch. rows: that are sampled at once. new,
-    prompt: the tokens of the longest completion and prompt. beta: whether the reference of a KL is
-    held.
+    config: of a transformers model. tokens: in a micro-batch. rows: that are sampled at
+    once. new, prompt: the tokens of the longest completion and prompt. beta: whether the
+    reference of a KL is held.
     """
     config = config.get_text_config()
     H, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
     inner = inner_width(config)
-    trunk, K = layer_weights(config)
+    trunk, K = layer_parameters(config)
     N = trunk + H * V * (1 if config.tie_word_embeddings else 2)
-    weights = 4 * N * (2 if beta else 1)
+    parameters = 4 * N * (2 if beta else 1)
     moments = 0 if offload else 8 * N  # AdamW's two averages
     size = 4 if float32 else 2  # bytes of a key, of an activation
-    copies = 0 if float32 else 2 * trunk  # the linear layers' weights in bfloat16
-    fixed = weights + moments
+    copies = 0 if float32 else 2 * trunk  # the linear layers' parameters in bfloat16
+    fixed = parameters + moments
     length = prompt + new
     cache = 2 * size * K  # bytes a token and layer: a key and a value
     # In an evaluation each row has a prompt of its own.
@@ -50,7 +53,8 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     tokens = max(tokens, length)  # a longer row is a micro-batch of its own
     # What autograd saves, in bytes a token; in float32 also keys and values, repeated.
     layer = 4 * size * inner + (44 if float32 else 30) * H + cache
-    logits = 4 * V * tokens  # in float32; at the backward pass's peak their softmax, two gradients
+    # In float32; at the backward pass's peak also their softmax, and two gradients.
+    logits = 4 * V * tokens
     kept = tokens * (4 * H * L if checkpointing else L * layer)
     forward = copies + 2 * logits
     backward = max(3 * logits + (0 if checkpointing else copies),
@@ -64,8 +68,8 @@ def inner_width(config):
     return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
 
 
-def layer_weights(config):
-    """The number of weights in all layers, and the width of keys, which is that of values."""
+def layer_parameters(config):
+    """The number of parameters in all layers, and the width of keys, as of values."""
     H, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or H // heads
     K = (getattr(config, "num_key_value_heads", None) or heads) * head
@@ -74,8 +78,8 @@ def layer_weights(config):
 
 
 def largest(config, card, **given):
-    """(tokens, rows), the largest whose peaks leave a tenth of `card` GB free; 0 where the least
-    does not fit."""
+    """(tokens, rows), the largest whose peaks leave a tenth of `card` GB free; 0 where the
+    least does not fit."""
     fitting = [t for t in TOKENS if peaks(config, tokens=t, **given)["update"] <= 0.9 * card]
     sampled = [r for r in ROWS if peaks(config, rows=r, **given)["sampling"] <= 0.9 * card]
     return max(fitting, default=0), max(sampled, default=0)
@@ -112,7 +116,7 @@ def qwen(name):
 
 
 def print_model(config, card, given):
-    print(f"| of {card:g} GB, a tenth to spare | tokens_per_micro_batch | GB | sample_batch | GB |")
+    print(f"| of {card:g} GB | tokens_per_micro_batch | GB | sample_batch | GB |")
     print("|---|---|---|---|---|")
     for offload in (False, True):
         for checkpointing in (False, True):
@@ -128,7 +132,7 @@ def print_model(config, card, given):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", help="a folder or a hub name; none: the table of Qwen2.5")
+    parser.add_argument("--model", help="a folder or a hub name (Qwen2.5-0.5B)")
     parser.add_argument("--gpu", type=float, default=24, help="GB of the card (%(default)s)")
     parser.add_argument("--prompt", type=int, default=300,
                         help="tokens of the longest prompt (%(default)s)")
@@ -138,16 +142,20 @@ def main():
     parser.add_argument("--float32", action="store_true",
                         help="of a card without bfloat16 (T4, V100)")
     given = parser.parse_args()
-    if not given.model:
+    if len(sys.argv) == 1:
         return print_table()
     try:
-        config = AutoConfig.from_pretrained(given.model)
+        config = qwen("0.5B")
+        if given.model:
+            config = AutoConfig.from_pretrained(given.model)
     except Exception as error:  # no such name, no network, no such kind: each has its own type
         parser.error(f"cannot read the configuration of --model {given.model}: give a folder "
                      "written by save_pretrained, or a hub name and a network "
                      f"({str(error).splitlines()[0]})")
-    lengths = {"prompt": given.prompt, "new": given.max_new_tokens}
-    print_model(config, given.gpu, {**lengths, "beta": given.beta, "float32": given.float32})
+    print(f"{given.model or 'Qwen2.5-0.5B'}: the largest that fit, with a tenth to spare\n")
+    print_model(config, given.gpu, {
+        "prompt": given.prompt, "new": given.max_new_tokens, "beta": given.beta,
+        "float32": given.float32})
 
 
 if __name__ == "__main__":

@@ -1,27 +1,31 @@
 """How long a run takes on a GPU: computed, not measured.
 
-    python -m experiments.seconds            the README's table
-    python -m experiments.seconds --check    one case beside what another formula had said
+    python -m gpu.seconds            the table of hardware.md
+    python -m gpu.seconds --check    one case beside what another formula had said
 
 A step samples B completions, of a mean length m and at most T tokens each, in parts of
 --sample_batch rows. A decode step of a part launches 43 kernels a layer, each of at least 4
-microseconds in a recording; it reads the weights, and of each row the keys and values, at .7 of the
-memory's bandwidth; and it does 2 operations a weight and row at .5 of the peak. These three are
-added. Every part takes T decode steps, as some completion is always cut off; lengths fall off
-exponentially, and rows that have ended go along until half have: 1.4 rows for one.
-An update does 6 operations a weight and token (2 forward, 4 backward), 2 more with
---gradient_checkpointing, 2 for old log-probabilities of all but the first share, and 2 with a KL,
-at .5 of the peak; no group is taken to have equal rewards. The vocabulary matrix, in float32,
-counts by itself, and in an update for completions alone. Attention's operations, which are few at
-these lengths, and all that a host does between are left out.
+microseconds in a recording; it reads the parameters, and of each row the keys and values, at
+.7 of the memory's bandwidth; and it does 2 operations a parameter and row at .5 of the peak.
+These three are added. Every part takes T decode steps, as some completion is always cut
+off; lengths fall off exponentially, and rows that have ended go along until half have: 1.4
+rows for one. An update does 6 operations a parameter and token (2 forward, 4 backward), 2 more
+with --gradient_checkpointing, 2 for old log-probabilities of all but the first share, and 2
+with a KL, at .5 of the peak; no group is taken to have equal rewards. The vocabulary
+matrix, in float32, counts by itself, and in an update for completions alone. Attention's
+operations, which are few at these lengths, and all that a host does between are left out.
 """
 import argparse
 import math
+import os
 import shlex
+import sys
+
+if not __package__:  # started by its path
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import grpo_sg
-from experiments import memory
-from support import graph
+from gpu import graph, memory
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer
@@ -41,8 +45,8 @@ CARDS = {"T4": (16, 0.32e12, 8.1e12, 8.1e12),
 GSM8K = "--task math --data gsm8k --max_new_tokens 512 --eval_every 25 --eval_samples 0"
 SMALL = f"grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct {GSM8K}"
 LARGE = f"grpo_sg.py --model Qwen/Qwen2.5-1.5B-Instruct {GSM8K}"
-# The cards; the size of the model; the mean number of tokens of prompts and of completions, which
-# are guesses, and of the longest prompt; the command.
+# The cards; the size of the model; the mean number of tokens of prompts and of completions,
+# which are guesses, and of the longest prompt; the command.
 LADDER = [
     (["T4"], "0.5B", (130, 220, 300),
      f"{SMALL} --prompts 16 --steps 200 --sample_batch 128 --tokens_per_micro_batch 1024"),
@@ -55,9 +59,9 @@ EARLIER = {"A100": (15, 9), "H100": (10, 3.5), "RTX 4090": (18, 16), "RTX 3090":
 
 
 def decode(config, card, rows, columns):
-    """Seconds of a decode step of so many rows, each with keys and values of so many columns."""
+    """Seconds of a decode step of so many rows, with so many columns of keys and values."""
     _, bandwidth, peak, peak_float32 = CARDS[card]
-    trunk, head, cache = weights(config, card)
+    trunk, head, cache = sizes(config, card)
     size = 4 if card == "T4" else 2
     logits = 20 * config.vocab_size  # bytes of a row, written and read until a token is drawn
     moved = size * trunk + 4 * head + rows * (columns * cache + logits)
@@ -77,7 +81,7 @@ def sample(config, card, rows, prompt, mean, cfg):
 def update(config, card, rows, prompt, mean, cfg):
     """Seconds of the updates on so many completions."""
     _, _, peak, peak_float32 = CARDS[card]
-    trunk, head, _ = weights(config, card)
+    trunk, head, _ = sizes(config, card)
     passes = 6 + 2 * (cfg.updates - 1) / cfg.updates
     passes += 2 * cfg.gradient_checkpointing + 2 * (cfg.beta > 0)
     trunk_seconds = rows * (prompt + mean) * passes * trunk / peak
@@ -85,46 +89,47 @@ def update(config, card, rows, prompt, mean, cfg):
     return (trunk_seconds + head_seconds) / PEAK
 
 
-def weights(config, card):
-    """The numbers of weights in the layers and in the vocabulary matrix, and the bytes of a
+def sizes(config, card):
+    """The numbers of parameters in the layers and in the vocabulary matrix, and the bytes of a
     token's keys and values in all layers."""
-    trunk, K = memory.layer_weights(config)
+    trunk, K = memory.layer_parameters(config)
     size = 4 if card == "T4" else 2
     head = config.vocab_size * config.hidden_size
     return trunk, head, 2 * size * K * config.num_hidden_layers
 
 
 def whole_run(config, card, prompt, mean, cfg):
-    """(seconds of a step in sampling, in updates; hours of the run with its evaluations, each with
-    a group of three more problems, and the test before and after)."""
+    """(seconds of a step in sampling, in updates; hours of the run with its evaluations,
+    each with a group of three more problems, and the test before and after)."""
     rows = cfg.prompts * cfg.group_size
     sampling = sample(config, card, rows, prompt, mean, cfg)
     updates = update(config, card, rows, prompt, mean, cfg)
     watched = sample(config, card, 3 * cfg.group_size, prompt, mean, cfg)
     valid = sample(config, card, cfg.eval_problems, prompt, mean, cfg) + watched
-    tests = 2 * (sample(config, card, TEST * (1 + cfg.eval_samples), prompt, mean, cfg) + watched)
+    test = sample(config, card, TEST * (1 + cfg.eval_samples), prompt, mean, cfg) + watched
     evaluations = (cfg.steps - 1) // cfg.eval_every * valid
-    return sampling, updates, (cfg.steps * (sampling + updates) + evaluations + tests) / 3600
+    whole = cfg.steps * (sampling + updates) + evaluations + 2 * test
+    return sampling, updates, whole / 3600
 
 
 def print_ladder():
-    print("| card | Instruct model | GB of memory | sampling, seconds a step | updates, seconds a step "
-          "| steps | hours |\n|---|---|---|---|---|---|---|")
+    print("| card | Instruct model | GB of memory | sampling, seconds a step "
+          "| updates, seconds a step | steps | hours |\n|---|---|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
         config, cfg = memory.qwen(size), grpo_sg.parse(shlex.split(command)[1:])
         for card in cards:
             needs = memory.peaks(
                 config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
-                new=cfg.max_new_tokens, prompt=longest, checkpointing=cfg.gradient_checkpointing,
-                float32=card == "T4")
+                new=cfg.max_new_tokens, prompt=longest,
+                checkpointing=cfg.gradient_checkpointing, float32=card == "T4")
             sampling, updates, hours = whole_run(config, card, prompt, mean, cfg)
-            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {max(needs['sampling'], needs['update']):.0f} "
+            print(f"| {card}, {CARDS[card][0]} GB | Qwen2.5-{size} | {max(needs.values()):.0f} "
                   f"| {sampling:.0f} | {updates:.0f} | {cfg.steps} | {hours:.1f} |")
 
 
 def compute_check(card, **settings):
-    """Seconds of a step in sampling and in updates: 64 x 8 completions of Qwen2.5-0.5B, of at most
-    2,048 tokens, 451 in the mean, all sampled at once."""
+    """Seconds of a step in sampling and in updates: 64 x 8 completions of Qwen2.5-0.5B, of
+    at most 2,048 tokens, 451 in the mean, all sampled at once."""
     cfg = grpo_sg.Config(**{"sample_batch": 512, **settings})
     given = memory.qwen("0.5B"), card, 512, 250, 451, cfg
     return sample(*given), update(*given)

@@ -1,0 +1,358 @@
+"""What a GPU does with grpo_sg.py, in some ten minutes, beside what was computed of it.
+
+    python -m gpu.measure                   random parameters in the shape of Qwen2.5-0.5B
+    python -m gpu.measure --model FOLDER    a model of yours, as save_pretrained wrote it
+
+Any flags of grpo_sg.py will do, too; with less than 20 GB the sizes are smaller by default.
+Prints a table and what it means, and writes both to a .json, which is what to send. A part
+that fails is a row of the table, and the others go on. Without a GPU a tiny model goes the
+same way, in some seconds, beside what is computed for an A100, and only --out is written:
+so this script is known to work on the day when there is a GPU.
+"""
+import argparse
+import contextlib
+import gc
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+if not __package__:  # started by its path
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import grpo_sg  # before torch: it says how PyTorch is to allocate memory
+import tasks
+import torch
+import transformers
+from gpu import graph, laptop, memory, seconds
+from support import models, program, tiny
+
+GPU = torch.cuda.is_available()
+NAME = torch.cuda.get_device_name() if GPU else "CPU"
+CARD = next((card for card in seconds.CARDS if card in NAME), "A100")
+SAMPLERS = {"plain": grpo_sg.sample, "recorded": graph.sample}
+FLAGS = "--task math --train_problems 300 --eval_problems 8 --eval_samples 0"
+SMALL_CARD = "--max_new_tokens 256 --sample_batch 128 --tokens_per_micro_batch 1024"
+NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
+           "--tokens_per_micro_batch 400")
+PROMPT = list(range(4, 54))
+NEW = 64 if GPU else 12  # tokens of a completion, where its length does not matter
+MUST_BE_EQUAL = {  # rows of the table, and what it means if measured is not computed
+    "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
+    "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
+    "kl of two updates, lr 0": "log-probabilities change though nothing was learned",
+    "clip_frac of two updates, lr 0": "log-probabilities change though nothing was learned"}
+found = {}
+
+
+def tell(name, measured, computed=None):
+    found[name] = {"measured": measured, "computed": computed}
+    shown = [f"{x:.4g}" if isinstance(x, float) else x for x in found[name].values()]
+    print(f"| {name} | {shown[0]} | {shown[1]} |".replace("None", ""), flush=True)
+
+
+def attempt(part, *given):
+    """Do a part of the measurements. An error in it is told as a row."""
+    try:
+        part(*given)
+    except (Exception, SystemExit) as error:  # whatever torch, CUDA or a run may say
+        traceback.print_exc()
+        tell(f"FAILED: {part.__name__}", program.first_line(error))
+
+
+def choose_flags():
+    if not GPU:
+        return NO_CARD
+    small = torch.cuda.get_device_properties(0).total_memory < 20e9
+    return SMALL_CARD if small else ""
+
+
+def name_versions():
+    tell("torch", torch.__version__)
+    tell("transformers", transformers.__version__)
+    tell("commit", laptop.name_commit())
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    tell("driver", subprocess.check_output(ask, text=True).split()[0] if GPU else None)
+
+
+def save_random_model(folder):
+    cfg = grpo_sg.Config(task="math", train_problems=300, eval_problems=4)
+    _, tokenizer = tiny.tiny_model(tasks.make_task(cfg))
+    config = memory.qwen("0.5B") if GPU else transformers.Qwen2Config(
+        hidden_size=56, intermediate_size=128, num_hidden_layers=2, num_attention_heads=14,
+        num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(config)
+    # Larger, so that its probabilities are not all 1 / V, as those of random parameters are.
+    torch.nn.init.constant_(model.model.norm.weight, 6.0)
+    models.save_model(folder, model, tokenizer)
+
+
+def draw(model, sampler, prompts, rows, new, **settings):
+    """As a run does it, after models.prepare."""
+    with models.in_bfloat16(model.device):
+        return SAMPLERS[sampler](model, prompts, n=rows // len(prompts), max_new_tokens=new,
+                                 stop_ids=[], **settings)
+
+
+@contextlib.contextmanager
+def steps_that_just_run():
+    """Where they would be recorded."""
+    usual, graph.RECORDED = graph.RECORDED, None
+    try:
+        yield
+    finally:
+        graph.RECORDED = usual
+
+
+def time_of_drawing(*given):
+    started = time.perf_counter()
+    draw(*given)  # returns lists, so nothing is left to wait for
+    return time.perf_counter() - started
+
+
+def milliseconds(model, sampler, rows, columns):
+    """Of a decode step: of 41 tokens less 9, each drawn once before, to warm up."""
+    given = model, sampler, [[columns] * columns], rows
+    for new in (9, 41):
+        draw(*given, new)
+    return 1000 * (time_of_drawing(*given, 41) - time_of_drawing(*given, 9)) / 32
+
+
+def measure_speed(model, many, lengths):
+    for columns in lengths:
+        for rows in many:
+            computed = 1000 * seconds.decode(model.config, CARD, rows, columns)
+            name = f"ms a decode step, {rows} rows, {columns} columns"
+            tell(f"{name}, plain", milliseconds(model, "plain", rows, columns))
+            tell(f"{name}, recorded", milliseconds(model, "recorded", rows, columns), computed)
+
+
+def measure_recording(model, rows):
+    given = model, "recorded", [PROMPT], rows, 2
+    recorded = min(time_of_drawing(*given) for _ in range(3))
+    with steps_that_just_run():
+        just_run = min(time_of_drawing(*given) for _ in range(3))
+    tell(f"seconds of a recording, {rows} rows", recorded - just_run)
+
+
+def measure_attention(model):
+    for allowed in (True, False):  # a run has it off
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
+        name = "ms a decode step, 8 rows, plain, cuDNN's attention"
+        tell(f"{name} {'on' if allowed else 'off'}", milliseconds(model, "plain", 8, 77))
+
+
+def compare_greedy(model):
+    prompts = [PROMPT[i:] for i in range(4)]
+    greedy = [draw(model, each, prompts, 4, 40, temperature=0) for each in SAMPLERS]
+    tell("of 4 rows, with equal greedy tokens", sum(a == b for a, b in zip(*greedy)), 4)
+
+
+def peak(function, *given):
+    """GB that are allocated at the peak of a call; None without a GPU."""
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    function(*given)
+    return torch.cuda.max_memory_allocated() / 1e9 if GPU else None
+
+
+def compute_memory(config, cfg, averages):
+    return memory.peaks(config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
+                        new=cfg.max_new_tokens, offload=not averages, float32=CARD == "T4")
+
+
+def measure_leak(model, cfg):
+    gc.disable()  # or what a call leaves might be found and freed
+    before = torch.cuda.memory_allocated() if GPU else 0
+    draw(model, "recorded", [PROMPT], cfg.sample_batch, 40)
+    left = torch.cuda.memory_allocated() - before if GPU else None
+    gc.enable()
+    tell("bytes that a call of the recorded sampler leaves", left, 0)
+
+
+def measure_memory(model, cfg):
+    needs = compute_memory(model.config, cfg, averages=False)
+    long = [PROMPT[:1] * (300 + cfg.max_new_tokens - 40)]
+    tell(f"GB of {cfg.sample_batch} full rows, without AdamW's averages",
+         peak(draw, model, "recorded", long, cfg.sample_batch, 40), needs["sampling"])
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    tell(f"GB of a micro-batch of {cfg.tokens_per_micro_batch} tokens, without them",
+         peak(pass_both_ways, model, cfg), needs["update"])
+    model.zero_grad()
+
+
+def pass_both_ways(model, cfg):
+    ids = torch.full((4, 1 + cfg.tokens_per_micro_batch // 4), 5, device=model.device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    with models.in_bfloat16(model.device):
+        logps = grpo_sg.token_logps(model, ids, mask, temperature=cfg.temperature)
+    advantages = torch.ones(len(ids), device=model.device)
+    loss, _ = grpo_sg.grpo_sg_loss(logps, logps.detach(), advantages, mask)
+    loss.backward()
+
+
+@torch.no_grad()
+def measure_distance(model, sampler):
+    """From what a sampler draws from to what the trainer computes for the same tokens."""
+    logits = []
+
+    def note(head, inputs, output):
+        logits.append(output[:, -1].float())
+    prompts = [PROMPT[i:] + PROMPT[:i] for i in range(4)]
+    hook = model.get_output_embeddings().register_forward_hook(note)
+    with steps_that_just_run():  # a replay calls no hook
+        completions = draw(model, sampler, prompts, 4, NEW)
+    hook.remove()
+    ids = torch.tensor([p + c for p, c in zip(prompts, completions)], device=model.device)
+    with models.in_bfloat16(model.device):
+        trained = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
+    drawn = torch.stack(logits, 1).log_softmax(-1)  # (4, NEW, V)
+    difference = drawn - trained.log_softmax(-1)
+    off = difference.gather(2, ids[:, -NEW:, None]).abs()
+    kl = (drawn.exp() * difference).sum(-1).mean()
+    tell(f"KL of the sampler to the trainer, {sampler}", kl.item())
+    tell(f"difference of their log pi, mean, {sampler}", off.mean().item())
+    tell(f"difference of their log pi, greatest, {sampler}", off.max().item())
+
+
+def parity(completion):
+    return float(sum(completion.tokens) % 2)
+
+
+def make_task(cfg):
+    """Rewards differ within a group, as the true ones of random parameters would not."""
+    return tasks.math_task(cfg)._replace(reward=parity)
+
+
+def train(flags, out):
+    """The rows of the steps of a run with these flags."""
+    with contextlib.redirect_stdout(sys.stderr):
+        grpo_sg.main([*flags, "--out", out])
+    with open(os.path.join(out, "metrics.jsonl")) as lines:
+        return [row for row in map(json.loads, lines) if "reward" in row]
+
+
+def measure_updates(flags, runs):
+    """Two on one rollout: at a learning rate of nearly 0 the policy is still the old one."""
+    flags = [*flags, *f"--steps 1 --updates 2 --prompts 4 --max_new_tokens {NEW}".split()]
+    for shown, lr in (("0", "1e-30"), ("1e-06", "1e-6")):
+        row, = train([*flags, "--lr", lr], os.path.join(runs, f"lr {shown}"))
+        for key in ("kl", "clip_frac"):
+            tell(f"{key} of two updates, lr {shown}", row[key], 0 if shown == "0" else None)
+
+
+def measure_steps(cfg, flags, runs):
+    """Two steps of the real command, saved, and a third one after --resume."""
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    out = os.path.join(runs, "steps")
+    train([*flags, "--steps", "2"], out)
+    rows = train(["--resume", "--steps", "3"], out)
+    config = transformers.AutoConfig.from_pretrained(cfg.model)
+    needs = max(compute_memory(config, cfg, averages=True).values())
+    for row in rows:
+        step, rollout = row["step"], cfg.prompts * cfg.group_size
+        given = config, CARD, rollout, len(PROMPT), row["completion_tokens"], cfg
+        tell(f"step {step}: seconds of sampling", row["seconds_sampling"],
+             seconds.sample(*given))
+        tell(f"step {step}: seconds of updates", row["seconds_update"],
+             seconds.update(*given))
+        tell(f"step {step}: GB at the peak so far", row.get("memory_gb"), needs)
+
+
+def explain():
+    """What the table means, a line each."""
+    lines = [f"{name}: a part of the measurements" for name in found if "FAILED" in name]
+    for name, otherwise in MUST_BE_EQUAL.items():
+        row = found.get(name)
+        if row and row["measured"] is not None:
+            right = row["measured"] == row["computed"]
+            lines.append(f"right: {name}" if right else f"WRONG: {name}: {otherwise}")
+    for unit in ("ms a decode step", "seconds of", "GB"):
+        rows = [row for name, row in found.items() if unit in name]
+        ratios = [row["measured"] / row["computed"] for row in rows
+                  if row["measured"] is not None and row["computed"]]
+        if ratios:
+            lines.append(f"{unit} ...: {min(ratios):.2f} to {max(ratios):.2f} times the "
+                         "computed")
+    plain = {name: row["measured"] for name, row in found.items() if name.endswith("s, plain")}
+    gains = []
+    for name, ms in plain.items():
+        recorded = found.get(name.replace("plain", "recorded"))
+        gains += [ms / recorded["measured"]] if recorded else []
+    if gains:
+        lines.append(f"a plain step takes {min(gains):.1f} to {max(gains):.1f} times as long "
+                     "as a recorded one; where that is below 1, --sampler plain is the faster")
+    distances = [found.get(f"KL of the sampler to the trainer, {each}") for each in SAMPLERS]
+    if all(distances):
+        usual, recorded = (each["measured"] for each in distances)
+        right = recorded <= 2 * usual + 1e-6
+        lines.append("right: the recorded sampler is as near to the trainer as the plain one"
+                     if right else "WRONG: recorded steps are far off: use --sampler plain")
+    return lines
+
+
+def measure(cfg, flags, runs):
+    attempt(name_versions)
+    model, _ = models.load_model(cfg.model)
+    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
+    many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((1, 4), (30,))
+    attempt(measure_speed, model, many, lengths)
+    attempt(measure_recording, model, many[-1])
+    attempt(measure_attention, model)
+    attempt(compare_greedy, model)
+    attempt(measure_leak, model, cfg)
+    attempt(measure_memory, model, cfg)
+    for sampler in SAMPLERS:
+        attempt(measure_distance, model, sampler)
+    del model
+    gc.collect()
+    tasks.TASKS["math"] = make_task
+    try:
+        attempt(measure_updates, flags, runs)
+        attempt(measure_steps, cfg, flags, runs)
+    finally:
+        tasks.TASKS["math"] = tasks.math_task
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="a folder written by save_pretrained")
+    parser.add_argument("--out", help="a .json; default, on a GPU: gpu/results/ITS-NAME.json")
+    given, more = parser.parse_known_args()
+    found.clear()
+    usual = laptop.RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
+    out = given.out or (usual if GPU else None)
+    with tempfile.TemporaryDirectory() as runs:
+        folder = given.model or os.path.join(runs, "model")
+        if not given.model:
+            save_random_model(folder)
+        flags = [*FLAGS.split(), *choose_flags().split(), "--model", folder, *more]
+        try:
+            cfg = grpo_sg.parse(flags)
+            print(f"| on {NAME} | measured | computed for {CARD} |\n|---|---|---|")
+            measure(cfg, flags, runs)
+        except program.UserError as error:
+            sys.exit(f"error: {error}")
+        finally:  # after Ctrl-C, too
+            meaning = explain()
+            if found and out:
+                content = {"device": NAME, "flags": more, "table": found, "meaning": meaning}
+                pathlib.Path(out).write_text(json.dumps(content) + "\n")
+    print("", *meaning, sep="\n")
+    if not GPU:
+        print("there is no GPU here: this says that the script works, and nothing of a GPU")
+    if out:
+        print(f"all of this is in {out}: please send it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a policy is given on a GPU, and what it is not on a CPU."""
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import gpu
+import grpo_sg
+from gpu import graph, offload
+from gpu.test_graph import PROMPTS, tiny
+
+WANTED = SimpleNamespace(sampler="auto", offload=True)
+
+
+def make_policy(model, device=None):
+    """device: the one that the model says it is on."""
+    if device:
+        fields = {"device": torch.device(device)}
+        model.__class__ = type(type(model).__name__, (type(model),), fields)
+    return SimpleNamespace(model=model, sampler=grpo_sg.sample, AdamW=torch.optim.AdamW)
+
+
+def test_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monkeypatch, capsys):
+    policy = make_policy(tiny(), "cuda")
+    chosen = graph.sample, "which it is"
+    monkeypatch.setattr(graph, "choose", lambda model, plain, prompt: chosen)
+    monkeypatch.setattr(gpu.models, "bfloat16_works", lambda kind: False)
+    gpu.equip(policy, WANTED, PROMPTS[2])
+    assert policy.sampler is graph.sample and policy.AdamW is offload.HostAdamW
+    assert capsys.readouterr().out == "which it is\n"
+
+
+def test_who_asks_for_it_samples_plainly_on_a_gpu(capsys):
+    policy = make_policy(tiny(), "cuda")
+    gpu.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
+    assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_said(capsys):
+    policy = make_policy(tiny())
+    gpu.equip(policy, WANTED, PROMPTS[2])
+    assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
+    assert capsys.readouterr().err.startswith("--offload has no effect on cpu")
+    gpu.equip(policy, SimpleNamespace(sampler="auto", offload=False), PROMPTS[2])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_flags_are_the_programs():
+    cfg = grpo_sg.parse([])
+    assert (cfg.sampler, cfg.offload) == ("auto", False)
+    cfg = grpo_sg.parse(["--sampler", "plain", "--offload"])
+    assert (cfg.sampler, cfg.offload) == ("plain", True)
+
+
+def test_a_run_without_a_gpu_loads_neither_sampler_nor_optimizer_of_this_room():
+    code = ("import sys, types, torch, gpu\n"
+            "policy = types.SimpleNamespace(model=torch.nn.Linear(1, 1))\n"
+            "policy.model.device = torch.device('cpu')\n"
+            "gpu.equip(policy, types.SimpleNamespace(sampler='auto', offload=True), [1, 2])\n"
+            "print([name for name in sys.modules if name.startswith('gpu.')])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          cwd=pathlib.Path(__file__).parents[1])
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_steps_are_recorded_and_draw_the_right_tokens():
+    model = tiny().to("cuda")
+    chosen, line = graph.choose(model, grpo_sg.sample, PROMPTS[2])
+    assert chosen is graph.sample, line

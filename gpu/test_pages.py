@@ -1,0 +1,54 @@
+"""The tables of hardware.md are what its commands compute, and what results/ has."""
+import json
+import pathlib
+import re
+import runpy
+import statistics
+import sys
+
+import pytest
+
+import grpo_sg
+from gpu import laptop, memory, seconds
+
+HERE = pathlib.Path(__file__).parent
+PAGE = (HERE / "hardware.md").read_text()
+COMMANDS = [" ".join(each.split()) for each in
+            re.findall(r"^python (grpo_sg.py .*?[^\\])$", PAGE, re.M | re.S)]
+
+
+@pytest.mark.parametrize("print_table", [memory.print_table, seconds.print_ladder])
+def test_a_computed_table_is_what_is_computed(print_table, capsys):
+    print_table()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows and "\n".join(rows) in PAGE
+
+
+def test_the_laptops_row_is_what_was_measured():
+    found = json.loads((laptop.RESULTS / "laptop.json").read_text())
+    parts = found["seconds_sampling"], found["seconds_update"]
+    ranges = [f"{min(part):.0f} to {max(part):.0f}" for part in parts]
+    hours = 100 * sum(map(statistics.fmean, parts)) / 3600
+    assert (f"| SmolLM2-135M | {found['peak_gb']:.1f} | {ranges[0]} | {ranges[1]} | 100 "
+            f"| {hours:.1f} |") in PAGE
+
+
+def test_each_command_of_the_page_is_one_of_the_table_and_can_be_parsed():
+    small = f"grpo_sg.py --model HuggingFaceTB/SmolLM2-135M-Instruct {laptop.FLAGS}"
+    given = [each.replace("\\ ", "") for each in COMMANDS]
+    assert given == [small, *(command for *_, command in seconds.LADDER)]
+    for command in given:
+        grpo_sg.parse(command.split()[1:])
+
+
+@pytest.mark.parametrize("script", ["seconds", "measure", "laptop"])
+def test_a_script_that_is_started_by_its_path_finds_the_project(script, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(HERE.parent)])
+    runpy.run_path(str(HERE / f"{script}.py"))
+    assert str(HERE.parent) in sys.path
+
+
+def test_every_file_of_the_room_has_its_row():
+    rows = re.findall(r"^\| (`.*?) \|", (HERE / "README.md").read_text(), re.M)
+    named = set(re.findall(r"`(\w+\.py)`", " ".join(rows)))
+    assert named == {path.name for path in HERE.glob("*.py") if path.name[:5] != "test_"}

@@ -1,0 +1,628 @@
+"""What can happen to a run: signals, streams that nobody reads, torn files, functions that
+raise. What was learned is not lost, and who goes on has the run that was never stopped."""
+import dataclasses
+import fcntl
+import itertools
+import json
+import math
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import grpo_sg
+import tasks
+from conftest import build_toy, rows_of
+from support import models, page, program, run, tiny
+from support.program import UserError
+from support.run import Run
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIMIT = 120  # seconds: nothing is waited for longer
+FLAGS = ("--task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --lr 1e-3 "
+         "--temperature 1 --train_problems 300 --eval_problems 4 --eval_every 2 "
+         "--eval_samples 0").split()
+
+
+def verify(response, gold):
+    """Finds differences between the completions of an untrained model."""
+    return tasks.Verdict(len(response) % 2 == 0, len(response) % 3 > 0)
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """Those that a program is started with, whatever has started the tests: under nohup
+    SIGHUP is ignored, in the background of a script SIGINT."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
+                signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handlers[number]) for number in handlers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of an untrained model that can read sums."""
+    folder = tmp_path_factory.mktemp("untrained")
+    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=300, eval_problems=4))
+    torch.manual_seed(0)
+    models.save_model(folder, *tiny.tiny_model(task))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(model):
+    """A function that starts, or with resume=True goes on with, a small run of 4 steps in
+    a folder, and returns its exit status. It saves after each step, or after `seconds`."""
+    def start(out, *more, resume=False, seconds=-1, script=None):
+        flags = ["--resume"] if resume else ["--model", model, *FLAGS, "--beta", 0.01]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "SAVE_SECONDS", seconds)
+            patch.setattr(tasks, "verify_math", verify)
+            try:
+                grpo_sg.main([*map(str, flags), "--out", str(out), *map(str, more)],
+                             **script or {})
+            except SystemExit as stop:
+                return stop.code
+        return 0
+    return start
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert start(folder) == 0
+    return folder
+
+
+def outcome(folder):
+    """All that a run leaves, but for how long it took."""
+    rows = []
+    for name in run.LOGS:
+        for row in rows_of(folder / name):
+            rows.append({key: row[key] for key in row if "second" not in key})
+    return rows, (folder / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def contents(folder):
+    """path -> bytes of each of its files."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def saved_step(folder):
+    return run.read_json(folder / "checkpoint" / "state.json")["step"]
+
+
+def at_call(patch, owner, name, number, event):
+    """Before the number-th call of owner.name an error is raised, or a signal, or something
+    done."""
+    calls, works = itertools.count(1), getattr(owner, name)
+
+    def patched(*args, **kwargs):
+        if next(calls) == number:
+            if isinstance(event, BaseException):
+                raise event
+            if callable(event):
+                event()
+            else:
+                signal.raise_signal(event)
+        return works(*args, **kwargs)
+    patch.setattr(owner, name, patched)
+
+
+def one_error(capsys):
+    """The line of error, which is one, without a traceback."""
+    lines = capsys.readouterr().err.splitlines()
+    assert not any(line.startswith("Traceback") for line in lines)
+    error, = [line for line in lines if line.startswith("error: ")]
+    return error
+
+
+# ---- A run is stopped, and goes on ----
+
+STOPS = {
+    "Ctrl-C": (grpo_sg, "learn", 2, signal.SIGINT, LIMIT, 130),
+    "SIGTERM": (grpo_sg, "learn", 3, signal.SIGTERM, LIMIT, 143),
+    "SIGHUP": (grpo_sg, "rollout", 7, signal.SIGHUP, LIMIT, 129),
+    "a full disk": (torch, "save", 3, OSError(28, "No space left on device"), -1, 2),
+    "a torn write": (torch, "save", 2, RuntimeError("unexpected pos 64 vs 0"), -1, 2),
+    "half an update": (grpo_sg, "grpo_sg_loss", 6, RuntimeError("half"), -1, RuntimeError)}
+for number in range(2, 6):
+    STOPS[f"a kill at rename {number}"] = (os, "rename", number, KeyboardInterrupt(), -1, 130)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_whatever_stops_a_run_it_goes_on_as_before(start, whole, tmp_path, monkeypatch, capsys,
+                                                   stop):
+    *place, seconds, status = STOPS[stop]
+    with monkeypatch.context() as patch:
+        at_call(patch, *place)
+        if status is RuntimeError:  # a fault of the program's own, in the midst of a step
+            with pytest.raises(status):
+                start(tmp_path / "run", seconds=seconds)
+        else:
+            assert start(tmp_path / "run", seconds=seconds) == status
+            said = capsys.readouterr().err
+            assert f"--resume --out {tmp_path}/run" in said or "kill" in stop
+    assert start(tmp_path / "run", resume=True) == 0
+    assert outcome(tmp_path / "run") == outcome(whole)
+    assert sum(row.get("grad_norm", 0) for row in rows_of(whole / "metrics.jsonl")) > 0
+
+
+def test_a_second_signal_stops_at_once(start, whole, tmp_path, monkeypatch, capsys):
+    """In the midst of a step, of which nothing is saved."""
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "learn", 3, signal.SIGTERM)
+        at_call(patch, grpo_sg, "grpo_sg_loss", 5, signal.SIGTERM)
+        assert start(tmp_path / "run") == 143
+    assert saved_step(tmp_path / "run") == 2
+    assert f"SIGTERM; to go on: python " in capsys.readouterr().err
+    assert start(tmp_path / "run", resume=True) == 0
+    assert outcome(tmp_path / "run") == outcome(whole)
+
+
+@pytest.mark.parametrize("number, step, words", [
+    (1, None, "stopped by SIGHUP; there is no checkpoint yet"),
+    (3, 4, "stopped by SIGHUP; to go on: python ")])
+def test_before_and_after_the_steps_a_signal_stops_at_once(number, step, words, start, tmp_path,
+                                                           monkeypatch, capsys):
+    """In the first test and in the last; of the first one nothing is left."""
+    at_call(monkeypatch, grpo_sg, "evaluate", number, signal.SIGHUP)
+    assert start(tmp_path / "run") == 129
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "run").exists() == (step is not None)
+    assert step is None or saved_step(tmp_path / "run") == step
+
+
+def test_half_an_update_is_never_saved(start, tmp_path, monkeypatch):
+    """Of a step with three updates the second one raises: the checkpoint of the step before
+    stays, or there is none."""
+    for number, steps in ((5, [1]), (2, [])):
+        out = tmp_path / f"{number}"
+        with monkeypatch.context() as patch:
+            at_call(patch, grpo_sg, "update", number, ArithmeticError("half"))
+            with pytest.raises(ArithmeticError):
+                start(out, "--updates", 3, "--eval_every", 9)
+        assert [saved_step(out)] == steps if steps else not (out / "checkpoint").exists()
+
+
+# ---- --resume ----
+
+@pytest.mark.parametrize("file, content", [
+    ("model.safetensors", None), ("optimizer.pt", None), ("state.json", None),
+    ("tokenizer.json", None), ("state.json", b"[1]"), ("state.json", b'{"step": null}'),
+    ("state.json", b'{"step": 4, "sizes": {"metrics.jsonl": "all"}}'),
+    ("optimizer.pt", {"step": 4}), ("optimizer.pt", "bomb")])
+def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, capsys, file, content):
+    """Which names the one before. Nothing is changed, and nothing in a file is run as code."""
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+    folder = tmp_path / "torn"
+    shutil.copytree(whole, folder)
+    path = folder / "checkpoint" / file
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        torch.save(Bomb() if content == "bomb" else content, path)
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+    with open(folder / "metrics.jsonl", "a") as log:
+        log.write('{"step": 99, "rew')  # a row that was being written
+    before = contents(folder)
+    assert start(folder, resume=True) == 2
+    assert (f"error: {folder}/checkpoint cannot be read" in (error := one_error(capsys))
+            and f"if you delete it, --resume goes on from {folder}/checkpoint.before" in error)
+    if content != {"step": 4}:  # which the optimizer finds wrong, and not its reader
+        assert contents(folder) == before
+    shutil.rmtree(folder / "checkpoint")
+    assert start(folder, resume=True) == 0
+    assert "resuming after step 3" in capsys.readouterr().out
+    assert outcome(folder) == outcome(whole) and not (tmp_path / "exploded").exists()
+
+
+def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    for folder in ("checkpoint", "checkpoint.before"):
+        shutil.rmtree(tmp_path / "run" / folder)
+    before = contents(tmp_path / "run")
+    assert start(tmp_path / "run", resume=True) == 2
+    assert "has no checkpoint to go on from: start another run" in one_error(capsys)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
+        start, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "learn", 2, signal.SIGINT)
+        assert start(folder) == 130
+    for name in run.LOGS:
+        os.remove(folder / name)
+    (folder / "notes.jsonl").write_text("mine")
+    with monkeypatch.context() as patch:  # stopped before anything is logged
+        at_call(patch, grpo_sg, "rollout", 1, signal.SIGTERM)
+        start(folder, resume=True)
+    assert saved_step(folder) in (2, 3)
+    assert start(folder, resume=True) == 0 and saved_step(folder) == 4
+    steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
+    assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
+
+
+def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    for flag, value, had in (("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)):
+        assert start(tmp_path / "run", flag, value, resume=True) == 2
+        assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
+    before = contents(tmp_path / "run")
+    assert start(tmp_path / "run", "--steps", 3, resume=True) == 2
+    assert "has done 4 already" in one_error(capsys) and contents(tmp_path / "run") == before
+    assert start(tmp_path / "run", "--steps", 6, resume=True) == 0
+    assert start(tmp_path / "long", "--steps", 6) == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "long")
+
+
+@pytest.mark.parametrize("script", [{"lr": 0.5}, {"task": "math", "lr": 0.5, "steps": 9}])
+def test_a_scripts_own_settings_give_way_to_those_of_the_run(script, start, whole, tmp_path):
+    """`main(lr=0.5)`, started with --lr 1e-3, and then the printed command with --resume."""
+    shutil.copytree(whole, tmp_path / "run")
+    assert start(tmp_path / "run", resume=True, script=script) == 0
+    assert outcome(tmp_path / "run") == outcome(whole)
+    assert run.read_json(tmp_path / "run" / "config.json")["lr"] == 1e-3
+
+
+# ---- Something raises ----
+
+def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "learn", 2, lambda: shutil.rmtree(tmp_path / "removed"))
+        assert start(tmp_path / "removed") == 2
+    assert "cannot read or write a file" in one_error(capsys)
+    monkeypatch.setattr(run, "MAX_BAD_STEPS", 2)
+    loss = grpo_sg.grpo_sg_loss
+
+    def spoilt(logps, old_logps, advantages, mask, **more):
+        return loss(logps, old_logps, advantages * math.nan, mask, **more)
+    monkeypatch.setattr(grpo_sg, "grpo_sg_loss", spoilt)
+    assert start(tmp_path / "bad") == 2
+    assert "no update of the last 2 steps was finite" in one_error(capsys)
+    rows = [row for row in rows_of(tmp_path / "bad" / "metrics.jsonl") if "reward" in row]
+    assert [(row["skipped"], row["loss"]) for row in rows] == [(2, None)] * 2
+    samples = rows_of(tmp_path / "bad" / "samples.jsonl")
+    logged = [row["step"] for row in samples if row["split"] == "train"]
+    assert logged == [1] * 12 + [2] * 12  # all that went into them
+    assert saved_step(tmp_path / "bad") == 2
+
+
+def after_validation(out, works):
+    """`works`, which raises as soon as the run in this folder has validated."""
+    def raises(*given):
+        log = out / "metrics.jsonl"
+        if log.exists() and any(row.get("split") == "valid" for row in rows_of(log)):
+            raise KeyError("late")
+        return works(*given)
+    return raises
+
+
+def answer(texts):
+    return ["0" for _ in texts]
+
+
+@pytest.mark.parametrize("name", ["verify", "reward", "observe"])
+def test_a_function_of_ones_own_that_raises_late_loses_no_step(name, start, tmp_path, monkeypatch,
+                                                               capsys):
+    """The last whole step is saved before the run ends, and what was logged after it is not
+    logged twice."""
+    works = {"verify": verify, "reward": tasks.reward, "observe": answer}
+    tool = {"stop_text": "1", "observe": answer} if name == "observe" else {}
+    late = {name: after_validation(tmp_path / "run", works[name])}
+    made = tasks.math_task
+    flags = "--eval_every", 2, "--steps", 3
+
+    def start_with(change, *given, **named):
+        def make(cfg):
+            return made(cfg)._replace(**{"verify": verify, **tool, **change})
+        monkeypatch.setitem(tasks.TASKS, "math", make)
+        return start(*given, seconds=LIMIT, **named)
+    assert start_with(late, tmp_path / "run", *flags) == 2
+    said = capsys.readouterr().err
+    assert "in raises\n" in said and "KeyError: 'late'" in said
+    assert saved_step(tmp_path / "run") == 2
+    assert start_with({}, tmp_path / "run", resume=True) == 0
+    assert start_with({}, tmp_path / "undisturbed", *flags) == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_page_that_cannot_be_written_costs_nothing(start, whole, tmp_path, monkeypatch, capsys):
+    """Another process may write it at the same moment."""
+    def fail(*folders):
+        raise FileNotFoundError("report.new")
+    monkeypatch.setattr(page, "write", fail)
+    assert start(tmp_path / "run") == 0
+    assert outcome(tmp_path / "run") == outcome(whole)
+    said = capsys.readouterr().err
+    assert "no report.html was written: FileNotFoundError: report.new" in said
+
+
+# ---- Checkpoints, logs, folder ----
+
+class Noted(Run):
+    """A run that notes after which steps it saves."""
+    def save(self):
+        self.noted = [*getattr(self, "noted", []), self.rows[-1]["step"]]
+        super().save()
+
+
+@pytest.mark.parametrize("seconds, late, steps", [(600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
+def test_a_checkpoint_is_at_most_ten_minutes_old_and_a_row_has_the_times(
+        seconds, late, steps, tmp_path, monkeypatch):
+    assert run.SAVE_SECONDS == 600
+    monkeypatch.setattr(run, "SAVE_SECONDS", seconds)
+    policy, task, cfg = build_toy(steps=3, out=str(tmp_path / "run"))
+    with Noted(cfg, policy) as toy:
+        toy.last_save -= late
+        grpo_sg.train(policy, task, cfg, toy)
+    assert toy.noted == steps and saved_step(tmp_path / "run") == 3
+    row = toy.rows[0]
+    assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
+    assert row["tokens_per_second"] == pytest.approx(
+        48 * row["completion_tokens"] / row["seconds_sampling"])
+
+
+def test_the_watched_problems_are_logged_with_rewards_and_advantages(whole):
+    rows = rows_of(whole / "tokens.jsonl")
+    assert rows
+    for row in rows:
+        rewards = torch.tensor([[c["reward"] for c in row["completions"]]])
+        advantages = [c["advantage"] for c in row["completions"]]
+        expected = grpo_sg.group_advantages(rewards)[0].tolist()
+        assert advantages == pytest.approx(expected, abs=1e-3)
+    assert any(c["advantage"] for row in rows for c in row["completions"])
+
+
+def test_a_folder_has_one_process_and_a_new_one_goes_if_nothing_was_logged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy, task, cfg = build_toy()  # without --out: a folder under runs/
+    with Run(cfg, policy) as first:
+        second = Run(dataclasses.replace(cfg, out=first.out), policy)
+        with pytest.raises(UserError, match=f"another process works on {first.out}: wait for it"):
+            second.__enter__()
+        assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
+    assert os.listdir("runs") == []
+    os.mkdir("empty")  # may be named, also after a start that failed
+    for _ in range(2):
+        with pytest.raises(UserError), Run(dataclasses.replace(cfg, out="empty"), policy):
+            raise UserError("a mistake")
+
+
+def test_equal_seeds_are_equal_runs_on_any_number_of_cores(start, whole, tmp_path):
+    """To the last bit. With more threads sums of large tensors would be cut in other places;
+    in another process sets of texts have another order."""
+    code = (f"import sys; sys.path.append({os.path.dirname(__file__)!r})\n"
+            "import grpo_sg, tasks, test_run\n"
+            "tasks.verify_math = test_run.verify\ngrpo_sg.main(sys.argv[1:])")
+    given = run.read_json(whole / "config.json")
+    flags = ["--model", given["model"], *FLAGS, "--beta", "0.01", "--out", f"{tmp_path}/run"]
+    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=HERE, timeout=LIMIT,
+                          env={**os.environ, "OMP_NUM_THREADS": "4"}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "run") == outcome(whole)
+
+
+# ---- The settings of a run ----
+
+def write_run(folder, **settings):
+    folder.mkdir(parents=True)
+    cfg = {**dataclasses.asdict(grpo_sg.Config()), **settings}
+    (folder / "config.json").write_text(json.dumps(cfg))
+    return str(folder)
+
+
+def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    find, settings = run.find_saved, grpo_sg.Config
+    folder = write_run(tmp_path / "runs" / "first", lr=0.5, gone=1)
+    assert find(settings, {"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
+    with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
+        find(settings, {"resume": True, "out": folder, "lr": 0.1})
+    with pytest.raises(UserError, match="but there is none; the newest under runs/: runs/first"):
+        find(settings, {"resume": True})
+    with pytest.raises(UserError, match="runs/firts is no run .did you mean runs/first"):
+        find(settings, {"resume": True, "out": "runs/firts"})
+    saved = find(settings, {"model": f"{folder}/checkpoint"})
+    assert saved["lr"] == 0.5 and saved["out"] == "" and "gone" not in saved
+    assert f"are those of {folder}/config.json" in capsys.readouterr().out
+    assert find(settings, {"model": f"{folder}/checkpoint", "task": "math"}) == {}
+    assert find(settings, {"model": "Qwen/Qwen2.5-0.5B"}) == {}
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"seed": 5}', '{"model_type": "qwen2"}'])
+def test_another_programs_config_is_not_a_runs(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert run.read_settings(grpo_sg.Config, tmp_path) == {}
+
+
+def test_a_torn_config_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"lr": ')
+    with pytest.raises(UserError, match="config.json cannot be read .JSONDecodeError"):
+        run.read_settings(grpo_sg.Config, tmp_path)
+
+
+# ---- Streams that nobody reads ----
+
+# Loads the program once, and for each line of its input starts it, in a session of its own:
+# the first word is the file that it writes to. Prints its number, and then its exit status.
+LAUNCH = """
+import os, signal, sys
+sys.path.append("support")
+import grpo_sg, tasks, test_run
+tasks.verify_math = test_run.verify
+for line in sys.stdin:
+    number = os.fork()
+    if number == 0:
+        break
+    print(number, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.setsid()
+output, *flags = line.split()
+stream = os.open(output, os.O_WRONLY)
+os.dup2(stream, 1)
+os.dup2(stream, 2)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+grpo_sg.main(flags)
+"""
+
+
+class Started:
+    """A run of many steps whose output goes to a pipe or a terminal, in a process of its
+    own."""
+    def __init__(self, launcher, model, folder, output):
+        self.launcher, self.folder = launcher, folder
+        flags = ["--model", model, *FLAGS, "--steps", 10 ** 6, "--eval_every", 10 ** 6,
+                 "--out", folder]
+        launcher.stdin.write((" ".join(map(str, [output, *flags])) + "\n").encode())
+        self.number = int(self.read())
+
+    def read(self):
+        """A line of the launcher's."""
+        if not select.select([self.launcher.stdout], [], [], LIMIT)[0]:
+            os.kill(self.number, signal.SIGKILL)
+            pytest.fail("the run does not end")
+        return self.launcher.stdout.readline()
+
+    def steps(self):
+        log = self.folder / "metrics.jsonl"
+        return log.read_bytes().count(b'"reward"') if log.exists() else 0
+
+    def wait_for(self, count):
+        """Until so many steps were done."""
+        started = time.time()
+        while self.steps() < count:
+            if time.time() - started > LIMIT:
+                os.kill(self.number, signal.SIGKILL)
+                pytest.fail(f"{self.steps()} of {count} steps")
+            time.sleep(0.02)
+
+    def signal(self, number):
+        os.kill(self.number, number)
+
+    def end(self):
+        """(exit status, whether the last step that was logged is the one that was saved).
+        Waits for the end."""
+        status = int(self.read())
+        steps = [row["step"] for row in rows_of(self.folder / "metrics.jsonl") if "reward" in row]
+        return status, saved_step(self.folder) == steps[-1]
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with subprocess.Popen([sys.executable, "-c", LAUNCH], cwd=HERE, bufsize=0,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.stdin.close()
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """(its path, the end that reads)."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    return path, reader
+
+
+def test_ctrl_c_that_ends_tee_too(launcher, model, pipe, tmp_path):
+    """python grpo_sg.py 2>&1 | tee log"""
+    path, reader = pipe
+    with open(tmp_path / "log", "wb") as log:
+        tee = subprocess.Popen(["tee", tmp_path / "copy"], stdin=reader, stdout=log)
+    os.close(reader)
+    started = Started(launcher, model, tmp_path / "run", path)
+    started.wait_for(3)
+    tee.send_signal(signal.SIGINT)
+    started.signal(signal.SIGINT)
+    assert started.end() == (130, True)
+    tee.kill()
+    tee.wait(LIMIT)
+    assert "training:" in (tmp_path / "copy").read_text()
+
+
+def test_a_reader_that_goes_away(launcher, model, pipe, tmp_path):
+    """The run goes on."""
+    path, reader = pipe
+    started = Started(launcher, model, tmp_path / "run", path)
+    started.wait_for(2)
+    os.close(reader)
+    started.wait_for(started.steps() + 5)
+    started.signal(signal.SIGTERM)
+    assert started.end() == (143, True)
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_a_full_pipe_that_nobody_reads(launcher, model, pipe, tmp_path, blocked):
+    """The signal arrives while the run waits for a reader; or before it has to."""
+    path, reader = pipe
+    started = Started(launcher, model, tmp_path / "run", path)
+    started.wait_for(2)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 100)
+    done = -1
+    while blocked and done < started.steps():
+        done = started.steps()
+        time.sleep(0.5)
+    started.signal(signal.SIGINT)
+    assert started.end() == (130, True)
+    os.close(writer)
+    os.close(reader)
+
+
+def test_a_terminal_that_is_closed(launcher, model, tmp_path):
+    """Which is a signal, SIGHUP; and no message can be written any more."""
+    window, terminal = pty.openpty()
+    started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
+    started.wait_for(2)
+    os.close(terminal)
+    os.close(window)
+    assert started.end() == (129, True)
+
+
+def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
+    window, terminal = pty.openpty()
+    started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
+    started.wait_for(2)
+    os.write(window, b"\x03")
+    assert started.end() == (130, True)
+    said = os.read(window, 10 ** 6).decode()
+    while select.select([window], [], [], 0)[0]:
+        said += os.read(window, 10 ** 6).decode()
+    assert "finishing this step, then saving" in said
+    assert f"error: stopped by SIGINT; to go on: python " in said
+    os.close(terminal)
+    os.close(window)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_two_steps_on_a_gpu(start, tmp_path):
+    assert start(tmp_path / "run", "--steps", 2, "--updates", 2) == 0
+    rows = [row for row in rows_of(tmp_path / "run" / "metrics.jsonl") if "reward" in row]
+    assert [row["skipped"] for row in rows] == [0, 0] and rows[0]["kl"] < 0.05
