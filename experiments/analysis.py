@@ -1,5 +1,5 @@
 """What the recorded rows say: cells, paired differences with 95 % intervals, slopes over
-the dose, collapse rates. Nothing here trains; the rules are in rules.md."""
+the dose, collapse rates. Nothing here trains; the rules are in README.md."""
 import json
 import math
 import pathlib
@@ -12,7 +12,8 @@ T_975 = (
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028, 2.026, 2.024, 2.023)
 # How many times as much a likely token counts as an unlikely one; pi: w = pi, without an end.
-DOSES = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0, "10": 10.0, "pi": None}
+DOSES = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0, "10": 10.0,
+         "pi": None}
 FINITE_DOSES = [name for name, size in DOSES.items() if size]
 OCTAVES = [math.log2(rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)]  # of "stability"
 
@@ -88,7 +89,7 @@ def slopes(doses, **values):
 
 
 def judge_slopes(values):
-    """The verdict of the rule in rules.md."""
+    """The verdict of the rule in README.md."""
     _, low, high = interval(values)
     if low > 0:
         return "more damping helps"
@@ -129,7 +130,7 @@ def collapse_rates(arm):
 
 
 def compare_collapse():
-    """(D of each seed, s, the verdict of the rule in rules.md)"""
+    """(D of each seed, s, the verdict of the rule in README.md)"""
     sg, none = collapse_rates("sg"), collapse_rates("none")
     D = [sg[seed] - none[seed] for seed in sorted(sg.keys() & none.keys())]
     rows = [row for row in read("stability") if row["arm"] == "sg"]

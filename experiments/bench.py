@@ -1,12 +1,13 @@
-"""How fast grpo_sg.py is: against model.generate, continuous batching, a naive log-softmax, TRL.
+"""How fast grpo_sg.py is: against model.generate, continuous batching, a full log-softmax, and
+TRL.
 
     python -m experiments.bench                 all of it, about 20 minutes on one core of a CPU
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
-The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned core;
-there are 8 prompts with 8 completions each. (For a GPU see gpu/measure.py.) The sides of a
-comparison take turns, in alternating order. What counts is the median over --rounds of a round's
-ratios. Every run is kept in results/bench.json.
+The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
+core; there are 8 prompts with 8 completions each. (For a GPU see gpu/measure.py.) The sides of
+a comparison take turns, in alternating order. What counts is the median over --rounds of a
+round's ratios. Every run is kept in results/bench.json.
 """
 import argparse
 import copy
@@ -47,7 +48,8 @@ def build(words, mean_length=None):
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
         initializer_range=0.1, bos_token_id=None, eos_token_id=END, pad_token_id=END)).eval()
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(words))
-    with torch.no_grad():  # with larger embeddings a random model repeats its last token for ever
+    # With larger embeddings a random model repeats its last token for ever.
+    with torch.no_grad():
         model.lm_head.weight.mul_(0.2)[END] = 0
         logits = model(input_ids=torch.randint(1, words, (4, 64))).logits
         others = logits[..., END + 1:].logsumexp(-1).mean()
@@ -96,8 +98,8 @@ def draw_theirs(model, prompts, length):
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
     rows = model.generate(
-        input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length, do_sample=True,
-        temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
+        input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length,
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
     return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
 
 
@@ -119,8 +121,9 @@ def time_sampling(draw, *given):
 
 
 def bench_sampling(rounds):
-    """grpo_sg.sample against model.generate and generate_batch, in seconds a token, with the same
-    model, prompts and law of lengths; pads after a row's end are not counted as its tokens."""
+    """grpo_sg.sample against model.generate and generate_batch, in seconds a token, with the
+    same model, prompts and law of lengths; pads after a row's end are not counted as its
+    tokens."""
     results = {}
     for name, words in SIZES.items():
         tail = MEAN // SHORTER[words]
@@ -221,7 +224,8 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
         use_cpu=True, bf16=False,
         gradient_checkpointing=False,  # TRL has it on by default
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
-    questions = datasets.Dataset.from_dict({"prompt": [problem.question for problem in task.train]})
+    prompts = [problem.question for problem in task.train]
+    questions = datasets.Dataset.from_dict({"prompt": prompts})
     trainer = trl.GRPOTrainer(model, reward, args, questions, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     if cfg.beta:  # a Qwen2 read from a folder has no bias on its lm_head
@@ -230,12 +234,12 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
 
 
 def bench_step(rounds):
-    """A step from prompts to changed parameters, on 8 x 8 long-tailed completions, against TRL's
-    GRPOTrainer with the same model, tokenizer, prompts, updates, precision, law of lengths
-    (halved), optimizer and loss, and no checkpointing. TRL has 8 rows a micro-batch, as ours on
-    average, or an update in one batch. Seconds a token are compared. Not the same: TRL computes
-    the entropy and logs more; ours weighs tokens, and skips groups of equal rewards (1 in 128 by
-    chance)."""
+    """A step from prompts to changed parameters, on 8 x 8 long-tailed completions, against
+    TRL's GRPOTrainer with the same model, tokenizer, prompts, updates, precision, law of
+    lengths (halved), optimizer and loss, and no checkpointing. TRL has 8 rows a micro-batch, as
+    ours on average, or an update in one batch. Seconds a token are compared. Not the same: TRL
+    computes the entropy and logs more; ours weighs tokens, and skips groups of equal rewards (1
+    in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # each a token; the first two have no use
     problems = []
@@ -267,7 +271,7 @@ def bench_step(rounds):
 def main():
     parts = {"sampling": bench_sampling, "update": bench_update, "step": bench_step}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="parts to run")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "bench.json")
     args = parser.parse_args()

@@ -2,10 +2,10 @@
 
     python -m experiments.figures                      all of which there are results
     python -m experiments.figures method doses         these
-    python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from the page of a run:
-                                                       what it shows of the last evaluation, the
-                                                       groups whose rewards differ, coloured by
-                                                       w A (needs Chromium)
+    python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
+
+The last is what the page shows of the last evaluation: the groups whose rewards differ,
+coloured by w A. It needs Chromium.
 """
 import argparse
 import math
@@ -27,8 +27,8 @@ FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
 # hundreds of them: an image inside of the SVG
 DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}
-# of the page of a run, what is shown
-ALONE = "body > :not(section), section > table, details:not([open]) { display: none !important }"
+# of the page of a run: what the picture is without
+HIDDEN = "body > :not(section), section > table, details:not([open])"
 
 
 def save(figure, name):
@@ -64,8 +64,8 @@ def plot_seeds(axis, y, values):
     """Differences of seeds as dots, and below them their mean and interval, in a row."""
     average, low, high = interval(values)
     axis.plot(values, [y + 0.15] * len(values), "o", color=GREY, **DOTS)
-    axis.errorbar(average, y - 0.1, xerr=[[average - low], [high - average]], fmt="o", color=BLUE,
-                  capsize=3)
+    axis.errorbar(average, y - 0.1, xerr=[[average - low], [high - average]], fmt="o",
+                  color=BLUE, capsize=3)
 
 
 def name_rows(axis, names):
@@ -89,7 +89,8 @@ def method():
              title="The weight w of a token")
     first = read("premise")[0]
     points, V = first["sample: pi, norm, norm at the logits"], first["words"]
-    right.plot([1 - pi for pi, _, _ in points], [norm for _, _, norm in points], "o", color=BLUE, **DOTS)
+    right.plot([1 - pi for pi, _, _ in points], [norm for _, _, norm in points], "o",
+               color=BLUE, **DOTS)
     for bound in (2, V / (V - 1)):
         right.plot([0, 1], [0, bound ** 0.5], color=GREY, lw=1)
     right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
@@ -116,7 +117,8 @@ def premise():
     left.set(xlabel="$1 - \\pi$", title="Norm of d log $\\pi$ / d parameters")
     right.set_yticks(range(len(names)), names.values())
     right.invert_yaxis()
-    right.set(xlim=(None, 1), title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
+    right.set(xlim=(None, 1),
+              title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
     save(figure, "premise")
 
 
@@ -138,7 +140,8 @@ def mistakes():
     names = list(EXPERIMENTS["mistakes"].arms)[1:]
     figure, axes = plt.subplots(1, len(names), figsize=(9, 2.3), sharey=True)
     for axis, name in zip(axes, names):
-        for which, label, color in (("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)):
+        both = ("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)
+        for which, label, color in both:
             curves = [row["curve"] for row in cell("mistakes", which).values()]
             plot_mean(axis, curves, label, color)
         title = name.replace("at another", "at\nanother").replace("end", "stop")
@@ -211,26 +214,27 @@ def doses():
 
 
 def tokens(run):
-    """A picture of a run's page, without what ALONE hides."""
+    """A picture of a run's page, without what is HIDDEN."""
     text = (run / "report.html").read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder) / "page.html"
         # The page allows no style but its own; this copy, which is thrown away, does.
         text = text.replace("Content-Security-Policy", "")
-        page.write_text(f"{text}<style>{ALONE}</style>", "utf-8")
+        page.write_text(f"{text}<style>{HIDDEN} {{ display: none !important }}</style>", "utf-8")
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu",
                         "--hide-scrollbars", "--window-size=1060,770",
                         f"--screenshot={FIGURES}/tokens.png", page.as_uri()], check=True)
 
 
-ALL = {each.__name__: each for each in (method, premise, helps, mistakes, learning, collapse, doses)}
+ALL = {each.__name__: each for each in (
+    method, premise, helps, mistakes, learning, collapse, doses)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("figures", nargs="*", default=list(ALL), metavar="FIGURE",
                         help=", ".join(ALL))
-    parser.add_argument("--tokens", type=pathlib.Path, metavar="RUN", help="tokens.png, of a run")
+    parser.add_argument("--tokens", type=pathlib.Path, metavar="RUN", help="tokens.png")
     args = parser.parse_args()
     if args.tokens:
         return tokens(args.tokens)

@@ -1,11 +1,11 @@
 """What does a reward pay a policy that knows nothing? That is what a reward is judged by.
 
-    python -m experiments.ignorant kk math qa     a minute; these three to results/ignorant.jsonl
+    python -m experiments.ignorant kk math qa     a minute; writes results/ignorant.jsonl
     python -m experiments.ignorant my_task.py     a task of your own, a script that ends in
                                                   grpo_sg.main(task=NAME): nothing is trained
 
-Each policy answers all test problems without having understood one: with the commonest answer of
-the training problems, the question itself, the form without an answer, the answer of another
+Each policy answers all test problems without having understood one: with the commonest answer
+of the training problems, the question itself, the form without an answer, the answer of another
 problem. Printed are its accuracy and its mean reward. The warning at the end is for the reward
 that pays for giving up: a policy that is hardly ever right earns more than honest attempts that
 are wrong, so that a policy that is seldom right learns the former.
@@ -132,10 +132,11 @@ def warn(rows, wrong, right):
     enough = (best["reward"] - honest) / (top - honest)
     if enough <= GIVE_UP:
         return []
-    return [f"warning: \"{best['policy']}\" is right in {best['accuracy']:.0%} of the problems and "
-            f"earns {best['reward']:+.2f}; a wrong attempt earns {honest:+.2f}. A policy that is "
-            f"right in less than {min(1, enough):.0%} can raise its reward by giving up: pay wrong "
-            "answers that are well formed alike, or let the form ask for more"]
+    return [
+        f"warning: \"{best['policy']}\" is right in {best['accuracy']:.0%} of the problems and "
+        f"earns {best['reward']:+.2f}; a wrong attempt earns {honest:+.2f}. A policy that is "
+        f"right in less than {min(1, enough):.0%} can raise its reward by giving up: pay both "
+        "alike, or let verify ask more of what is well formed"]
 
 
 def find_tasks(name):

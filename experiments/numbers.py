@@ -3,8 +3,8 @@
     python -m experiments.numbers            fails where a page is not what the files say
     python -m experiments.numbers --write    puts into the pages what the files say
 
-In a page each stands between <!--=NAME--> and <!--/-->, in any README.md of the project. NAME is
-a key of what the functions below yield: a number, words, or a table.
+In a page each stands between <!--=NAME--> and <!--/-->, in any README.md of the project. NAME
+is a key of what the functions below yield: a number, words, or a table.
 """
 import argparse
 import math
@@ -19,8 +19,10 @@ from experiments.analysis import FINITE_DOSES, cell, differences, interval, mean
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
-NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
-MEASURED = r"(?<![\w.,])[-+]?\.\d\d+"  # a measured number is written without the 0 before its point
+NOT_MARKED = r"<!--=.*?<!--/-->|<details>.*?</details>|```.*?```|`[^`]*`|\]\([^)]*\)"
+# A measured number is written without the 0 before its point.
+MEASURED = r"(?<![\w.,])[-+]?\.\d\d+"
+KEYS = "avg@4", "greedy"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "GRPO with AR-Lopti's weight",
            "lopti": "GRPO in Lopti's order"}
 MISTAKES = {"clip(w r)": "the weight inside of the clip, `clip(w r)`",
@@ -78,10 +80,6 @@ def call(values):
     return "GRPO-SG is worse" if high < 0 else "no difference was seen"
 
 
-def commits(rows):
-    return " and ".join(dict.fromkeys(row["commit"] for row in rows if "commit" in row))
-
-
 # ---- Each question's ----
 
 def default():
@@ -89,7 +87,8 @@ def default():
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
         here = [row for row in rows if row["arm"] == arm]
-        line = [f"`{arm}`" if "," not in arm else f"`{arm.split(',')[0]}`, from the ready model"]
+        task, *ready = arm.split(",")
+        line = [f"`{task}`, from the ready model" if ready else f"`{task}`"]
         for key in ("eval/avg@4", "eval/accuracy"):
             for i in (0, 1):
                 text = with_error([row["tests"][i][key] for row in here])
@@ -98,7 +97,6 @@ def default():
     yield "default: table", table(
         ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
          "best constant answer"], lines)
-    yield "default: commit", commits(rows)
     yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
     yield "default: GB", f"{max(row['peak_mb'] for row in rows) / 1000:.1f}"
 
@@ -109,21 +107,21 @@ def premise():
     for shaping in ("none", "sg"):
         line, means = [f"{METHODS[shaping]}'s weights"], []
         for task in ("kk", "math", "qa"):
-            shares = [row["share of squared norm"][shaping] for row in rows if row["task"] == task]
+            here = [row for row in rows if row["task"] == task]
+            shares = [row["share of squared norm"][shaping] for row in here]
             line.append(f"{with_error(shares, 2)} ({range_of(shares)})")
             means.append(statistics.fmean(shares))
         lines.append(line)
         yield f"premise: {shaping}", range_of(means)
     yield "premise: table", table(
-        ["tokens with pi < 1/3: share of the squared norms (range over seeds)", "`kk`", "`math`",
-         "`qa`"], lines)
+        ["tokens with pi < 1/3: share of the squared norms (range over seeds)", "`kk`",
+         "`math`", "`qa`"], lines)
     tokens = sum(row["tokens"] for row in rows)
     key = "share of tokens with pi < 1/3"
     yield "premise: tokens", f"{tokens:,}"
     yield "premise: unlikely", percent(sum(row[key] * row["tokens"] for row in rows) / tokens)
     yield "premise: Pearson", range_of([row["Pearson"] for row in rows])
     yield "premise: Spearman", range_of([row["Spearman"] for row in rows])
-    yield "premise: commit", commits(rows)
 
 
 def helps():
@@ -133,18 +131,17 @@ def helps():
         for arm, label in METHODS.items():
             here = cell(name, arm)
             if len(here) > 1:
-                line = [rewards, label, rate(here[min(here)]["rate"]), short(mean(here)), "", ""]
+                both = ["", ""]
                 if arm != "none":
-                    for i, key in enumerate(("avg@4", "greedy")):
-                        line[4 + i] = with_interval(differences(here, base, key))
+                    both = [with_interval(differences(here, base, key)) for key in KEYS]
                 if arm == "sg":
-                    line[4] = f"**{line[4]}**"
-                lines.append(line)
+                    both[0] = f"**{both[0]}**"
+                used = rate(here[min(here)]["rate"])
+                lines.append([rewards, label, used, short(mean(here)), *both])
         yield f"{name}: verdict", call(differences(cell(name, "sg"), base))
         yield f"{name}: avg@4", with_interval(differences(cell(name, "sg"), base))
-        yield f"{name}: commit", commits(read(name))
-    equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
-    both = [with_interval(differences(noisy, equal, key)) for key in ("avg@4", "greedy")]
+        equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
+    both = [with_interval(differences(noisy, equal, key)) for key in KEYS]
     lines.append(["noisy", "GRPO-SG, minus GRPO at the same rate", rate(1e-4), "", *both])
     yield "help: table", table(["rewards", "method", "learning rate", "avg@4", "minus GRPO's",
                                 "greedy, minus GRPO's"], lines)
@@ -176,11 +173,13 @@ def dose():
     for name in analysis.DOSES:
         here = cell("dose", name)
         clipped[name] = percent(mean(here, "norm above 1"))
-        difference = "" if name == "none" else with_interval(differences(here, base))
-        lines.append([labels.get(name, name), rate(here[0]["rate"]), short(mean(here)), difference])
+        lines.append([labels.get(name, name), rate(here[0]["rate"]), short(mean(here)), ""])
+        if name != "none":
+            lines[-1][-1] = with_interval(differences(here, base))
     yield "dose: table", table(["dose", "learning rate", "avg@4", "minus dose 1"], lines)
-    yield "dose: clipped", (f"in {clipped['1/3']} of the updates at dose 1/3, in {clipped['none']} at "
-                            f"dose 1 and in {clipped['10']} at dose 10")
+    yield "dose: clipped", (
+        f"in {clipped['1/3']} of the updates at dose 1/3, in {clipped['none']} at dose 1 and "
+        f"in {clipped['10']} at dose 10")
     found = slopes(FINITE_DOSES)
     yield "dose: verdict", analysis.judge_slopes(found)
     yield "dose: slope", with_interval(found)
@@ -198,8 +197,8 @@ def dose():
     yield "dose: greedy", with_interval(differences(cell("dose", "10"), base, "greedy"))
     yield "dose: half rate", signed(statistics.fmean(halves))
     highest, peak = analysis.find_peak()
-    yield "dose: highest", f"{highest.replace('none', '1')}, {'a peak' if peak else 'not called a peak'}"
-    yield "dose: commit", commits(read("dose"))
+    called = "by the rule a peak" if peak else "by the rule not called a peak"
+    yield "dose: highest", f"{highest.replace('none', '1')}, {called}"
 
 
 def stability():
@@ -209,23 +208,23 @@ def stability():
         cells = [cell("stability", arm, rate=lr) for arm in ("none", "sg")]
         for here in cells:
             down = sum(row["avg@4"] < row["before"] for row in here.values())
-            line += [with_error([row["avg@4"] for row in here.values()]), f"{down} of {len(here)}"]
+            values = [row["avg@4"] for row in here.values()]
+            line += [with_error(values), f"{down} of {len(here)}"]
         lines.append(line)
         values = differences(cells[1], cells[0], "norm cv")
         if interval(values)[1] > 0 or interval(values)[2] < 0:
             told.append(f"at {rate(lr)}, by {with_interval(values)}")
-    yield "stability: table", table(["learning rate", "GRPO: avg@4", "collapsed", "GRPO-SG: avg@4",
-                                     "collapsed"], lines)
+    head = ["learning rate", "GRPO: avg@4", "collapsed", "GRPO-SG: avg@4", "collapsed"]
+    yield "stability: table", table(head, lines)
     D, s, verdict = analysis.compare_collapse()
     yield "stability: verdict", verdict
     yield "stability: D", with_interval(D)
     yield "stability: s", short(s)
     yield "stability: norms", " and ".join(told) or "at no rate"
-    yield "stability: commit", commits(read("stability"))
 
 
 def mistakes():
-    for name, head in (("mistakes", "test avg@4 minus the right version's"), ("visible", "")):
+    for name in ("mistakes", "visible"):
         base, lines, costly = cell(name, "sg"), [], 0
         for arm, label in MISTAKES.items():
             values = differences(cell(name, arm), base)
@@ -246,7 +245,6 @@ def mistakes():
         yield f"{name}: costly", count
     values = differences(cell("reading", "mu inside"), cell("reading", "sg"))
     yield "reading: avg@4", with_interval(values)
-    yield "mistakes: commit", commits(read("mistakes"))
 
 
 def ignorant():
@@ -261,8 +259,8 @@ def ignorant():
             line.append(f"{short(found['accuracy'])} / {found['reward']:+.2f}")
         lines.append([*line, f"{best['policy']}: {short(best['accuracy'])}"])
     yield "ignorant: table", table(
-        ["accuracy / mean reward", "problems", "the best constant answer", "the question itself",
-         "the form alone", "another problem's answer", "most accurate of all tried"], lines)
+        ["accuracy / mean reward", "problems", "the best constant answer",
+         "the question itself", "the form alone", "another problem's answer", "most accurate of all tried"], lines)
 
 
 def bench():
@@ -285,21 +283,23 @@ def bench():
             ("update, against the full log-softmax in one batch",
              [update[words] for words in both], "naive, one batch"),
             ("a whole step against TRL 1.16 with 8 rows a micro-batch", step, "TRL, 8 rows"),
-            ("a whole step against TRL 1.16 with an update in one batch", step, "TRL, one batch")):
+            ("a whole step against TRL 1.16 with an update in one batch", step,
+             "TRL, one batch")):
         cells = []
         for part in parts:
             ratios = part.get(f"{side} / ours") or part.get(f"{side} / ours, seconds")
-            cells.append("{:.1f} ({:.1f} to {:.1f})".format(*ratios) if ratios else "not measured")
+            text = "{:.1f} ({:.1f} to {:.1f})"
+            cells.append(text.format(*ratios) if ratios else "not measured")
         lines.append([label, *cells, ""][:3])
-    yield "bench: table", table(["their time / ours (sampling, steps: a token)", "vocabulary 2,048",
-                                 "151,936"], lines)
-    yield "bench: commit", commits(cpu.values())
+    head = ["their time / ours (sampling, steps: a token)", "vocabulary 2,048", "151,936"]
+    yield "bench: table", table(head, lines)
 
 
 def values():
     """{name: text} of all questions."""
     found = {}
-    for question in (default, premise, helps, greedy, dose, stability, mistakes, ignorant, bench):
+    for question in (
+            default, premise, helps, greedy, dose, stability, mistakes, ignorant, bench):
         found.update(question())
     return found
 
@@ -315,14 +315,20 @@ def check(page, known):
         if name not in known:
             wrong.append(f"there is no number {name!r}")
         elif known[name] != stands:
-            wrong.append(f"{name}: {stands.strip()!r}, but the files say {known[name].strip()!r}")
+            wrong.append(f"{name} is {stands.strip()!r}, by the files {known[name].strip()!r}")
         return match[1] + known.get(name, stands) + match[4]
     return MARK.sub(put, page), wrong
 
 
+def without_source(page):
+    """The measured numbers that stand outside of markers, of code, and of the rules, which are
+    older than the rows."""
+    return re.findall(MEASURED, re.sub(NOT_MARKED, "", page, flags=re.S))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="put into the pages what the files say")
+    parser.add_argument("--write", action="store_true", help="repair the pages")
     write = parser.parse_args().write
     known, count = values(), 0
     for path in [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]:
@@ -332,8 +338,7 @@ def main():
             path.write_text(right)
             wrong = [line for line in wrong if line.startswith("there is")]
         if path == EVIDENCE:
-            unmarked = re.sub(NOT_MARKED, "", page, flags=re.S)
-            wrong += [f"no source: {number}" for number in re.findall(MEASURED, unmarked)]
+            wrong += [f"no source: {number}" for number in without_source(page)]
         for line in wrong:
             print(f"{path.relative_to(ROOT)}: {line}")
         count += len(wrong)

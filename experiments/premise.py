@@ -7,10 +7,10 @@ A row of results/premise.jsonl (--results) is a task and a seed. The policy is t
 `python grpo_sg.py --task TASK --warm_up` after 30 steps, the tokens are those of completions of
 training problems. For each token: its probability pi, the norm of the gradient of log pi with
 respect to all parameters and to the logits. The latter lies between sqrt(V / (V - 1)) (1 - pi)
-and sqrt(2) (1 - pi), with V words: checked here for every token. Then, for the loss, the share of
-the sum of squared norms (each times its weight and advantage, squared) that tokens with pi < 1/3
-carry under each shaping. This sum is not the squared norm of the summed gradient, in which the
-gradients of tokens can cancel.
+and sqrt(2) (1 - pi), with V words: checked here for every token. Then, for the loss, the share
+of the sum of squared norms (each times its weight and advantage, squared) that tokens with
+pi < 1/3 carry under each shaping. This sum is not the squared norm of the summed gradient, in
+which the gradients of tokens can cancel.
 """
 import argparse
 import dataclasses
@@ -91,8 +91,8 @@ def measure(name, seed, steps=30, problems=32, own=True):
     if own:
         tiny.warm_up(policy, task, cfg)
     grpo_sg.train(policy, task, cfg, Run(cfg))
-    completions = grpo_sg.rollout(policy, task, task.train[-problems:], cfg, n=8, temperature=1.0,
-                                  seed=seed)
+    completions = grpo_sg.rollout(policy, task, task.train[-problems:], cfg, n=8,
+                                  temperature=1.0, seed=seed)
     grpo_sg.set_advantages(completions, 8)
     rows = []
     for c in tqdm(completions, "gradients"):

@@ -1,15 +1,15 @@
 """The experiments on learning: arms that differ in one thing, from the same warm starts.
 
-    python -m experiments.run                      what there is, and how much of it is recorded
-    python -m experiments.run help --seeds 0 1     these seeds; else all; goes on where it stopped
-    python -m experiments.run --smoke              a step of every arm of every experiment
-    python -m experiments.run --recheck            makes one recorded row of each experiment again
+    python -m experiments.run                     what there is, and how much is recorded
+    python -m experiments.run help --seeds 0 1    these; else all; goes on where it stopped
+    python -m experiments.run --smoke             a step of every arm of every experiment
+    python -m experiments.run --recheck           makes one recorded row of each again
 
 A row of results/EXPERIMENT.jsonl (--results: another folder) is a run: experiment, arm, seed,
 rate, split, what was measured, commit, date. Processes with different seeds may share a file.
 Where there is a grid, an arm's learning rate is that with the highest mean avg@4 on validation
 problems ("split": "valid") of the grid's seeds. The rules of what counts, fixed beforehand,
-are in rules.md; that of "greedy" also stands here:
+are in README.md; that of "greedy" also stands here:
 
     In "noisy" GRPO-SG's greedy accuracy, which was not to count, was above GRPO's by +.021
     [+.003, +.040]. "greedy" decides, by a rule fixed before its first run: fresh seeds, 200 to
@@ -153,7 +153,8 @@ for name in tasks.TASKS:
     COMMANDS[f"{name}, ready"] = Arm({"task": name})
 
 EXPERIMENTS = {
-    "help": Experiment("Does it help?", {**METHODS, **OTHERS}, range(20), GRID, range(100, 104)),
+    "help": Experiment("Does it help?", {**METHODS, **OTHERS}, range(20), GRID,
+                       range(100, 104)),
     "noisy": Experiment("Does it help, with noisy rewards?", METHODS, range(20), GRID,
                         range(100, 104), **NOISY),
     "noisy-equal": Experiment("and GRPO at the rate of GRPO-SG?", {"none": METHODS["none"]},
@@ -172,8 +173,8 @@ EXPERIMENTS = {
                        range(102, 105), warmup=150,
                        settings={"steps": 60, "prompts": 16, "updates": 4}),
     "start": Experiment("What are the warm starts worth?", STARTS, range(20), (0.0,)),
-    "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS, range(5),
-                          (2e-4,)),
+    "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS,
+                          range(5), (2e-4,)),
 }
 
 
@@ -369,7 +370,8 @@ def compare(old, new):
     """In words: accuracies and curve must be equal, the other statistics to 1e-6."""
     same = all(old[key] == new[key] for key in ("avg@4", "greedy", "truncated", "curve")
                if key in old)
-    for key in ("norm mean", "norm max", "weight_mean", "low_prob_frac", "clip_frac", "entropy"):
+    for key in ("norm mean", "norm max", "weight_mean", "low_prob_frac", "clip_frac",
+                "entropy"):
         same = same and (key not in old or math.isclose(old[key], new[key], abs_tol=1e-6))
     if same:
         return "equal"
