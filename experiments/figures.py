@@ -220,7 +220,8 @@ def tokens(run):
         page = pathlib.Path(folder) / "page.html"
         # The page allows no style but its own; this copy, which is thrown away, does.
         text = text.replace("Content-Security-Policy", "")
-        page.write_text(f"{text}<style>{HIDDEN} {{ display: none !important }}</style>", "utf-8")
+        style = f"<style>{HIDDEN} {{ display: none !important }}</style>"
+        page.write_text(text + style, "utf-8")
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu",
                         "--hide-scrollbars", "--window-size=1060,770",
                         f"--screenshot={FIGURES}/tokens.png", page.as_uri()], check=True)

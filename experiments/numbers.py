@@ -260,7 +260,8 @@ def ignorant():
         lines.append([*line, f"{best['policy']}: {short(best['accuracy'])}"])
     yield "ignorant: table", table(
         ["accuracy / mean reward", "problems", "the best constant answer",
-         "the question itself", "the form alone", "another problem's answer", "most accurate of all tried"], lines)
+         "the question itself", "the form alone", "another problem's answer",
+         "most accurate of all tried"], lines)
 
 
 def bench():
