@@ -1,11 +1,13 @@
-"""How fast grpo_sg.py is: against model.generate, a naive log-softmax, and TRL.
+"""How fast grpo_sg.py is: against model.generate, continuous batching, a full log-softmax, and
+TRL.
 
-    python -m experiments.bench                 all of it, about 15 minutes on one core of a CPU
+    python -m experiments.bench                 all of it, about 20 minutes on one core of a CPU
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
-The models are Qwen2 with random weights, 4 layers of width 256, in float32 on one pinned core; there are 8
-prompts with 8 completions each. (For a GPU see gpu/measure.py.) The sides of a comparison take turns, in alternating
-order. What counts is the median over --rounds of a round's ratios. Every run is kept in results/bench.json.
+The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
+core; there are 8 prompts with 8 completions each. (For a GPU see gpu/measure.py.) The sides of
+a comparison take turns, in alternating order. What counts is the median over --rounds of a
+round's ratios. Every run is kept in results/bench.json.
 """
 import argparse
 import copy
@@ -26,8 +28,10 @@ import transformers
 
 import grpo_sg as G
 import tasks
-from experiments import paired
-from support import tiny
+from experiments.analysis import RESULTS
+from experiments.run import name_commit
+from support import models, tiny
+from support.run import Run
 
 SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
 SHORTER = {2048: 1, 151_936: 8}  # what lengths are divided by, as many words take long
@@ -36,15 +40,16 @@ FIXED, MEAN, CAP = 128, 64, 512  # a fixed length; mean and cap of the long-tail
 
 
 def build(words, mean_length=None):
-    """A Qwen2 with random weights that ends with probability 1 / mean_length at every token (None: never), by a
-    bias of lm_head, so that lengths are geometric whoever samples."""
+    """A Qwen2 with random parameters that ends with probability 1 / mean_length at every token
+    (None: never), by a bias of lm_head, so that lengths are geometric whoever samples."""
     torch.manual_seed(0)
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=words, hidden_size=256, intermediate_size=768, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.1,
-        bos_token_id=None, eos_token_id=END, pad_token_id=END)).eval()
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        initializer_range=0.1, bos_token_id=None, eos_token_id=END, pad_token_id=END)).eval()
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(words))
-    with torch.no_grad():  # with larger embeddings a random model repeats its last token for ever
+    # With larger embeddings a random model repeats its last token for ever.
+    with torch.no_grad():
         model.lm_head.weight.mul_(0.2)[END] = 0
         logits = model(input_ids=torch.randint(1, words, (4, 64))).logits
         others = logits[..., END + 1:].logsumexp(-1).mean()
@@ -59,8 +64,9 @@ def draw_prompts(words, count=P):
 
 
 def compare(name, sides, rounds):
-    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and returns how
-    many times the seconds, or seconds a token, of "ours" the others need. The first round does not count."""
+    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and
+    returns how many times the seconds, or seconds a token, of "ours" the others need. The first
+    round does not count."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
@@ -87,12 +93,25 @@ def draw_ours(model, prompts, length):
 
 
 def draw_theirs(model, prompts, length):
-    """By model.generate, and nothing that changes probabilities; N of each prompt its own way."""
+    """By model.generate, and nothing that changes probabilities; N of each prompt its own
+    way."""
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
-    rows = model.generate(input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length,
-                          do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
+    rows = model.generate(
+        input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length,
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
     return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
+
+
+def draw_batched(model, prompts, length):
+    """By model.generate_batch, transformers' continuous batching: as a row ends, another takes
+    its place."""
+    config = transformers.GenerationConfig(
+        max_new_tokens=length, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        eos_token_id=END, pad_token_id=END)
+    rows = [prompt for prompt in prompts for _ in range(N)]
+    results = model.generate_batch(rows, generation_config=config, progress_bar=False)
+    return [result.generated_tokens for result in results.values()]
 
 
 def time_sampling(draw, *given):
@@ -102,14 +121,18 @@ def time_sampling(draw, *given):
 
 
 def bench_sampling(rounds):
-    """grpo_sg.sample against model.generate, in seconds a token, with the same model, prompts and law of
-    lengths; pads after a row's end are not counted as its tokens."""
+    """grpo_sg.sample against model.generate and generate_batch, in seconds a token, with the
+    same model, prompts and law of lengths; pads after a row's end are not counted as its
+    tokens."""
     results = {}
     for name, words in SIZES.items():
-        for law, mean, length in (("fixed", None, FIXED), ("long tail", MEAN // SHORTER[words], CAP)):
+        tail = MEAN // SHORTER[words]
+        for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
             given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {"ours": functools.partial(time_sampling, draw_ours, *given),
-                     "generate": functools.partial(time_sampling, draw_theirs, *given)}
+            sides = {}
+            for side, draw in (("ours", draw_ours), ("generate", draw_theirs),
+                               ("generate_batch", draw_batched)):
+                sides[side] = functools.partial(time_sampling, draw, *given)
             results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 
@@ -117,33 +140,39 @@ def bench_sampling(rounds):
 # ---- 2. Log-probabilities and backward ----
 
 def naive_logps(model, ids, mask):
-    """token_logps as one would write it down first: logits everywhere, a full log-softmax, a gather."""
+    """token_logps as one would write it down first: logits everywhere, a full log-softmax, a
+    gather."""
     logps = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
     return F.pad(logps.gather(-1, ids[:, 1:, None])[..., 0], (1, 0)).masked_fill(~mask, 0.0)
 
 
 def time_backward(side, model, rows):
-    """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted micro-batches."""
+    """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted
+    micro-batches."""
     rng, words = random.Random(1), model.config.vocab_size
     lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
-    completions = []
+    completions, total = [], 0
     for length, prompt in zip(lengths, draw_prompts(words, rows)):
         tokens = rng.choices(range(words), k=min(CAP, 1 + length))
-        completions.append(G.Completion(None, prompt, tokens, [True] * len(tokens), advantage=1.0))
+        mask = [True] * len(tokens)
+        completions.append(G.Completion(None, prompt, tokens, mask, advantage=1.0))
+        total += len(tokens)
     cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
     model.zero_grad()
     started = time.perf_counter()
     for batch in G.micro_batches(completions, cfg, model.device):
-        logps = (G.token_logps if side == "ours" else naive_logps)(model, batch["ids"], batch["mask"])
+        compute = G.token_logps if side == "ours" else naive_logps
+        logps = compute(model, batch["ids"], batch["mask"])
         loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch["advantages"], batch["mask"],
-                                 denominator=G.count_units(completions, cfg))
+                                 denominator=total)
         loss.backward()
     return {"seconds": time.perf_counter() - started}
 
 
 def bench_update(rounds):
-    """token_logps, loss and backward in micro-batches of at most 512 tokens against a naive log-softmax in the
-    same micro-batches (what token_logps alone buys) and in one batch (what both buy)."""
+    """token_logps, loss and backward in micro-batches of at most 512 tokens against a naive
+    log-softmax in the same micro-batches (what token_logps alone buys) and in one batch (what
+    both buy)."""
     results = {}
     for name, words in SIZES.items():
         given = build(words), 32 // min(4, SHORTER[words])
@@ -156,21 +185,24 @@ def bench_update(rounds):
 # ---- 3. A whole step against TRL ----
 
 def verify(text, answer):
-    return tasks.Verdict(len(text) % 2 == 0, True)  # a coin, so that hardly a group has equal rewards
+    return tasks.Verdict(len(text) % 2 == 0, True)  # a coin: hardly a group has equal rewards
 
 
 def reward(completions, **_):  # as TRL asks for it
     return [3.0 if len(text) % 2 == 0 else -0.5 for text in completions]
 
 
-def step_of_ours(model, tokenizer, task, cfg, reference):
-    (row,), _ = G.train(model, tokenizer, task, cfg, reference=reference)
+def step_of_ours(policy, task, cfg, reference):
+    run = Run(cfg)
+    G.train(policy, task, cfg, run, reference)
     cfg.seed += 1  # other completions in the next round
+    row = run.rows[0]
     return {"seconds": row["seconds"], "tokens": row["completion_tokens"] * P * N}
 
 
 def step_of_theirs(trainer):
-    """The updates on one rollout, by TRL's own clock, which leaves out its start, and AdamW too."""
+    """The updates on one rollout, by TRL's own clock, which leaves out its start, and AdamW
+    too."""
     trainer.train()
     row = trainer.state.log_history[-1]
     return {"seconds": row["step_time"] * trainer.args.max_steps,
@@ -178,19 +210,22 @@ def step_of_theirs(trainer):
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
-    """A GRPOTrainer with `rows` rows in a micro-batch, which reads its reference model from the folder."""
+    """A GRPOTrainer with `rows` rows in a micro-batch, which reads its reference model from the
+    folder."""
     import datasets
     import trl
     model.config._name_or_path = folder
     args = trl.GRPOConfig(
         output_dir=folder, max_steps=cfg.updates, per_device_train_batch_size=rows,
         gradient_accumulation_steps=P * N // cfg.updates // rows, generation_batch_size=P * N,
-        num_generations=N, max_completion_length=cfg.max_new_tokens, temperature=1.0, beta=cfg.beta,
-        loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high, use_bias_correction_kl=False,
-        learning_rate=cfg.lr, lr_scheduler_type="constant", use_cpu=True, bf16=False,
+        num_generations=N, max_completion_length=cfg.max_new_tokens, temperature=1.0,
+        beta=cfg.beta, loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
+        use_bias_correction_kl=False, learning_rate=cfg.lr, lr_scheduler_type="constant",
+        use_cpu=True, bf16=False,
         gradient_checkpointing=False,  # TRL has it on by default
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
-    questions = datasets.Dataset.from_dict({"prompt": [problem.question for problem in task.train]})
+    prompts = [problem.question for problem in task.train]
+    questions = datasets.Dataset.from_dict({"prompt": prompts})
     trainer = trl.GRPOTrainer(model, reward, args, questions, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     if cfg.beta:  # a Qwen2 read from a folder has no bias on its lm_head
@@ -199,28 +234,34 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
 
 
 def bench_step(rounds):
-    """A step from prompts to changed weights, on 8 x 8 long-tailed completions, against TRL's GRPOTrainer with the
-    same model, tokenizer, prompts, updates, precision, law of lengths (halved), optimizer and loss, and no
-    checkpointing. TRL has 8 rows a micro-batch, as ours on average, or an update in one batch. Seconds a token
-    are compared. Not the same: TRL computes the entropy and logs more; ours weighs tokens, and skips groups of
-    equal rewards (1 in 128 by chance)."""
+    """A step from prompts to changed parameters, on 8 x 8 long-tailed completions, against
+    TRL's GRPOTrainer with the same model, tokenizer, prompts, updates, precision, law of
+    lengths (halved), optimizer and loss, and no checkpointing. TRL has 8 rows a micro-batch, as
+    ours on average, or an update in one batch. Seconds a token are compared. Not the same: TRL
+    computes the entropy and logs more; ours weighs tokens, and skips groups of equal rewards (1
+    in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # each a token; the first two have no use
-    problems = [tasks.Problem("".join(letters[i] for i in prompt), None) for prompt in draw_prompts(words)]
+    problems = []
+    for prompt in draw_prompts(words):
+        problems.append(tasks.Problem("".join(letters[i] for i in prompt), None))
     alphabet = tasks.Problem("".join(letters[2:]), None)
     task = tasks.Task("", "", problems, [alphabet], [], verify, 0.0, tokens=".")
     tokenizer = tiny.tiny_tokenizer(task)
     results = {}
     for beta, updates in ((0.0, 1), (0.04, 2)):
-        cfg = G.Config(steps=1, prompts=P, group_size=N, updates=updates, beta=beta, temperature=1.0,
-                       max_new_tokens=CAP // 2, tokens_per_micro_batch=8 * (MEAN // 2 + 32))
+        cfg = G.Config(
+            steps=1, prompts=P, group_size=N, updates=updates, beta=beta, temperature=1.0,
+            max_new_tokens=CAP // 2, tokens_per_micro_batch=8 * (MEAN // 2 + 32))
         model = build(words, MEAN // 2)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            given = tokenizer, task, cfg
-            sides = {"ours": functools.partial(step_of_ours, copy.deepcopy(model), *given, model)}
+            policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
+            ready = models.encode_problems(task, policy, cfg)
+            sides = {"ours": functools.partial(step_of_ours, policy, ready, cfg, model)}
             for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N // updates)):
-                trainer = trainer_of_theirs(copy.deepcopy(model), *given, rows, folder)
+                theirs = copy.deepcopy(model)
+                trainer = trainer_of_theirs(theirs, tokenizer, task, cfg, rows, folder)
                 sides[side] = functools.partial(step_of_theirs, trainer)
             name = f"beta {beta}, updates {updates}"
             results[name] = compare(f"step, {name}", sides, rounds)
@@ -230,16 +271,18 @@ def bench_step(rounds):
 def main():
     parts = {"sampling": bench_sampling, "update": bench_update, "step": bench_step}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help="parts to run")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
-    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "bench.json")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "bench.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core, always the same; Linux only
+    # one core, always the same; Linux only
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     for part in args.only:
-        about = {"torch": torch.__version__, "rounds": args.rounds, "load before": os.getloadavg()[0],
-                 "commit": paired.name_commit(), "date": str(datetime.date.today())}
+        about = {"torch": torch.__version__, "rounds": args.rounds,
+                 "load before": os.getloadavg()[0], "commit": name_commit(),
+                 "date": str(datetime.date.today())}
         print(about, flush=True)
         results.setdefault("cpu", {})[part] = {**about, **parts[part](args.rounds)}
         args.results.write_text(json.dumps(results, indent=1))

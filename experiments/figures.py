@@ -1,28 +1,34 @@
 """The figures of the pages, from the raw results in results/. Needs matplotlib.
 
-    python -m experiments.figures                   all of which there are results
-    python -m experiments.figures method dose       these
+    python -m experiments.figures                      all of which there are results
+    python -m experiments.figures method doses         these
+    python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
+
+The last is what the page shows of the last evaluation: the groups whose rewards differ,
+coloured by w A. It needs Chromium.
 """
 import argparse
-import json
 import math
 import pathlib
 import statistics
+import subprocess
+import tempfile
 
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import compare, dose, paired, stability
+from experiments.analysis import (
+    DOSES, OCTAVES, cell, differences, interval, mean, read)
+from experiments.run import EXPERIMENTS
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
-DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}  # hundreds of them: an image inside of the SVG
-
-
-def read(name):
-    return paired.read_rows(paired.RESULTS / name)
+# hundreds of them: an image inside of the SVG
+DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}
+# of the page of a run: what the picture is without
+HIDDEN = "body > :not(section), section > table, details:not([open])"
 
 
 def save(figure, name):
@@ -47,7 +53,7 @@ def plot_intervals(axis, xs, lists, **look):
     """The mean and the 95 % interval of each list of values."""
     means, below, above = [], [], []
     for values in lists:
-        average, low, high = paired.interval(values)
+        average, low, high = interval(values)
         means.append(average)
         below.append(average - low)
         above.append(high - average)
@@ -56,9 +62,10 @@ def plot_intervals(axis, xs, lists, **look):
 
 def plot_seeds(axis, y, values):
     """Differences of seeds as dots, and below them their mean and interval, in a row."""
-    average, low, high = paired.interval(values)
+    average, low, high = interval(values)
     axis.plot(values, [y + 0.15] * len(values), "o", color=GREY, **DOTS)
-    axis.errorbar(average, y - 0.1, xerr=[[average - low], [high - average]], fmt="o", color=BLUE, capsize=3)
+    axis.errorbar(average, y - 0.1, xerr=[[average - low], [high - average]], fmt="o",
+                  color=BLUE, capsize=3)
 
 
 def name_rows(axis, names):
@@ -72,15 +79,18 @@ def method():
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     pi = torch.linspace(1e-4, 1, 400)
     for shaping, color in (("sg", BLUE), ("ar", ORANGE)):
-        weights = grpo_sg.shaping_weights(pi.log(), grpo_sg.Config(shaping=shaping))
+        weights = grpo_sg.weigh(pi.log(), grpo_sg.Config(shaping=shaping))
         left.plot(pi, weights, color=color)
     left.axhline(1, color=GREY, lw=1)
-    for text, y, color in (("GRPO-SG", 1.42, BLUE), ("GRPO", 1.02, GREY), ("AR-Lopti", 0.88, ORANGE)):
+    names = ("GRPO-SG", 1.42, BLUE), ("GRPO", 1.02, GREY), ("AR-Lopti", 0.88, ORANGE)
+    for text, y, color in names:
         left.text(0.99, y, text, color=color, ha="right", va="bottom")
-    left.set(xlabel="probability of the token, $\\pi$", ylim=(0.75, 1.5), title="The weight w of a token")
-    first = read("premise.jsonl")[0]
+    left.set(xlabel="probability of the token, $\\pi$", ylim=(0.75, 1.5),
+             title="The weight w of a token")
+    first = read("premise")[0]
     points, V = first["sample: pi, norm, norm at the logits"], first["words"]
-    right.plot([1 - pi for pi, _, _ in points], [norm for _, _, norm in points], "o", color=BLUE, **DOTS)
+    right.plot([1 - pi for pi, _, _ in points], [norm for _, _, norm in points], "o",
+               color=BLUE, **DOTS)
     for bound in (2, V / (V - 1)):
         right.plot([0, 1], [0, bound ** 0.5], color=GREY, lw=1)
     right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
@@ -90,50 +100,52 @@ def method():
 
 
 def premise():
-    """Over all weights of the model; and how much of the whole the unlikely tokens are."""
+    """Over all parameters of the model; and how much of the whole the unlikely tokens are."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     names = {"none": "GRPO", "sg": "GRPO-SG"}
     for i, (task, color) in enumerate((("kk", BLUE), ("math", ORANGE), ("qa", GREY))):
-        rows = [row for row in read("premise.jsonl") if row["task"] == task]
+        rows = [row for row in read("premise") if row["task"] == task]
         points = rows[0]["sample: pi, norm, norm at the logits"]
-        left.plot([1 - pi for pi, _, _ in points], [norm for _, norm, _ in points], "o", color=color,
-                  label=f"--task {task}", **DOTS)
+        left.plot([1 - pi for pi, _, _ in points], [norm for _, norm, _ in points], "o",
+                  color=color, label=f"--task {task}", **DOTS)
         for j, shaping in enumerate(names):
             shares = [row["share of squared norm"][shaping] for row in rows]
             height = j + 0.22 * (i - 1)
             right.plot(shares, [height] * len(shares), "o", color=color, **DOTS)
             right.plot(statistics.fmean(shares), height, "|", ms=9, color=color)
     left.legend(fontsize=8, frameon=False)
-    left.set(xlabel="$1 - \\pi$", title="Norm of d log $\\pi$ / d weights")
+    left.set(xlabel="$1 - \\pi$", title="Norm of d log $\\pi$ / d parameters")
     right.set_yticks(range(len(names)), names.values())
     right.invert_yaxis()
-    right.set(xlim=(None, 1), title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
+    right.set(xlim=(None, 1),
+              title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
     save(figure, "premise")
 
 
 def helps():
     """Paired differences to GRPO, each method at its own best learning rate."""
     figure, axis = plt.subplots(figsize=(7, 1.8))
-    parts = {"help": "clean rewards", "noisy-help": "noisy rewards"}
-    for i, part in enumerate(parts):
-        here = [row for row in read("compare.jsonl") if row["part"] == part]
-        plot_seeds(axis, i, paired.differences(paired.select(here, name="sg"), paired.select(here, name="none")))
+    parts = {"help": "clean rewards", "noisy": "noisy rewards"}
+    for i, name in enumerate(parts):
+        plot_seeds(axis, i, differences(cell(name, "sg"), cell(name, "none")))
     name_rows(axis, parts.values())
     axis.set_ylim(1.4, -0.4)
-    figure.supxlabel("test avg@4 of GRPO-SG minus that of GRPO: seeds, mean and 95 % interval", fontsize=9)
+    figure.supxlabel("test avg@4 of GRPO-SG minus that of GRPO: seeds, mean and 95 % interval",
+                     fontsize=9)
     save(figure, "help")
 
 
-def traps():
+def mistakes():
     """Each mistake's curve beside the right one."""
-    names = compare.TRAPS[1:]
+    names = list(EXPERIMENTS["mistakes"].arms)[1:]
     figure, axes = plt.subplots(1, len(names), figsize=(9, 2.3), sharey=True)
-    here = [row for row in read("compare.jsonl") if row["part"] == "traps"]
     for axis, name in zip(axes, names):
-        for which, label, color in (("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)):
-            curves = [row["curve"] for row in paired.select(here, name=which).values()]
+        both = ("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)
+        for which, label, color in both:
+            curves = [row["curve"] for row in cell("mistakes", which).values()]
             plot_mean(axis, curves, label, color)
-        axis.set_title(name.replace("at another", "at\nanother").replace("end", "stop"), fontsize=9)
+        title = name.replace("at another", "at\nanother").replace("end", "stop")
+        axis.set_title(title, fontsize=9)
         axis.set(xlabel="step")
     axes[0].set(ylabel="accuracy in training")
     axes[0].legend(fontsize=7, frameon=False)
@@ -144,8 +156,7 @@ def learning():
     """The three offline tasks, five seeds each."""
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
     for axis, task in zip(axes, ("kk", "math", "qa")):
-        runs = json.loads((paired.RESULTS / f"default_{task}.json").read_text())
-        curves = [run["training_accuracy"] for run in runs]
+        curves = [row["curve"] for row in cell("default", task).values()]
         for curve in curves:
             axis.plot(range(1, len(curve) + 1), curve, color=GREY, lw=0.5, alpha=0.5)
         plot_mean(axis, curves, task, BLUE)
@@ -157,20 +168,22 @@ def learning():
 def collapse():
     """Accuracy and the share of collapsed runs against the learning rate."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
-    here = read("stability.jsonl")
-    left.axhline(statistics.fmean(row["before"] for row in here), color=GREY, lw=1, ls=":")
-    for name, label, color, beside in (("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)):
+    rates = EXPERIMENTS["stability"].rates
+    before = statistics.fmean(row["before"] for row in read("stability"))
+    left.axhline(before, color=GREY, lw=1, ls=":")
+    methods = ("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)
+    for name, label, color, beside in methods:
         after, down = [], []
-        for lr in stability.RATES:
-            cell = paired.select(here, name=name, lr=lr).values()
-            after.append([row["avg@4"] for row in cell])
-            down.append(statistics.fmean(row["avg@4"] < row["before"] for row in cell))
-        xs = [x + beside for x in stability.OCTAVES]  # so that neither hides the other
+        for rate in rates:
+            rows = cell("stability", name, rate=rate).values()
+            after.append([row["avg@4"] for row in rows])
+            down.append(statistics.fmean(row["avg@4"] < row["before"] for row in rows))
+        xs = [x + beside for x in OCTAVES]  # so that neither hides the other
         look = {"color": color, "lw": 1.2, "ms": 3, "label": label}
         plot_intervals(left, xs, after, fmt="o-", **look)
         right.plot(xs, down, "o-", **look)
     for axis in (left, right):
-        axis.set_xticks(stability.OCTAVES, [f"{lr * 1e4:g}" for lr in stability.RATES])
+        axis.set_xticks(OCTAVES, [f"{rate * 1e4:g}" for rate in rates])
         axis.set(xlabel="learning rate, in units of $10^{-4}$")
     left.set_title("Test avg@4 (dotted: the warm start)", fontsize=9)
     right.set_title("Share of runs that end below their warm start", fontsize=9)
@@ -181,40 +194,59 @@ def collapse():
 def doses():
     """Accuracy, and paired differences to GRPO, against the dose."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    rows = read("dose.jsonl")
-    here = [row for row in rows if row["part"] == "count"]
-    left.axhline(statistics.fmean(row["avg@4"] for row in rows if row["part"] == "start"), color=GREY, lw=1, ls=":")
-    base = paired.select(here, name="none")
-    xs, after, differences = [], [], []
-    for name, size in dose.DOSES.items():
-        cell = paired.select(here, name=name)
+    left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
+    xs, after, paired = [], [], []
+    for name, size in DOSES.items():
+        rows = cell("dose", name)
         xs.append(math.log(size or 30))  # w = pi stands beside the axis
-        after.append([row["avg@4"] for row in cell.values()])
-        differences.append(paired.differences(cell, base))
+        after.append([row["avg@4"] for row in rows.values()])
+        paired.append(differences(rows, cell("dose", "none")))
     right.axhline(0, color=GREY, lw=1)
     panels = ((left, after, "Test avg@4 (dotted: the warm start)"),
-              (right, differences, "Minus GRPO's, paired by seed"))
+              (right, paired, "Minus GRPO's, paired by seed"))
     for axis, lists, title in panels:
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-        axis.set_xticks(xs, [name.replace("none", "1") for name in dose.DOSES], fontsize=7)
+        axis.set_xticks(xs, [name.replace("none", "1") for name in DOSES], fontsize=7)
         axis.set(title=title)
-    figure.supxlabel("dose: how many times as much likely tokens count; pi: w = $\\pi$", fontsize=9)
+    figure.supxlabel("dose: how many times as much likely tokens count; pi: w = $\\pi$",
+                     fontsize=9)
     save(figure, "dose")
 
 
-ALL = {each.__name__: each for each in (method, premise, helps, traps, learning, collapse, doses)}
+def tokens(run):
+    """A picture of a run's page, without what is HIDDEN."""
+    text = (run / "report.html").read_text("utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        page = pathlib.Path(folder) / "page.html"
+        # The page allows no style but its own; this copy, which is thrown away, does.
+        text = text.replace("Content-Security-Policy", "")
+        style = f"<style>{HIDDEN} {{ display: none !important }}</style>"
+        page.write_text(text + style, "utf-8")
+        subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu",
+                        "--hide-scrollbars", "--window-size=1060,770",
+                        f"--screenshot={FIGURES}/tokens.png", page.as_uri()], check=True)
+
+
+ALL = {each.__name__: each for each in (
+    method, premise, helps, mistakes, learning, collapse, doses)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("figures", nargs="*", default=list(ALL), metavar="FIGURE", help=", ".join(ALL))
+    parser.add_argument("figures", nargs="*", default=list(ALL), metavar="FIGURE",
+                        help=", ".join(ALL))
+    parser.add_argument("--tokens", type=pathlib.Path, metavar="RUN", help="tokens.png")
+    args = parser.parse_args()
+    if args.tokens:
+        return tokens(args.tokens)
     matplotlib.use("svg")
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
-    for name in parser.parse_args().figures:
+    for name in args.figures:
         try:
             ALL[name]()
-        except (OSError, LookupError, statistics.StatisticsError) as error:  # a part that has not been run
+        # a part that has not been run
+        except (OSError, LookupError, statistics.StatisticsError) as error:
             print(f"no figure {name}: {type(error).__name__}: {error}")
 
 

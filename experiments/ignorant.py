@@ -1,143 +1,180 @@
-"""What do policies that know nothing get from verify_kk and verify_qa? That is what a reward is judged by.
+"""What does a reward pay a policy that knows nothing? That is what a reward is judged by.
 
-    python experiments/ignorant.py kk qa             a minute; a table, and results/ignorant_tasks.json
-    python experiments/ignorant.py kk --kk_file F    also a file: lines with quiz, names, solution
-    python experiments/ignorant.py qa --qa_file F    also a file: lines as --data takes them
+    python -m experiments.ignorant kk math qa     a minute; writes results/ignorant.jsonl
+    python -m experiments.ignorant my_task.py     a task of your own, a script that ends in
+                                                  grpo_sg.main(task=NAME): nothing is trained
 
-Every response keeps the form that the prompt asks for, around an answer. The floor is the best constant
-answer as grpo_sg.py prints it, chosen on the test problems themselves; the policy "best constant" is chosen
-on training problems. "Any" counts a problem where one of many guesses is right, which is more than a policy
-can get. Not quite ignorant are "retrieved", what stands at one place in what the tool finds for a question,
-and "claims", what the people of a puzzle say of each other. Of a file the last tenth is the test.
-
-hotpot_dev.jsonl is data/hotpot_dev_v1_simplified.json of ysymyth/ReAct on GitHub, 7,405 rows, as lines of
-"question", "answers" (a list of the one answer) and "passages" (an empty list).
+Each policy answers all test problems without having understood one: with the commonest answer
+of the training problems, the question itself, the form without an answer, the answer of another
+problem. Printed are its accuracy and its mean reward. The warning at the end is for the reward
+that pays for giving up: a policy that is hardly ever right earns more than honest attempts that
+are wrong, so that a policy that is seldom right learns the former.
 """
 import argparse
 import json
-import math
-import os
 import random
 import re
+import runpy
 import statistics
-import sys
 from collections import Counter
-from types import SimpleNamespace
+from unittest import mock
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
-import tasks  # noqa: E402
-from support import data  # noqa: E402
+import grpo_sg
+import tasks
+from experiments.analysis import RESULTS
+from support import models
+from support.program import one_line_errors
 
-RESULTS = os.path.join(HERE, "results", "ignorant_tasks.json")
-FORM = "<think> Let me see. </think> <answer> {} </answer>"
-
-
-def commonest(things):
-    return Counter(things).most_common(1)[0][0]
-
-
-def kk_policies(problem, task, rng):
-    """{policy: its answers}."""
-    names = list(problem.answer)
-    said = [re.findall(rf"\b{re.escape(name)} is a (knight|knave)", problem.question) or ["knight"]
-            for name in names]
-    roles = {"best constant": commonest(tuple(p.answer.values()) for p in task.train),
-             "all knights": ["knight"] * len(names), "all knaves": ["knave"] * len(names),
-             "random roles": rng.choices(tasks.ROLES, k=len(names)),
-             "claims: the first of each": [each[0] for each in said],
-             "claims: the last of each": [each[-1] for each in said]}
-    answers = {policy: [", ".join(map("{} is a {}".format, names, each))] for policy, each in roles.items()}
-    both = [f"{name} is a {role}" for name in names for role in tasks.ROLES]
-    claims = re.findall(r"[\w'-]+ is a (?:knight|knave)", problem.question)
-    return {**answers, "both roles for all": [", ".join(both), " or ".join(both)],
-            "the question": [problem.question], "claims: all": [", ".join(claims)]}
+NEVER = 0.02    # an accuracy up to which a policy counts as never right
+GIVE_UP = 0.1   # an accuracy up to which giving up may pay before it is warned of
+ROLES = "knight", "knave"
+# What stands before the answer and after it.
+TAGS = "<think> Let me see. </think> <answer> ", " </answer>"
+FORMS = {"kk": TAGS, "qa": TAGS, "math": ("\\boxed{", "}")}
 
 
-def qa_policies(problem, task, rng):
-    words = problem.question.split()
-    runs = [" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)]
-    golds = [p.answer[0] for p in task.train]
-    retrieved = {}
-    if task.observe:
-        found = task.observe(f"<search>{problem.question}</search>").split("\n")[2].removeprefix("Doc 1: ")
-        title = re.match(r"\(Title: (.*?)\)", found)
-        retrieved = {"retrieved: the title": [title[1] if title else " ".join(found.split()[:2])],
-                     "retrieved: all of it": [found], "retrieved: its last word": [found.split()[-1]]}
-    return {"best constant": [commonest(golds)], "random gold": [rng.choice(golds)],
-            "ten golds at once": [", ".join(rng.choices(golds, k=10))],
-            "the question": [problem.question], "any word of it": words, "any run of its words": runs,
-            **retrieved}
+# ---- Policies ----
+
+def form_of(task):
+    """What a response has before and after its answer; of a task of one's own as the first
+    solution has it in which the answer stands."""
+    if task.name in FORMS:
+        return FORMS[task.name]
+    for problem in task.train:
+        before, answer, after = problem.solution.rpartition(str(problem.answer))
+        if answer:
+            return before, after
+    return "", ""
 
 
-def tasks_of(names, kk_file, qa_file):
-    """Yields (problems, task): those of the generators, then those of the files."""
-    cfg = SimpleNamespace(data="synthetic", eval_data="", brief=False, model="any", max_turns=2, seed=0,
-                          train_problems=1000, eval_problems=1000)
-    for n in (3, 4, 5, 6, 7) if "kk" in names else ():
-        yield f"kk {n}", tasks.kk_task(SimpleNamespace(**vars(cfg), people=(n,)))
-    if "qa" in names:
-        yield "qa", tasks.qa_task(cfg)
-    if kk_file:
-        with open(kk_file) as file:
-            rows = [json.loads(line) for line in file]
-        for n in sorted({len(row["names"]) for row in rows}):
-            problems = [tasks.Problem(row["quiz"], {name: "knight" if knight else "knave" for name, knight
-                                                    in zip(row["names"], row["solution"])})
-                        for row in rows if len(row["names"]) == n]
-            test = problems[-len(problems) // 10:]
-            floor = tasks.most_frequent(tuple(p.answer.values()) for p in test)
-            yield f"kk {n}, {os.path.basename(kk_file)}", tasks.Task(
-                "kk", tasks.KK_SYSTEM, problems[:-len(test)], [], test, tasks.verify_kk, floor)
-    if qa_file:
-        rows = data.rows_of(qa_file, {}, data.QA_LINE)
-        problems = [tasks.Problem(question, golds) for question, golds, _ in rows]
-        test = problems[-len(problems) // 10:]
-        passages = list(dict.fromkeys(passage for row in rows for passage in row[2]))
-        yield f"qa, {os.path.basename(qa_file)}", tasks.Task(
-            "qa", tasks.QA_SYSTEM, problems[:-len(test)], [], test, tasks.verify_qa,
-            tasks.most_frequent(p.answer[0] for p in test),
-            observe=tasks.search_tool(passages) if passages else None)
+def gold_of(problem):
+    """The answer, so that it can be counted: of kk the roles, of several golds the first."""
+    if isinstance(problem.answer, dict):
+        return tuple(problem.answer.values())
+    return problem.answer[0] if isinstance(problem.answer, list) else str(problem.answer)
+
+
+def write(problem, gold):
+    """A gold answer of another problem as an answer to this one."""
+    if not isinstance(gold, tuple):
+        return gold
+    return ", ".join(f"{name} is a {role}" for name, role in zip(problem.answer, gold))
+
+
+def answer_blindly(problem, task, golds, commonest, rng):
+    """{policy: its response to the problem}"""
+    before, after = form_of(task)
+    answers = {"constant": write(problem, commonest), "question": problem.question, "form": "",
+               "random": write(problem, rng.choice(golds))}
+    if task.name == "kk":
+        answers |= follow_claims(problem)
+    if task.name == "qa" and task.observe:
+        call = f"<search>{problem.question}</search>"
+        found = re.findall(r"Doc 1: (.*)", models.call_tool(task, [call])[0])
+        answers["last word that the tool finds"] = found[0].split()[-1] if found else ""
+    responses = {policy: f"{before}{answer}{after}" for policy, answer in answers.items()}
+    return {**responses, "question, without the form": problem.question, "nothing": ""}
+
+
+def follow_claims(problem):
+    """Not quite ignorant: what the people of a puzzle say of each other."""
+    first, last = [], []
+    for name in problem.answer:
+        pattern = rf"\b{re.escape(name)} is a (knight|knave)"
+        said = re.findall(pattern, problem.question) or [ROLES[0]]
+        first.append(said[0])
+        last.append(said[-1])
+    return {"all knights": write(problem, (ROLES[0],) * len(first)),
+            "first claim of each": write(problem, tuple(first)),
+            "last claim of each": write(problem, tuple(last))}
+
+
+# ---- What they earn ----
+
+def judge(task, problem, response):
+    """(right and well formed, reward)"""
+    c = grpo_sg.Completion(problem, [], [0], [True], transcript=response, response=response)
+    tasks.judge(task, c)
+    return c.solved, c.reward
 
 
 def measure(label, task):
-    """A row for each policy, the floor first."""
+    """(a row for each policy, the rewards of wrong attempts, of right answers)"""
     rng = random.Random(0)
-    policies = kk_policies if task.name == "kk" else qa_policies
-    right = {}
+    golds = [gold_of(problem) for problem in task.train]
+    commonest = Counter(golds).most_common(1)[0][0]
+    found, right = {}, []
     for problem in task.test:
-        answers = {**policies(problem, task, rng), "nothing": [""],
-                   "most frequent word": [commonest(f"{task.system} {problem.question}".split())],
-                   "the prompt's example": [task.system.split("<answer>")[2].split("</answer>")[0]]}
-        for policy, each in answers.items():
-            verdicts = [task.verify(FORM.format(answer), problem.answer) for answer in each]
-            right.setdefault(policy, []).append(any(verdict == (True, True) for verdict in verdicts))
-    yield {"problems": label, "n": len(task.test), "policy": "floor", "accuracy": task.floor}
-    for policy, each in right.items():
-        p = statistics.fmean(each)
-        yield {"problems": label, "n": len(each), "policy": policy, "accuracy": p,
-               "se": math.sqrt(p * (1 - p) / len(each))}
+        blind = answer_blindly(problem, task, golds, commonest, rng)
+        for policy, response in blind.items():
+            found.setdefault(policy, []).append(judge(task, problem, response))
+        right.append(judge(task, problem, problem.solution)[1])
+    rows = []
+    for policy, verdicts in found.items():
+        rows.append({"problems": label, "n": len(verdicts), "policy": policy,
+                     "accuracy": statistics.fmean(solved for solved, _ in verdicts),
+                     "reward": statistics.fmean(reward for _, reward in verdicts)})
+    wrong = [reward for solved, reward in found["random"] if not solved]
+    return rows, wrong, right
+
+
+def warn(rows, wrong, right):
+    """Lines on the policy that is never right and earns the most; [] if honest attempts earn as
+    much."""
+    never = [row for row in rows if row["accuracy"] <= NEVER]
+    if not never or not wrong:
+        return []
+    best = max(never, key=lambda row: row["reward"])
+    honest, top = statistics.fmean(wrong), statistics.fmean(right)
+    if top <= honest:
+        return ["warning: worked solutions earn no more than wrong answers: do they have the "
+                "form that verify wants?"]
+    enough = (best["reward"] - honest) / (top - honest)
+    if enough <= GIVE_UP:
+        return []
+    return [
+        f"warning: \"{best['policy']}\" is right in {best['accuracy']:.0%} of the problems and "
+        f"earns {best['reward']:+.2f}; a wrong attempt earns {honest:+.2f}. A policy that is "
+        f"right in less than {min(1, enough):.0%} can raise its reward by giving up: pay both "
+        "alike, or let verify ask more of what is well formed"]
+
+
+def find_tasks(name):
+    """Yields (label, task): of a task's name, or of a script that ends in grpo_sg.main."""
+    sizes = ["--train_problems", "1000", "--eval_problems", "1000"]
+    if name.endswith(".py"):
+        with mock.patch.object(grpo_sg, "main") as main:
+            runpy.run_path(name, run_name="__main__")
+        cfg = grpo_sg.parse([], **main.call_args.kwargs)
+        yield cfg.task, tasks.make_task(cfg)
+    elif name == "kk":
+        for people in ("3", "7"):
+            # as a real model reads them, told as a story
+            cfg = grpo_sg.parse(["--task", name, "--model", "any", "--people", people, *sizes])
+            yield f"kk, {people} people", tasks.make_task(cfg)
+    else:
+        yield name, tasks.make_task(grpo_sg.parse(["--task", name, *sizes]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tasks", nargs="+", choices=("kk", "qa"))
-    parser.add_argument("--kk_file")
-    parser.add_argument("--qa_file")
-    given = parser.parse_args()
-    rows = []
-    for label, task in tasks_of(given.tasks, given.kk_file, given.qa_file):
-        for row in measure(label, task):
-            error = f" +- {row['se']:.1%}" if "se" in row else ""
-            above = "  above the floor" if row["accuracy"] - 2 * row.get("se", 0) > task.floor else ""
-            print(f"{label:<22}{row['policy']:<26}{row['accuracy']:>6.1%}{error}{above}")
-            rows.append(row)
-    with open(RESULTS) as file:  # what was counted of other problems stays
-        before = json.load(file)
-    counted = {row["problems"] for row in rows}
-    with open(RESULTS, "w") as file:
-        json.dump([row for row in before if row["problems"] not in counted] + rows, file, indent=1)
+    parser.add_argument("tasks", nargs="+", help="kk, math, qa, or a script with a task")
+    names = parser.parse_args().tasks
+    every = []
+    for name in names:
+        for label, task in find_tasks(name):
+            rows, wrong, right = measure(label, task)
+            for row in rows:
+                print(f"{label:<14}{row['policy']:<30}right {row['accuracy']:>6.1%}   "
+                      f"reward {row['reward']:+.2f}")
+            for line in warn(rows, wrong, right):
+                print(line)
+            every += rows
+    if names == ["kk", "math", "qa"]:
+        lines = [json.dumps(row) + "\n" for row in every]
+        (RESULTS / "ignorant.jsonl").write_text("".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors(out_of_memory=""):
+        main()

@@ -1,37 +1,40 @@
-"""Is the premise true? Gradient norms of single tokens against their probability, on real rollouts.
+"""Is the premise true? Gradient norms of single tokens against their probability, on rollouts.
 
-    python -m experiments.premise                         about five minutes a seed on one core
+    python -m experiments.premise                         some five minutes a seed on one core
     python -m experiments.premise --seeds 0 --tasks kk    a part of it
 
-Results are appended to results/premise.jsonl (--results), a task and seed a line.
-
-The policy is the tiny model of `python grpo_sg.py --task TASK` after 30 steps, the tokens are those of
-completions of training problems. For each token: its probability pi, the norm of the gradient of log pi with
-respect to all weights and with respect to the logits. The latter lies between sqrt(V / (V - 1)) (1 - pi) and
-sqrt(2) (1 - pi), with V words: checked here for every token. Then, for the loss, the share of the sum of
-squared norms (each times its weight and advantage, squared) that tokens with pi < 1/3 carry under each
-shaping.
+A row of results/premise.jsonl (--results) is a task and a seed. The policy is the tiny model of
+`python grpo_sg.py --task TASK --warm_up` after 30 steps, the tokens are those of completions of
+training problems. For each token: its probability pi, the norm of the gradient of log pi with
+respect to all parameters and to the logits. The latter lies between sqrt(V / (V - 1)) (1 - pi)
+and sqrt(2) (1 - pi), with V words: checked here for every token. Then, for the loss, the share
+of the sum of squared norms (each times its weight and advantage, squared) that tokens with
+pi < 1/3 carry under each shaping. This sum is not the squared norm of the summed gradient, in
+which the gradients of tokens can cancel.
 """
 import argparse
+import dataclasses
 import datetime
 import json
 import pathlib
 import statistics
-import tempfile
 
 import torch
 from tqdm import tqdm
 
 import grpo_sg
 import tasks
-from experiments import paired
-from support import models
+from experiments.analysis import RESULTS
+from experiments.run import name_commit
+from support import tiny
+from support.run import Run
 
 SAMPLE = "sample: pi, norm, norm at the logits"
 
 
 def measure_norms(model, completion):
-    """[(pi, norm over the weights, norm over the logits, advantage)] of the completion's own tokens."""
+    """[(pi, norm over the parameters, norm over the logits, advantage)] of the completion's own
+    tokens."""
     ids = torch.tensor([completion.prompt + completion.tokens])
     logits = model(input_ids=ids).logits[0, len(completion.prompt) - 1:-1]  # (T, V)
     logps = logits.log_softmax(-1)
@@ -39,8 +42,8 @@ def measure_norms(model, completion):
     for t, token in enumerate(completion.tokens):
         if not completion.mask[t]:
             continue
-        *grads, at_logits = torch.autograd.grad(logps[t, token], [*model.parameters(), logits],
-                                                retain_graph=True)
+        *grads, at_logits = torch.autograd.grad(
+            logps[t, token], [*model.parameters(), logits], retain_graph=True)
         norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt().item()
         pi = logps[t, token].exp().item()
         found.append((pi, norm, at_logits.norm().item(), completion.advantage))
@@ -57,16 +60,17 @@ def rank(values):
 
 
 def share_of_unlikely(rows, w):
-    """The share in the sum of squared norms that tokens with pi < 1/3 carry; w: (N,), their weights."""
+    """The share in the sum of squared norms that tokens with pi < 1/3 carry; w: (N,), their
+    weights."""
     squares = [(weight * A * norm) ** 2 for weight, (_, norm, _, A) in zip(w.tolist(), rows)]
     unlikely = [square for square, row in zip(squares, rows) if row[0] < 1 / 3]
-    return sum(unlikely) / sum(squares)
+    return sum(unlikely) / max(sum(squares), 1e-30)
 
 
 def weigh(shaping, pi):
     if shaping == "reverse":  # the same curve over 1 - pi
         return grpo_sg.token_weights((1 - pi).log())
-    w = grpo_sg.shaping_weights(pi.log(), grpo_sg.Config(shaping=shaping))
+    w = grpo_sg.weigh(pi.log(), grpo_sg.Config(shaping=shaping))
     return torch.ones_like(pi) if w is None else w
 
 
@@ -78,40 +82,44 @@ def thin_out(rows):
     return [[round(x, 3) for x in row[:3]] for row in kept]
 
 
-def measure(name, seed):
-    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed)])
-    with tempfile.TemporaryDirectory() as folder:
-        grpo_sg.main(["--task", name, "--steps", "30", "--eval_samples", "0", "--seed", str(seed),
-                      "--out", f"{folder}/run"])
-        model, tokenizer = models.read_model(f"{folder}/run/checkpoint", local=True)
-    task = tasks.make_task(cfg)
-    completions = grpo_sg.rollout(model, tokenizer, task, task.train[-32:], cfg, n=8, temperature=1.0,
-                                  seed=seed)
+def measure(name, seed, steps=30, problems=32, own=True):
+    """A row. own: after its own warm-up, else from the ready model."""
+    flags = ["--task", name, "--seed", str(seed), "--eval_every", "1000000"]
+    cfg = grpo_sg.parse(flags + ["--warm_up"] * own)
+    cfg = dataclasses.replace(cfg, steps=steps)
+    policy, task, _ = grpo_sg.load(cfg)
+    if own:
+        tiny.warm_up(policy, task, cfg)
+    grpo_sg.train(policy, task, cfg, Run(cfg))
+    completions = grpo_sg.rollout(policy, task, task.train[-problems:], cfg, n=8,
+                                  temperature=1.0, seed=seed)
     grpo_sg.set_advantages(completions, 8)
     rows = []
     for c in tqdm(completions, "gradients"):
-        rows += measure_norms(model, c)
-    V = model.config.vocab_size
+        rows += measure_norms(policy.model, c)
+    V = policy.model.config.vocab_size
     for pi, _, norm, _ in rows:
-        assert (V / (V - 1)) ** 0.5 * (1 - pi) - 1e-5 <= norm <= 2 ** 0.5 * (1 - pi) + 1e-5
+        low, high = (V / (V - 1)) ** 0.5 * (1 - pi), 2 ** 0.5 * (1 - pi)
+        assert low - 1e-5 <= norm <= high + 1e-5
     pi = [row[0] for row in rows]
     norms = [row[1] for row in rows]
     unlikely = [1 - p for p in pi]
-    shares = {shaping: share_of_unlikely(rows, weigh(shaping, torch.tensor(pi)))
-              for shaping in ("none", "sg", "ar", "reverse")}
+    shares = {}
+    for shaping in ("none", "sg", "ar", "reverse"):
+        shares[shaping] = share_of_unlikely(rows, weigh(shaping, torch.tensor(pi)))
     return {"task": name, "seed": seed, "tokens": len(rows), "words": V,
             "share of tokens with pi < 1/3": statistics.fmean(p < 1 / 3 for p in pi),
             "Pearson": statistics.correlation(norms, unlikely),
             "Spearman": statistics.correlation(rank(norms), rank(unlikely)),
             "share of squared norm": shares, SAMPLE: thin_out(rows),
-            "commit": paired.name_commit(), "date": str(datetime.date.today())}
+            "commit": name_commit(), "date": str(datetime.date.today())}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--tasks", nargs="+", choices=tasks.TASKS, default=list(tasks.TASKS))
-    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "premise.jsonl")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "premise.jsonl")
     args = parser.parse_args()
     for seed in args.seeds:
         for name in args.tasks:

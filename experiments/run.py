@@ -1,0 +1,431 @@
+"""The experiments on learning: arms that differ in one thing, from the same warm starts.
+
+    python -m experiments.run                     what there is, and how much is recorded
+    python -m experiments.run help --seeds 0 1    these; else all; goes on where it stopped
+    python -m experiments.run --smoke             a step of every arm of every experiment
+    python -m experiments.run --recheck           makes one recorded row of each again
+
+A row of results/EXPERIMENT.jsonl (--results: another folder) is a run: experiment, arm, seed,
+rate, split, what was measured, commit, date. Processes with different seeds may share a file.
+Where there is a grid, an arm's learning rate is that with the highest mean avg@4 on validation
+problems ("split": "valid") of the grid's seeds. The rules of what counts, fixed beforehand,
+are in README.md; that of "greedy" also stands here:
+
+    In "noisy" GRPO-SG's greedy accuracy, which was not to count, was above GRPO's by +.021
+    [+.003, +.040]. "greedy" decides, by a rule fixed before its first run: fresh seeds, 200 to
+    239; both methods at 1e-4 and at 2e-4; what counts is greedy accuracy on the test problems,
+    GRPO-SG minus GRPO, paired by seed, at 1e-4. "The sign was real": its 95 % interval is above
+    0. "It was not": the interval contains 0, or is below it. All else, avg@4 and 2e-4 too,
+    stands beside it.
+"""
+import argparse
+import contextlib
+import copy
+import dataclasses
+import datetime
+import functools
+import json
+import math
+import pathlib
+import random
+import resource
+import statistics
+import subprocess
+import tempfile
+import time
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+
+import grpo_sg
+import tasks
+from experiments.analysis import DOSES, RESULTS, best_rates, read_rows
+from grpo_sg import grpo_sg_loss
+from support import tiny
+from support.run import Run
+
+NEAR = 0.1  # how far another processor's avg@4 may be off: steps that round differently part
+
+
+# ---- What is changed: these stand in the place of grpo_sg's own ----
+
+def weights_inside_the_clip(logps, old_logps, advantages, mask, *, weights, **more):
+    return grpo_sg_loss(logps + weights.log(), old_logps, advantages, mask, **more)
+
+
+def mask_by_value(completions, device, make_batch=grpo_sg.make_batch):
+    batch = make_batch(completions, device)
+    batch["mask"] &= batch["ids"] != 0  # the pad, which is the stop token too
+    return batch
+
+
+def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.compute_logps):
+    return compute_logps(model, batch, dataclasses.replace(cfg, temperature=0.6))
+
+
+def mu_inside_the_sigmoid(logps, old_logps, advantages, mask, *, weights, **more):
+    """The other reading of the formula (lesson/decisions.md)."""
+    w = (2 * torch.sigmoid(9 * (logps.detach().exp() - 0.25))).clamp(1.0, 1.4)
+    return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
+
+
+def weigh_by_dose(dose, logps, old_logps, advantages, mask, *, weights, **more):
+    """w to the power that makes its range `dose` (None: pi in its place), with mean 1 over the
+    tokens of the update: its micro-batch has them all."""
+    w = logps.detach().exp()
+    if dose is not None:
+        w = weights ** (math.log(dose) / math.log(1.4))
+    w = w / w[mask].mean()
+    return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
+
+
+def learn_in_two_parts(policy, optimizer, completions, cfg, reference=None, seed=0):
+    """Lopti (arXiv 2505.12929), with its eta of 0.5: all updates of the rollout are made with
+    the tokens alone that had pi < 0.5 when sampled, and then all again with the others. The
+    advantages of the rest are 0, and they count in the denominator."""
+    shuffled = random.Random(seed).sample(completions, len(completions))
+    updates = []
+    minibatches = []
+    for u in range(cfg.updates):
+        minibatch = shuffled[u::cfg.updates]
+        batches = grpo_sg.micro_batches(minibatch, cfg, policy.model.device)
+        minibatches.append((batches, sum(sum(c.mask) for c in minibatch)))
+        for batch in batches:
+            with torch.no_grad():
+                batch["old_logps"] = grpo_sg.compute_logps(policy.model, batch, cfg)
+    for likely in (False, True):
+        for batches, tokens in minibatches:
+            chosen = []
+            for batch in batches:
+                part = (batch["old_logps"].exp() >= 0.5) == likely
+                chosen.append({**batch, "advantages": batch["advantages"][:, None] * part})
+            if chosen:
+                updates.append(grpo_sg.update(policy.model, optimizer, chosen, tokens, cfg))
+    return updates
+
+
+def reward_with_luck(rng, c):
+    """The reward, with one verdict in six the wrong way round."""
+    return tasks.reward(dataclasses.replace(c, correct=c.correct ^ (rng.random() < 1 / 6)))
+
+
+# ---- What there is ----
+
+class Arm(NamedTuple):
+    settings: dict = {}
+    patches: dict = {}  # name in grpo_sg: what stands there
+    warmup: int = 0     # in the place of the experiment's
+
+
+class Experiment(NamedTuple):
+    question: str
+    arms: dict                # name: Arm
+    seeds: range              # of the counted runs, on test problems
+    rates: tuple = ()         # learning rates: of the grid, or, without one, of all arms
+    grid: range = range(0)    # its seeds, on validation problems
+    rate_of: tuple = ()       # (experiment, arm): all arms have this one's best rate
+    warmup: int = 100         # steps; 0: the ready model
+    # kind to GRPO-SG, whose weight tells tokens apart only where unlikely ones are sampled
+    settings: dict = {"steps": 40, "prompts": 16, "updates": 8}
+    noisy: bool = False       # wrong verdicts in training, and few problems
+    before: bool = False      # the warm start is measured, too
+
+
+GRID = 1e-4, 2e-4, 4e-4
+METHODS = {"none": Arm({"shaping": "none"}), "sg": Arm()}
+OTHERS = {"ar": Arm({"shaping": "ar"}),
+          "lopti": Arm({"shaping": "none"}, {"learn": learn_in_two_parts})}
+MISTAKES = {"sg": Arm(), "end token masked": Arm({}, {"make_batch": mask_by_value}),
+            "clip(w r)": Arm({}, {"grpo_sg_loss": weights_inside_the_clip}),
+            "tau = 9": Arm({"tau": 9.0}),
+            "scored at another temperature": Arm(
+                {}, {"compute_logps": score_at_another_temperature})}
+READINGS = {"sg": Arm(), "mu inside": Arm({}, {"grpo_sg_loss": mu_inside_the_sigmoid})}
+DOSED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_dose, size)})
+         for name, size in DOSES.items()}
+STARTS = {"warm-up of 100": Arm({"steps": 0}, warmup=100),
+          "warm-up of 150": Arm({"steps": 0}, warmup=150)}
+NOISY = {"settings": {"steps": 60, "prompts": 16, "updates": 8}, "noisy": True}
+COMMANDS = {}
+for name in tasks.TASKS:
+    COMMANDS[name] = Arm({"task": name, "warm_up": "true"})
+    COMMANDS[f"{name}, ready"] = Arm({"task": name})
+
+EXPERIMENTS = {
+    "help": Experiment("Does it help?", {**METHODS, **OTHERS}, range(20), GRID,
+                       range(100, 104)),
+    "noisy": Experiment("Does it help, with noisy rewards?", METHODS, range(20), GRID,
+                        range(100, 104), **NOISY),
+    "noisy-equal": Experiment("and GRPO at the rate of GRPO-SG?", {"none": METHODS["none"]},
+                              range(20), rate_of=("noisy", "sg"), **NOISY),
+    "greedy": Experiment("Does the sign in greedy accuracy hold?", METHODS, range(200, 240),
+                         (1e-4, 2e-4), **NOISY),
+    "mistakes": Experiment("What do four mistakes cost?", MISTAKES, range(8),
+                           rate_of=("help", "sg")),
+    "visible": Experiment("Which of them are seen in the default run?", MISTAKES, range(5),
+                          (2e-4,), warmup=0, settings={}),
+    "reading": Experiment("Does the other reading of w matter?", READINGS, range(10),
+                          rate_of=("help", "sg")),
+    "stability": Experiment("Is it stabler?", METHODS, range(10),
+                            (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3), before=True),
+    "dose": Experiment("Does a larger dose matter?", DOSED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
+                       range(102, 105), warmup=150,
+                       settings={"steps": 60, "prompts": 16, "updates": 4}),
+    "start": Experiment("What are the warm starts worth?", STARTS, range(20), (0.0,)),
+    "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS,
+                          range(5), (2e-4,)),
+}
+
+
+def jobs_of(name, results, seeds=None):
+    """The runs of an experiment, as the first columns of their rows: the grid, if there is
+    one, then the counted ones, for which the grid must be complete."""
+    e = EXPERIMENTS[name]
+    grid = []
+    for seed in e.grid:
+        for arm in e.arms:
+            for rate in e.rates:
+                grid.append({"experiment": name, "arm": arm, "seed": seed, "rate": rate,
+                             "split": "valid"})
+    yield from grid
+    best = choose_rates(e.rate_of[0] if e.rate_of else name, results)
+    for seed in seeds or e.seeds:
+        for arm in e.arms:
+            rates = [best[e.rate_of[1]]] if e.rate_of else [best[arm]] if grid else e.rates
+            for rate in rates:
+                yield {"experiment": name, "arm": arm, "seed": seed, "rate": rate,
+                       "split": "test"}
+
+
+def choose_rates(name, results):
+    rows = read_rows(results / f"{name}.jsonl")
+    found = best_rates([row for row in rows if row["split"] == "valid"])
+    if EXPERIMENTS[name].grid and not found:
+        raise SystemExit(f"the learning rates are those of {name}: run that first")
+    return found
+
+
+# ---- A run ----
+
+class Noted(Run):
+    """A run without a folder that keeps the norms of all updates, before clipping."""
+
+    def log_step(self, step, completions, updates, seconds):
+        super().log_step(step, completions, updates, seconds)
+        norms = [update["norm"] for update in updates]
+        self.rows[-1]["norms"] = [norm for norm in norms if math.isfinite(norm)]
+
+
+@functools.lru_cache(1)
+def start_of(warmup, seed):
+    """(policy, task, cfg): kk's tiny model after a warm-up of so many steps; 0: the ready one.
+    It is for copying: the next call may return the same."""
+    own = ["--warm_up"] if warmup else []
+    cfg = grpo_sg.parse(["--seed", str(seed), "--eval_every", "1000000", *own])
+    policy, task, _ = grpo_sg.load(cfg)
+    if warmup:
+        task = task._replace(warmup=warmup)
+        tiny.warm_up(policy, task, cfg)
+    return policy, task, cfg
+
+
+def measure(policy, task, problems, cfg):
+    """avg@4, greedy accuracy, and the share of the four that is cut off."""
+    row, _ = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
+    return {"avg@4": row["eval/avg@4"], "greedy": row["eval/accuracy"],
+            "truncated": row["eval/truncated@4"]}
+
+
+def train_arm(experiment, arm, seed, rate, split, smoke=False):
+    """What is measured of an arm that is trained from the warm start; smoke: for one step,
+    from the ready model, on four problems."""
+    e, a = EXPERIMENTS[experiment], EXPERIMENTS[experiment].arms[arm]
+    policy, task, cfg = start_of(0 if smoke else a.warmup or e.warmup, seed)
+    policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
+    cfg = dataclasses.replace(cfg, lr=rate, **{**e.settings, **a.settings})
+    problems = getattr(task, split)
+    if smoke:
+        cfg = dataclasses.replace(cfg, steps=min(1, cfg.steps))
+        problems = problems[:4]
+    found = {}
+    if e.before:
+        found["before"] = measure(policy, task, problems, cfg)["avg@4"]
+    if e.noisy:
+        reward = functools.partial(reward_with_luck, random.Random(seed))
+        task = task._replace(train=task.train[:256], reward=reward)
+    run = Noted(cfg)
+    with contextlib.ExitStack() as stack:
+        for name, replacement in a.patches.items():
+            stack.enter_context(mock.patch.object(grpo_sg, name, replacement))
+        grpo_sg.train(policy, task, cfg, run)
+    return {**measure(policy, task, problems, cfg), **describe(run.rows), **found}
+
+
+def describe(rows):
+    """What there is to say of a training; nothing if there was none."""
+    norms = [norm for row in rows for norm in row["norms"]]
+    if len(norms) < 2:
+        return {}
+    average = statistics.fmean(norms)
+    found = {"norm mean": average, "norm max": max(norms),
+             "norm cv": statistics.stdev(norms) / average,
+             "norm above 1": statistics.fmean(norm > 1 for norm in norms),
+             "not finite": sum(row["skipped"] for row in rows)}
+    for key in ("weight_mean", "low_prob_frac", "clip_frac", "entropy"):
+        # None: no group of the step had a signal
+        values = [row[key] for row in rows if row[key] is not None]
+        found[key] = statistics.fmean(values) if values else None
+    found["curve"] = [round(row["accuracy"], 3) for row in rows]
+    return found
+
+
+def run_command(experiment, arm, seed, rate, split, smoke=False):
+    """The same of the command that a user types, with its two tests whole, its seconds and the
+    most memory that this process has used."""
+    started = time.time()
+    settings = EXPERIMENTS[experiment].arms[arm].settings
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if smoke:
+            flags += ["--steps", "1", "--eval_problems", "4"]
+            stack.enter_context(mock.patch.object(tiny, "warm_up"))
+        cfg = grpo_sg.parse([*flags, "--seed", str(seed), "--out", f"{folder}/run"])
+        policy, task, state = grpo_sg.load(cfg)
+        with Run(cfg, policy, state) as run:
+            grpo_sg.carry_out(policy, task, cfg, run)
+        rows = read_rows(pathlib.Path(run.out, "metrics.jsonl"))
+    before, after = [row for row in rows if row.get("split") == "test"]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"avg@4": after["eval/avg@4"], "greedy": after["eval/accuracy"],
+            "truncated": after["eval/truncated@4"], "before": before["eval/avg@4"],
+            "tests": [before, after], "best constant answer": task.floor,
+            "curve": [round(row["accuracy"], 4) for row in run.rows],
+            "seconds": round(time.time() - started), "peak_mb": round(memory / 1024)}
+
+
+def work(job, smoke=False):
+    made = run_command if job["experiment"] == "default" else train_arm
+    return made(**job, smoke=smoke)
+
+
+# ---- All runs ----
+
+def run_jobs(name, results, seeds):
+    """Append a row for each job of which the file has none yet. Rows of another program count
+    as done: move its file away first."""
+    path = results / f"{name}.jsonl"
+    for job in jobs_of(name, results, seeds):
+        if any(job.items() <= row.items() for row in read_rows(path)):
+            continue
+        started = time.process_time()
+        row = {**job, **work(job)}
+        row.update(cpu_seconds=round(time.process_time() - started, 1), commit=name_commit(),
+                   date=str(datetime.date.today()))
+        with open(path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(time.strftime("%H:%M:%S"), *job.values(), f"avg@4 {row['avg@4']:.3f}", flush=True)
+
+
+@functools.cache
+def name_commit():
+    """The commit of the program, with "changed" if a script differs from it."""
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=RESULTS, capture_output=True, text=True)
+        return done.stdout.strip()
+    changed = git("status", "--porcelain", "--", ":/*.py")
+    return git("rev-parse", "--short", "HEAD") + (" changed" if changed else "")
+
+
+def smoke(names):
+    """A step of every arm: {(experiment, arm): row}."""
+    rows = {}
+    for name in names:
+        for arm in EXPERIMENTS[name].arms:
+            job = {"experiment": name, "arm": arm, "seed": 0, "rate": 1e-4, "split": "test"}
+            rows[name, arm] = work(job, smoke=True)
+            print(name, arm, f"avg@4 {rows[name, arm]['avg@4']:.2f}", flush=True)
+    return rows
+
+
+def recheck(names, results):
+    """Make the last row of each experiment again. Returns the number of those that are not
+    near the recorded one."""
+    far = 0
+    for name in names:
+        rows = read_rows(results / f"{name}.jsonl")
+        if not rows:
+            print(f"{name}: nothing is recorded")
+            continue
+        old = rows[-1]
+        job = {key: old[key] for key in ("experiment", "arm", "seed", "rate", "split")}
+        verdict = compare(old, work(job))
+        print(*job.values(), verdict, flush=True)
+        far += verdict.startswith("FAR")
+    return far
+
+
+def compare(old, new):
+    """In words: accuracies and curve must be equal, the other statistics to 1e-6."""
+    same = all(old[key] == new[key] for key in ("avg@4", "greedy", "truncated", "curve")
+               if key in old)
+    for key in ("norm mean", "norm max", "weight_mean", "low_prob_frac", "clip_frac",
+                "entropy"):
+        same = same and (key not in old or math.isclose(old[key], new[key], abs_tol=1e-6))
+    if same:
+        return "equal"
+    near = abs(old["avg@4"] - new["avg@4"]) < NEAR
+    return f"{'near' if near else 'FAR'}: avg@4 {old['avg@4']} was recorded, now {new['avg@4']}"
+
+
+def convert(path, results):
+    """The rows of an older form, {"part": "noisy-greedy", "name", "seed", "lr", ..}, as rows of
+    "greedy", without a change of what was measured; replaces that file."""
+    rows = []
+    for old in read_rows(path):
+        if old.pop("part") == "noisy-greedy":
+            arm, seed, rate = old.pop("name"), old.pop("seed"), old.pop("lr")
+            rows.append({"experiment": "greedy", "arm": arm, "seed": seed, "rate": rate,
+                         "split": "test", **old})
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (results / "greedy.jsonl").write_text("".join(lines))
+    print(f"{len(rows)} rows in {results / 'greedy.jsonl'}")
+
+
+def list_experiments(results):
+    for name, e in EXPERIMENTS.items():
+        rows = read_rows(results / f"{name}.jsonl")
+        print(f"{name}: {e.question} {len(e.arms)} arms ({'; '.join(e.arms)}), "
+              f"{len(e.seeds)} seeds; {len(rows)} rows")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("experiments", nargs="*", help=", ".join(EXPERIMENTS))
+    parser.add_argument("--seeds", nargs="+", type=int, help="of the counted runs")
+    parser.add_argument("--smoke", action="store_true", help="a step of every arm")
+    parser.add_argument("--recheck", action="store_true", help="one recorded row each, again")
+    parser.add_argument("--convert", type=pathlib.Path, help="greedy's rows in an older form")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    args = parser.parse_args()
+    for name in args.experiments:
+        if name not in EXPERIMENTS:
+            parser.error(f"there is no experiment {name}: {', '.join(EXPERIMENTS)}")
+    names = args.experiments or list(EXPERIMENTS)
+    torch.set_num_threads(1)
+    if args.convert:
+        convert(args.convert, args.results)
+    elif args.smoke:
+        smoke(names)
+    elif args.recheck:
+        raise SystemExit(recheck(names, args.results))
+    elif args.experiments:
+        for name in names:
+            run_jobs(name, args.results, args.seeds)
+    else:
+        list_experiments(args.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What the pages of the project say can be followed: links, anchors, commands, the task of
+one's own, the requirements."""
+import json
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+import grpo_sg
+import tasks
+from support import tiny
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
+ROOMS = "lesson", "search", "gpu", "bridges", "experiments"
+ENGINES = "bridges/"  # these commands need engines of their own
+SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
+         "--eval_samples 0")
+
+
+def is_away(path):
+    """Whether it is in a room that was deleted."""
+    room = path.relative_to(ROOT).parts[:1]
+    return bool(room) and room[0] in ROOMS and not (ROOT / room[0]).exists()
+
+
+def anchors_of(page):
+    """As GitHub makes them of titles: small letters, without marks, with hyphens."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
+        target = (page.parent / path).resolve() if path else page
+        if is_away(target):
+            continue
+        assert target.exists(), path
+        if anchor:
+            read = target / "README.md" if target.is_dir() else target
+            assert anchor in anchors_of(read), f"{path}#{anchor}"
+
+
+def find_commands():
+    """{command without its comment: page}"""
+    found = {}
+    for page in PAGES:
+        if str(page.relative_to(ROOT)).startswith(ENGINES):
+            continue
+        text = page.read_text().replace("\\\n", " ")
+        for pair in re.findall(r"^python ([^\n#]+)|(?<!`)`python\s([^`]+)`", text, re.M):
+            found[" ".join("".join(pair).split())] = page.name
+    return found
+
+
+def check_script(name, flags, monkeypatch, capsys):
+    """That the script, or the module, is there, and that its --help knows these flags."""
+    path = ROOT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+    package = path.with_suffix("") / "__main__.py"
+    path = package if package.exists() else path
+    if is_away(path) or name == "pytest":
+        return
+    assert path.exists(), name
+    if "argparse" in path.read_text():
+        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_path(str(path), run_name="__main__")
+        said = capsys.readouterr().out
+        assert all(flag in said for flag in flags if flag.startswith("--")), (name, flags)
+
+
+def test_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    run = tmp_path / "runs" / "NAME"
+    (run / "checkpoint").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(vars(grpo_sg.Config())))
+    (tmp_path / "my.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 10)
+    commands = find_commands()
+    assert "grpo_sg.py" in commands
+    for command in commands:
+        first, *flags = shlex.split(command)
+        if first == "grpo_sg.py":
+            if "--help" not in flags:
+                grpo_sg.parse(flags)
+        else:
+            name, flags = (flags[0], flags[1:]) if first == "-m" else (first, flags)
+            check_script(name, flags, monkeypatch, capsys)
+
+
+def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "README.md").read_text()
+    sample = re.search(r"```python\n(import itertools.*?)```", page, re.S)[1]
+    (tmp_path / "own.py").write_text(sample)
+    monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
+    monkeypatch.setattr(tasks, "TASKS", {})
+    monkeypatch.setattr(sys, "argv", ["own.py", *SMALL.split(), "--out", f"{tmp_path}/run"])
+    runpy.run_path(f"{tmp_path}/own.py")
+    assert "test after training: accuracy" in capsys.readouterr().out
+
+
+def test_the_header_for_uv_has_the_requirements():
+    needed = re.search(r"# dependencies = (.*)", (ROOT / "grpo_sg.py").read_text())[1]
+    pinned = (ROOT / "requirements.txt").read_text().split()
+    assert json.loads(needed) == [line for line in pinned if not line.startswith("pytest")]
