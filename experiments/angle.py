@@ -1,0 +1,281 @@
+"""Why no difference is seen: how far does the weight turn an update, and how far does luck?
+
+    python -m experiments.angle run                two hours of a core; goes on where it stopped
+    python -m experiments.angle run --seeds 0 1    these alone
+    python -m experiments.angle run --smoke        a few small steps of everything, in a minute
+    python -m experiments.angle show               the tables
+
+Rows are appended to results/angle.jsonl (--results), each with experiment, arm, task, seed,
+warmup (0: the task's own), steps, commit and date.
+
+The protocol, written down before the first counted run (scouting runs of one or two seeds on
+kk, math and qa had been looked at, with 64 prompts in place of 32):
+
+- Seeds 0 to 4, tasks kk, math and qa, the settings of `python grpo_sg.py --task TASK`. Each
+  seed has its own problems and its own warm start (--warm_up), so that intervals over seeds
+  cover the model, too. All of it is temperature 1, 32 problems x 8 completions.
+- "gradient": at the warm start and after 10, 30 and 60 steps of GRPO; for kk also after
+  warm-ups of 50, 100 and 150 steps. One rollout, of training problems and samples that no
+  step had (step 10,001 of the same seed). For each arm the cosine of its summed gradient to
+  GRPO's on the same rollout, and its norm over GRPO's. Arms: GRPO-SG, dose 3, dose 10 (as in
+  experiments/dose.py), w = pi, AR, "without unlikely" (w = 0 where pi < 1/3), and two that are
+  noise: "halves", GRPO on the first half of the problems against the second, and "another
+  draw", GRPO on a second rollout (step 10,002) against the first. With each row stand the
+  share of unlikely tokens among those trained on, their part <g_u, g> / <g, g>, and
+  Kantorovich's yardstick for the least and the greatest weight on this rollout.
+- "displacement": the parameters after 1, 5, 20 and 60 training steps minus those of the warm
+  start (AdamW, 4 updates a step, clipping and all: grpo_sg.train). Of each arm the cosine to
+  GRPO's displacement from the same warm start, and its norm over GRPO's. Arms: GRPO-SG and AR
+  with the problems and the sampling seeds of GRPO's run, and "another draw": GRPO with those
+  of seed + 100, on the same training set.
+- Reported are means and 95 % intervals over seeds of cosines and of angles. There is no test:
+  nothing here decides that a method is better. If fewer seeds are done, that is said.
+"""
+import argparse
+import dataclasses
+import datetime
+import functools
+import json
+import math
+import pathlib
+import statistics
+
+import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import grpo_sg
+from experiments import paired
+from lesson.angle import (
+    add_gradient, cosine, degrees, draw_rollout, weigh_none, weigh_unlikely, yardstick)
+from support import models, tiny
+from support.run import Run
+
+TASKS = "kk", "math", "qa"
+SEEDS = range(5)
+WARMUPS = {"kk": (0, 50, 100, 150)}  # 0: the task's own
+GRADIENT_STEPS = 0, 10, 30, 60
+DISPLACEMENT_STEPS = 1, 5, 20, 60
+FRESH = 10_001  # a rollout that no training step has
+SMOKE = {"prompts": 8, "group_size": 4, "updates": 2}
+
+
+# ---- Arms: weights of tokens ----
+
+def weigh_sg(logps, cfg):
+    return grpo_sg.token_weights(logps)
+
+
+def weigh_dose(dose, logps, cfg):
+    return grpo_sg.token_weights(logps) ** (math.log(dose) / math.log(1.4))
+
+
+def weigh_pi(logps, cfg):
+    return logps.detach().float().exp()
+
+
+def weigh_ar(logps, cfg):
+    return 0.2 * weigh_pi(logps, cfg) + 0.8
+
+
+def weigh_likely(logps, cfg):
+    return 1 - weigh_unlikely(logps, cfg)
+
+
+WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
+           "dose 10": functools.partial(weigh_dose, 10), "w = pi": weigh_pi, "AR": weigh_ar,
+           "without unlikely": weigh_likely}
+
+
+# ---- Warm starts, and training from them ----
+
+@functools.lru_cache(1)
+def warm_start(name, seed, warmup, smoke):
+    """(policy, task, cfg, parameters): the tiny model after a warm-up of so many steps, 0 for
+    the task's own, and its parameters as one vector, as the model will change."""
+    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
+    cfg = dataclasses.replace(cfg, **SMOKE) if smoke else dataclasses.replace(cfg, warm_up=True)
+    policy, task, _ = grpo_sg.load(cfg)
+    if not smoke:  # which begins with the ready model
+        tiny.warm_up(policy, task._replace(warmup=warmup or task.warmup), cfg)
+    return policy, task, cfg, flat(policy)
+
+
+def flat(policy):
+    return parameters_to_vector(policy.model.parameters()).detach().clone()
+
+
+class Watched(Run):
+    """A run that keeps the parameters after some steps."""
+
+    def watch(self, policy, steps):
+        self.watched, self.wanted, self.kept = policy, steps, {}
+        return self
+
+    def log_step(self, step, *given):
+        super().log_step(step, *given)
+        if step in self.wanted:
+            self.kept[step] = flat(self.watched)
+
+
+def train_from(start, steps, **settings):
+    """step -> the parameters after it, from training with these settings to the last of
+    these steps. {} for no steps but 0."""
+    policy, task, cfg, parameters = start
+    vector_to_parameters(parameters.clone(), policy.model.parameters())
+    cfg = dataclasses.replace(cfg, steps=max(steps), **settings)
+    run = Watched(cfg).watch(policy, steps)
+    if cfg.steps:
+        grpo_sg.train(policy, task, cfg, run)
+    return run.kept
+
+
+# ---- Gradients ----
+
+def take_gradient(policy, completions, cfg, weigh):
+    """(gradient as one vector in float64, sums of the loss)"""
+    policy.model.zero_grad()
+    sums = add_gradient(policy, completions, cfg, weigh)
+    gradient = torch.cat([p.grad.flatten().double() for p in policy.model.parameters()])
+    policy.model.zero_grad()
+    return gradient, sums
+
+
+def cosine_of(a, b):
+    return cosine(float(a @ b), float(a @ a), float(b @ b))
+
+
+@torch.no_grad()
+def range_of(policy, completions, cfg, weigh):
+    """(least, greatest) weight of the tokens that are trained on."""
+    found = []
+    for batch in grpo_sg.micro_batches(completions, cfg, policy.model.device):
+        logps = grpo_sg.compute_logps(policy.model, batch, cfg)
+        found.append(weigh(logps, cfg)[batch["mask"]])
+    found = torch.cat(found)
+    return float(found.min()), float(found.max())
+
+
+def measure_gradients(start, parameters):
+    """Rows of "gradient" at these parameters."""
+    policy, task, cfg, _ = start
+    vector_to_parameters(parameters.clone(), policy.model.parameters())
+    first = draw_rollout(policy, task, cfg, step=FRESH)
+    second = draw_rollout(policy, task, cfg, step=FRESH + 1)
+    g, sums = take_gradient(policy, first, cfg, weigh_none)
+    unlikely, _ = take_gradient(policy, first, cfg, weigh_unlikely)
+    shares = {"tokens": int(sums["count"]), "unlikely": sums["low_prob_frac"] / sums["count"],
+              "part": float(unlikely @ g / (g @ g)), "norm": float(g.norm()),
+              "accuracy": statistics.fmean(c.solved for c in first)}
+    for arm, weigh in WEIGHTS.items():
+        turned, sums = take_gradient(policy, first, cfg, weigh)
+        low, high = range_of(policy, first, cfg, weigh)
+        yield {"arm": arm, "cos": cosine_of(g, turned), "norm ratio": float(turned.norm() / g.norm()),
+               "weight_mean": sums["weight_mean"] / sums["count"], "least": low, "greatest": high,
+               "yardstick": yardstick(low, high), **shares}
+    half = len(first) // 2
+    a, _ = take_gradient(policy, first[:half], cfg, weigh_none)
+    if a.norm() > 0 and (g - a).norm() > 0:
+        yield {"arm": "halves", "cos": cosine_of(a, g - a), "norm ratio": float((g - a).norm() / a.norm()), **shares}
+    other, _ = take_gradient(policy, second, cfg, weigh_none)
+    yield {"arm": "another draw", "cos": cosine_of(g, other), "norm ratio": float(other.norm() / g.norm()),
+           **shares}
+
+
+# ---- Rows ----
+
+def measure_all(name, seed, warmup, smoke):
+    """Rows of both experiments, (experiment, steps, row) each."""
+    start = warm_start(name, seed, warmup, smoke)
+    origin = start[3]
+    if warmup:
+        for row in measure_gradients(start, origin):
+            yield "gradient", 0, row
+        return
+    at = (0, 1, 2) if smoke else GRADIENT_STEPS
+    after = (1, 2) if smoke else DISPLACEMENT_STEPS
+    path = {0: origin, **train_from(start, {*at, *after}, shaping="none")}
+    for steps in at:
+        for row in measure_gradients(start, path[steps]):
+            yield "gradient", steps, row
+    arms = {"GRPO-SG": {"shaping": "sg"}, "AR": {"shaping": "ar"},
+            "another draw": {"shaping": "none", "seed": seed + 100}}
+    for arm, settings in arms.items():
+        moved = train_from(start, after, **settings)
+        for steps in after:
+            ours, theirs = moved[steps] - origin, path[steps] - origin
+            yield "displacement", steps, {
+                "arm": arm, "cos": cosine_of(ours.double(), theirs.double()),
+                "norm ratio": float(ours.norm() / theirs.norm()), "norm": float(theirs.norm())}
+
+
+def run(path, seeds, tasks, smoke):
+    """Append the rows of every task and seed of which the file has none; those of one task,
+    seed and warm-up come together."""
+    for seed in seeds:
+        for name in tasks:
+            for warmup in WARMUPS.get(name, (0,)):
+                job = {"task": name, "seed": seed, "warmup": warmup}
+                if any(job.items() <= row.items() for row in paired.read_rows(path)):
+                    continue
+                stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
+                lines = []
+                for experiment, steps, row in measure_all(name, seed, warmup, smoke):
+                    lines.append(json.dumps({"experiment": experiment, **job, "steps": steps, **row, **stamp}))
+                with open(path, "a") as file:
+                    file.write("\n".join(lines) + "\n")
+                print(f"{name}, seed {seed}, warm-up {warmup}: {len(lines)} rows", flush=True)
+
+
+# ---- Tables ----
+
+def cells(rows):
+    """(experiment, task, warmup, steps, arm) -> its rows, one a seed, in the file's order."""
+    found = {}
+    for row in rows:
+        key = row["experiment"], row["task"], row["warmup"], row["steps"], row["arm"]
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def in_words(values, form):
+    """Their mean and 95 % interval over seeds."""
+    if len(values) < 2:
+        return form.format(values[0])
+    average, low, high = (form.format(x) for x in paired.interval(values))
+    return f"{average} [{low}, {high}]"
+
+
+def show(rows):
+    for (experiment, task, warmup, steps, arm), here in sorted(cells(rows).items()):
+        angles = in_words([degrees(row["cos"]) for row in here], "{:.1f}")
+        cosines = in_words([row["cos"] for row in here], "{:.3f}")
+        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, {arm}: {angles} degrees, cos {cosines}"
+        line += f", norm x {statistics.fmean(row['norm ratio'] for row in here):.2f}"
+        if "yardstick" in here[0]:
+            line += f", yardstick {statistics.fmean(degrees(row['yardstick']) for row in here):.1f} degrees"
+        if arm == "GRPO-SG" and experiment == "gradient":
+            line += (f"; unlikely {statistics.fmean(row['unlikely'] for row in here):.1%}, "
+                     f"their part {statistics.fmean(row['part'] for row in here):.2f}")
+        print(f"{line}; {len(here)} seeds")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
+    parser.add_argument("--smoke", action="store_true", help="small steps of everything, seed 0, into smoke.jsonl")
+    args = parser.parse_args()
+    models.hide_bars()
+    torch.set_num_threads(1)
+    if args.smoke:
+        args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
+        args.results.unlink(missing_ok=True)
+    if args.what == "run":
+        run(args.results, args.seeds, args.tasks, args.smoke)
+    show(paired.read_rows(args.results))
+
+
+if __name__ == "__main__":
+    main()
