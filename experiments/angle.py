@@ -89,19 +89,37 @@ WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
 # ---- Warm starts, and training from them ----
 
 @functools.lru_cache(1)
-def warm_start(name, seed, warmup, smoke):
-    """(policy, task, cfg, parameters): the tiny model after a warm-up of so many steps, 0 for
-    the task's own, and its parameters as one vector, as the model will change."""
+def begin(name, seed, warmup, smoke):
+    """(policy, task, cfg, path): the tiny model's, and the parameters, each as one vector, of
+    the warm start, path[0], and after steps of GRPO; with warmup steps of a warm-up, 0 for the
+    task's own, and then the warm start alone. The path is kept in a file under runs/."""
     cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
     cfg = dataclasses.replace(cfg, **SMOKE) if smoke else dataclasses.replace(cfg, warm_up=True)
     policy, task, _ = grpo_sg.load(cfg)
+    file = pathlib.Path("runs", f"angle-{paired.name_commit()}", f"{name}-{seed}-{warmup}-{cfg.prompts}.pt")
+    if file.exists():
+        return policy, task, cfg, torch.load(file)
     if not smoke:  # which begins with the ready model
         tiny.warm_up(policy, task._replace(warmup=warmup or task.warmup), cfg)
-    return policy, task, cfg, flat(policy)
+    path = {0: flat(policy)}
+    if not warmup:
+        path.update(train_from(policy, task, cfg, path[0], steps_of(smoke), shaping="none"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(path, file)
+    return policy, task, cfg, path
+
+
+def steps_of(smoke):
+    """All after which parameters are kept."""
+    return (1, 2) if smoke else sorted({*GRADIENT_STEPS, *DISPLACEMENT_STEPS})
 
 
 def flat(policy):
     return parameters_to_vector(policy.model.parameters()).detach().clone()
+
+
+def put(policy, parameters):
+    vector_to_parameters(parameters.clone(), policy.model.parameters())
 
 
 class Watched(Run):
@@ -117,15 +135,12 @@ class Watched(Run):
             self.kept[step] = flat(self.watched)
 
 
-def train_from(start, steps, **settings):
-    """step -> the parameters after it, from training with these settings to the last of
-    these steps. {} for no steps but 0."""
-    policy, task, cfg, parameters = start
-    vector_to_parameters(parameters.clone(), policy.model.parameters())
+def train_from(policy, task, cfg, parameters, steps, **settings):
+    """{step: the parameters after it} of training with these settings."""
+    put(policy, parameters)
     cfg = dataclasses.replace(cfg, steps=max(steps), **settings)
     run = Watched(cfg).watch(policy, steps)
-    if cfg.steps:
-        grpo_sg.train(policy, task, cfg, run)
+    grpo_sg.train(policy, task, cfg, run)
     return run.kept
 
 
@@ -155,10 +170,9 @@ def range_of(policy, completions, cfg, weigh):
     return float(found.min()), float(found.max())
 
 
-def measure_gradients(start, parameters):
-    """Rows of "gradient" at these parameters."""
-    policy, task, cfg, _ = start
-    vector_to_parameters(parameters.clone(), policy.model.parameters())
+def measure_gradients(policy, task, cfg, parameters):
+    """A row of each arm of "gradient", at these parameters."""
+    put(policy, parameters)
     first = draw_rollout(policy, task, cfg, step=FRESH)
     second = draw_rollout(policy, task, cfg, step=FRESH + 1)
     g, sums = take_gradient(policy, first, cfg, weigh_none)
@@ -181,49 +195,53 @@ def measure_gradients(start, parameters):
            **shares}
 
 
+# ---- Displacements ----
+
+def measure_displacements(policy, task, cfg, path, arm, settings):
+    """A row of the arm after each of the steps."""
+    steps = [each for each in DISPLACEMENT_STEPS if each in path]
+    moved = train_from(policy, task, cfg, path[0], steps, **settings)
+    for each in steps:
+        ours, theirs = (moved[each] - path[0]).double(), (path[each] - path[0]).double()
+        yield {"arm": arm, "steps": each, "cos": cosine_of(ours, theirs),
+               "norm ratio": float(ours.norm() / theirs.norm()), "norm": float(theirs.norm())}
+
+
 # ---- Rows ----
 
-def measure_all(name, seed, warmup, smoke):
-    """Rows of both experiments, (experiment, steps, row) each."""
-    start = warm_start(name, seed, warmup, smoke)
-    origin = start[3]
-    if warmup:
-        for row in measure_gradients(start, origin):
-            yield "gradient", 0, row
-        return
-    at = (0, 1, 2) if smoke else GRADIENT_STEPS
-    after = (1, 2) if smoke else DISPLACEMENT_STEPS
-    path = {0: origin, **train_from(start, {*at, *after}, shaping="none")}
-    for steps in at:
-        for row in measure_gradients(start, path[steps]):
-            yield "gradient", steps, row
-    arms = {"GRPO-SG": {"shaping": "sg"}, "AR": {"shaping": "ar"},
-            "another draw": {"shaping": "none", "seed": seed + 100}}
-    for arm, settings in arms.items():
-        moved = train_from(start, after, **settings)
-        for steps in after:
-            ours, theirs = moved[steps] - origin, path[steps] - origin
-            yield "displacement", steps, {
-                "arm": arm, "cos": cosine_of(ours.double(), theirs.double()),
-                "norm ratio": float(ours.norm() / theirs.norm()), "norm": float(theirs.norm())}
-
-
-def run(path, seeds, tasks, smoke):
-    """Append the rows of every task and seed of which the file has none; those of one task,
-    seed and warm-up come together."""
+def jobs_of(seeds, tasks, smoke):
+    """(what decides the start, what decides the row)"""
     for seed in seeds:
         for name in tasks:
             for warmup in WARMUPS.get(name, (0,)):
-                job = {"task": name, "seed": seed, "warmup": warmup}
-                if any(job.items() <= row.items() for row in paired.read_rows(path)):
-                    continue
-                stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
-                lines = []
-                for experiment, steps, row in measure_all(name, seed, warmup, smoke):
-                    lines.append(json.dumps({"experiment": experiment, **job, "steps": steps, **row, **stamp}))
-                with open(path, "a") as file:
-                    file.write("\n".join(lines) + "\n")
-                print(f"{name}, seed {seed}, warm-up {warmup}: {len(lines)} rows", flush=True)
+                start = {"task": name, "seed": seed, "warmup": warmup}
+                at = (0,) if warmup else (0, 1) if smoke else GRADIENT_STEPS
+                for steps in at:
+                    yield start, {"experiment": "gradient", "steps": steps}
+                for arm in () if warmup else ("GRPO-SG", "AR", "another draw"):
+                    yield start, {"experiment": "displacement", "arm": arm}
+
+
+def work(start, job, smoke):
+    policy, task, cfg, path = begin(start["task"], start["seed"], start["warmup"], smoke)
+    if job["experiment"] == "gradient":
+        return measure_gradients(policy, task, cfg, path[job["steps"]])
+    settings = {"GRPO-SG": {"shaping": "sg"}, "AR": {"shaping": "ar"},
+                "another draw": {"shaping": "none", "seed": start["seed"] + 100}}[job["arm"]]
+    return measure_displacements(policy, task, cfg, path, job["arm"], settings)
+
+
+def run(path, jobs, work, smoke):
+    """Append the rows of each job of which the file has none, those of one together."""
+    for start, job in jobs:
+        wanted = {**job, **start}
+        if any(wanted.items() <= row.items() for row in paired.read_rows(path)):
+            continue
+        stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
+        lines = [json.dumps({**job, **row, **start, **stamp}) for row in work(start, job, smoke)]
+        with open(path, "a") as file:
+            file.write("\n".join(lines) + "\n")
+        print(datetime.datetime.now().strftime("%H:%M:%S"), *start.values(), *job.values(), flush=True)
 
 
 # ---- Tables ----
@@ -273,7 +291,7 @@ def main():
         args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
         args.results.unlink(missing_ok=True)
     if args.what == "run":
-        run(args.results, args.seeds, args.tasks, args.smoke)
+        run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
     show(paired.read_rows(args.results))
 
 
