@@ -94,9 +94,10 @@ def begin(name, seed, warmup, smoke):
     the warm start, path[0], and after steps of GRPO; with warmup steps of a warm-up, 0 for the
     task's own, and then the warm start alone. The path is kept in a file under runs/."""
     cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
-    cfg = dataclasses.replace(cfg, **SMOKE) if smoke else dataclasses.replace(cfg, warm_up=True)
+    cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
     policy, task, _ = grpo_sg.load(cfg)
-    file = pathlib.Path("runs", f"angle-{paired.name_commit()}", f"{name}-{seed}-{warmup}-{cfg.prompts}.pt")
+    folder = pathlib.Path("runs", f"angle-{paired.name_commit()}")
+    file = folder / f"{name}-{seed}-{warmup}-{cfg.prompts}.pt"
     if file.exists():
         return policy, task, cfg, torch.load(file)
     if not smoke:  # which begins with the ready model
@@ -104,7 +105,7 @@ def begin(name, seed, warmup, smoke):
     path = {0: flat(policy)}
     if not warmup:
         path.update(train_from(policy, task, cfg, path[0], steps_of(smoke), shaping="none"))
-    file.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     torch.save(path, file)
     return policy, task, cfg, path
 
@@ -155,8 +156,10 @@ def take_gradient(policy, completions, cfg, weigh):
     return gradient, sums
 
 
-def cosine_of(a, b):
-    return cosine(float(a @ b), float(a @ a), float(b @ b))
+def set_against(a, base):
+    """The cosine of two vectors, and the norm of the first over that of the other."""
+    cos = cosine(float(a @ base), float(a @ a), float(base @ base))
+    return {"cos": cos, "norm ratio": float(a.norm() / base.norm())}
 
 
 @torch.no_grad()
@@ -183,16 +186,15 @@ def measure_gradients(policy, task, cfg, parameters):
     for arm, weigh in WEIGHTS.items():
         turned, sums = take_gradient(policy, first, cfg, weigh)
         low, high = range_of(policy, first, cfg, weigh)
-        yield {"arm": arm, "cos": cosine_of(g, turned), "norm ratio": float(turned.norm() / g.norm()),
-               "weight_mean": sums["weight_mean"] / sums["count"], "least": low, "greatest": high,
+        yield {"arm": arm, **set_against(turned, g), "least": low, "greatest": high,
+               "weight_mean": sums["weight_mean"] / sums["count"],
                "yardstick": yardstick(low, high), **shares}
     half = len(first) // 2
     a, _ = take_gradient(policy, first[:half], cfg, weigh_none)
     if a.norm() > 0 and (g - a).norm() > 0:
-        yield {"arm": "halves", "cos": cosine_of(a, g - a), "norm ratio": float((g - a).norm() / a.norm()), **shares}
+        yield {"arm": "halves", **set_against(g - a, a), **shares}
     other, _ = take_gradient(policy, second, cfg, weigh_none)
-    yield {"arm": "another draw", "cos": cosine_of(g, other), "norm ratio": float(other.norm() / g.norm()),
-           **shares}
+    yield {"arm": "another draw", **set_against(other, g), **shares}
 
 
 # ---- Displacements ----
@@ -203,8 +205,8 @@ def measure_displacements(policy, task, cfg, path, arm, settings):
     moved = train_from(policy, task, cfg, path[0], steps, **settings)
     for each in steps:
         ours, theirs = (moved[each] - path[0]).double(), (path[each] - path[0]).double()
-        yield {"arm": arm, "steps": each, "cos": cosine_of(ours, theirs),
-               "norm ratio": float(ours.norm() / theirs.norm()), "norm": float(theirs.norm())}
+        yield {"arm": arm, "steps": each, **set_against(ours, theirs),
+               "norm": float(theirs.norm())}
 
 
 # ---- Rows ----
@@ -238,10 +240,12 @@ def run(path, jobs, work, smoke):
         if any(wanted.items() <= row.items() for row in paired.read_rows(path)):
             continue
         stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
-        lines = [json.dumps({**job, **row, **start, **stamp}) for row in work(start, job, smoke)]
+        rows = list(work(start, job, smoke))
         with open(path, "a") as file:
-            file.write("\n".join(lines) + "\n")
-        print(datetime.datetime.now().strftime("%H:%M:%S"), *start.values(), *job.values(), flush=True)
+            for row in rows:
+                file.write(json.dumps({**job, **row, **start, **stamp}) + "\n")
+        now = datetime.datetime.now().strftime("%H:%M:%S")
+        print(now, *start.values(), *job.values(), flush=True)
 
 
 # ---- Tables ----
@@ -267,10 +271,12 @@ def show(rows):
     for (experiment, task, warmup, steps, arm), here in sorted(cells(rows).items()):
         angles = in_words([degrees(row["cos"]) for row in here], "{:.1f}")
         cosines = in_words([row["cos"] for row in here], "{:.3f}")
-        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, {arm}: {angles} degrees, cos {cosines}"
+        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, {arm}: "
+        line += f"{angles} degrees, cos {cosines}"
         line += f", norm x {statistics.fmean(row['norm ratio'] for row in here):.2f}"
         if "yardstick" in here[0]:
-            line += f", yardstick {statistics.fmean(degrees(row['yardstick']) for row in here):.1f} degrees"
+            widest = statistics.fmean(degrees(row["yardstick"]) for row in here)
+            line += f", yardstick {widest:.1f} degrees"
         if arm == "GRPO-SG" and experiment == "gradient":
             line += (f"; unlikely {statistics.fmean(row['unlikely'] for row in here):.1%}, "
                      f"their part {statistics.fmean(row['part'] for row in here):.2f}")
@@ -283,7 +289,8 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
-    parser.add_argument("--smoke", action="store_true", help="small steps of everything, seed 0, into smoke.jsonl")
+    parser.add_argument("--smoke", action="store_true",
+                        help="small steps of everything, seed 0, into smoke.jsonl")
     args = parser.parse_args()
     models.hide_bars()
     torch.set_num_threads(1)

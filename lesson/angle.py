@@ -122,27 +122,27 @@ def weigh_none(logps, cfg):
 
 
 def compare(policy, completions, cfg):
-    """What this script prints, as a dict, of a rollout with its advantages. One copy of the
-    gradient is held at a time, in host memory. Raises UserError if the rollout has no
-    gradient, or one problem alone. .grad is None in the end."""
+    """What is printed, as a dict, of a rollout with its advantages. At any time one copy of
+    the gradient is held, in host memory; .grad is None in the end. Raises UserError if the
+    rollout has one problem alone, or no gradient."""
     model = policy.model
     cfg = dataclasses.replace(cfg, beta=0.0)
     half = len(completions) // cfg.group_size // 2 * cfg.group_size
     if half == 0:
         raise program.UserError("one problem has no two halves: give --prompts 2 or more")
-    bar = tqdm(total=3 * sum(c.advantage != 0 for c in completions), desc="gradients", mininterval=0.5)
+    used = sum(c.advantage != 0 for c in completions)
+    if used == 0:
+        raise program.UserError(
+            "all groups have equal rewards, so that there is no gradient: raise --prompts, "
+            "or take another task or model")
+    bar = tqdm(total=3 * used, desc="gradients", mininterval=0.5)
     model.zero_grad()
-    sums = {}
-    # a of the first half, b of the second, g = a + b of all.
+    # GRPO's: a of the first half, b of the second, g = a + b.
     add_gradient(policy, completions[:half], cfg, weigh_none, bar)
     a, aa = copy_gradient(model), dot(model)
     add_gradient(policy, completions[half:], cfg, weigh_none, bar)
     ag, gg = dot(model, a), dot(model)
-    if gg == 0:
-        raise program.UserError(
-            "all groups have equal rewards, so that there is no gradient: raise --prompts, or "
-            "take another task or model")
-    halves = cosine(ag - aa, aa, gg - 2 * ag + aa)
+    a = None
     g = copy_gradient(model)
     model.zero_grad()
     sums = add_gradient(policy, completions, cfg, grpo_sg.weigh, bar)
@@ -153,41 +153,45 @@ def compare(policy, completions, cfg):
     model.zero_grad()
     bar.close()
     return {"tokens": sums["count"], "unlikely": sums["low_prob_frac"] / sums["count"],
-            "part": part, "cos": turned, "halves": halves, "weight": sums["weight_mean"] / sums["count"],
-            "yardstick": yardstick(*find_range(cfg))}
+            "part": part, "cos": turned, "halves": cosine(ag - aa, aa, gg - 2 * ag + aa)}
 
 
 def of_twice_the_size(cos):
     """The cosine between two rollouts, from that between two halves of one: if each is the
-    mean gradient plus noise, twice the problems halve the square of the noise (Spearman and
-    Brown's formula). Noise alone, cos <= 0, stays 0."""
-    return 2 * max(cos, 0.0) / (1 + max(cos, 0.0))
+    expected gradient plus noise, twice the problems halve the noise's square (Spearman's
+    and Brown's formula). Below 0 there is noise alone, and 0 is returned."""
+    return 2 * max(cos, 0.0) / (1 + max(cos, 0.0)) if cos == cos else cos
+
+
+def expect(turned, noise):
+    """A sentence; both in degrees, noise nan if it is not known."""
+    if math.isnan(noise):
+        return "one half of the rollout has no gradient: raise --prompts to see the noise"
+    words = (f"a step turns by {turned:.0f} degrees for the weight, and by some {noise:.0f} "
+             "for other problems")
+    if turned < noise / 2:
+        return (f"{words}: luck hides the weight in a single step, and only what stays the "
+                "same over many steps and seeds could show it")
+    return f"{words}: training may well differ, for better or worse"
 
 
 def tell(found, cfg):
     """The lines that are printed."""
-    name = NAMES[cfg.shaping]
-    turned, noise = degrees(found["cos"]), degrees(of_twice_the_size(found["halves"]))
+    turned, halves = degrees(found["cos"]), degrees(found["halves"])
+    noise = degrees(of_twice_the_size(found["halves"]))
     low, high = find_range(cfg)
-    if math.isnan(noise):
-        expect = "one half of the rollout has no gradient, so that the noise is not known: raise --prompts"
-    elif turned < noise / 2:
-        expect = (f"a step turns by {turned:.0f} degrees for the weight and by some {noise:.0f} for other "
-                  "problems. Luck hides the weight in any single step; only what stays the same over "
-                  "many steps and seeds could show it")
-    else:
-        expect = (f"a step turns by {turned:.0f} degrees for the weight and by some {noise:.0f} for other "
-                  "problems: training may well differ. Whether for the better, this does not say")
-    return [
-        f"{found['tokens']:,.0f} {'completions' if cfg.loss_agg_mode != 'token-mean' else 'tokens'} "
-        f"trained on; unlikely tokens (pi < 1/3): {found['unlikely']:.1%} of them, with {found['part']:.2f} "
-        "of GRPO's gradient g, as <g_unlikely, g> / <g, g>",
-        f"{name} against GRPO: {turned:.1f} degrees (cosine {found['cos']:.4f})",
-        f"  Kantorovich's yardstick for weights from {low:.3g} to {high:.3g}: "
-        f"{degrees(found['yardstick']):.1f} degrees",
-        f"noise: {degrees(found['halves']):.1f} degrees between two halves of the rollout; so between two "
-        f"rollouts of this size some {noise:.0f}",
-        f"what to expect: {expect}"]
+    widest = degrees(yardstick(low, high))
+    counted = "tokens" if cfg.loss_agg_mode == "token-mean" else "completions"
+    lines = [
+        f"trained on: {found['tokens']:,.0f} {counted}",
+        f"unlikely tokens (pi < 1/3): {found['unlikely']:.1%} of these, "
+        f"{found['part']:.0%} of GRPO's gradient",
+        f"angle between the gradients of GRPO and {NAMES[cfg.shaping]}: {turned:.1f} degrees",
+        f"    Kantorovich's yardstick, weights from {low:.3g} to {high:.3g}: {widest:.1f}"]
+    if not math.isnan(noise):
+        lines += [f"    noise, between two halves of the rollout: {halves:.1f}; so between two "
+                  f"such rollouts some {noise:.0f}"]
+    return [*lines, f"what to expect: {expect(turned, noise)}"]
 
 
 def main(argv=None):
@@ -199,7 +203,8 @@ def main(argv=None):
         policy, task, _ = grpo_sg.load(cfg)
         if not (cfg.model or cfg.resume or tiny.find_ready(cfg)):
             tiny.warm_up(policy, task, cfg)
-        print(f"sampling {min(cfg.prompts, len(task.train))} problems x {cfg.group_size} completions")
+        count = min(cfg.prompts, len(task.train))
+        print(f"sampling {cfg.group_size} completions of each of {count} problems")
         completions = draw_rollout(policy, task, cfg)
         print("\n".join(tell(compare(policy, completions, cfg), cfg)))
 

@@ -71,8 +71,9 @@ def slow_compare(policy, completions, cfg, w):
 
     def cos(a, b):
         return float(a @ b / a.norm() / b.norm())
-    return {"tokens": tokens, "unlikely": unlikely / tokens, "part": float(total["unlikely"] @ g / (g @ g)),
-            "cos": cos(g, total["turned"]), "halves": cos(total["first"], total["second"])}
+    return {"tokens": tokens, "unlikely": unlikely / tokens,
+            "part": float(total["unlikely"] @ g / (g @ g)), "cos": cos(g, total["turned"]),
+            "halves": cos(total["first"], total["second"])}
 
 
 def weight(pi):
@@ -118,14 +119,15 @@ def test_halves_of_which_one_has_no_gradient(policy):
         c.advantage = 0.0
     found = angle.compare(policy, completions, CFG)
     assert math.isnan(found["halves"])
-    assert "the noise is not known" in angle.tell(found, CFG)[-1]
+    assert "raise --prompts" in angle.tell(found, CFG)[-1]
 
 
 # ---- Kantorovich's yardstick ----
 
 def cos_of_sums(lengths, weights):
     """Between the sums of orthogonal vectors of these lengths, unweighted and weighted."""
-    vectors = torch.linalg.qr(torch.randn(len(lengths), len(lengths), dtype=torch.float64))[0] * lengths
+    square = torch.randn(len(lengths), len(lengths), dtype=torch.float64)
+    vectors = torch.linalg.qr(square)[0] * lengths  # its columns
     return float(torch.cosine_similarity(vectors.sum(1), (vectors * weights).sum(1), dim=0))
 
 
@@ -139,7 +141,8 @@ def test_no_orthogonal_vectors_turn_further_than_the_yardstick(low, high):
         assert cos_of_sums(lengths, weights) >= bound - 1e-12
     # And it is reached, so that no smaller angle would do.
     lengths = torch.tensor([high, low], dtype=torch.float64).sqrt()
-    assert cos_of_sums(lengths, torch.tensor([low, high], dtype=torch.float64)) == pytest.approx(bound)
+    weights = torch.tensor([low, high], dtype=torch.float64)
+    assert cos_of_sums(lengths, weights) == pytest.approx(bound)
 
 
 def test_vectors_that_cancel_turn_further():
@@ -152,9 +155,9 @@ def test_vectors_that_cancel_turn_further():
 def test_noise_of_twice_the_size():
     """Two halves and two wholes, each a common vector and noise of its own."""
     torch.manual_seed(0)
-    common, noise = torch.randn(20000), torch.randn(4, 20000)
-    halves = torch.cosine_similarity(common + noise[0], common + noise[1], dim=0)
-    wholes = torch.cosine_similarity(2 * common + noise[0] + noise[1], 2 * common + noise[2] + noise[3], dim=0)
+    a, b, c, d = torch.randn(20000) + torch.randn(4, 20000)
+    halves = torch.cosine_similarity(a, b, dim=0)
+    wholes = torch.cosine_similarity(a + b, c + d, dim=0)
     assert angle.of_twice_the_size(float(halves)) == pytest.approx(float(wholes), abs=0.02)
     assert angle.of_twice_the_size(-0.1) == 0
 
@@ -162,11 +165,10 @@ def test_noise_of_twice_the_size():
 # ---- The command ----
 
 def test_the_command_on_the_ready_model(capsys):
-    """32 problems take half a minute of a busy core, 8 of them a few seconds."""
-    angle.main(["--prompts", "8"])
+    angle.main(["--task", "math", "--prompts", "8"])
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("GRPO-SG against GRPO: ") and "degrees" in line for line in lines)
-    assert any("weights from 1 to 1.4: 9.6 degrees" in line for line in lines)
+    assert any(line.startswith("angle between the gradients of GRPO and GR") for line in lines)
+    assert "    Kantorovich's yardstick, weights from 1 to 1.4: 9.6" in lines
     assert lines[-1].startswith("what to expect: ")
 
 
