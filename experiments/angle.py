@@ -3,7 +3,8 @@
     python -m experiments.angle run                two hours of a core; goes on where it stopped
     python -m experiments.angle run --seeds 0 1    these alone
     python -m experiments.angle run --smoke        a few small steps of everything, in a minute
-    python -m experiments.angle show               the tables
+    python -m experiments.angle show               everything
+    python -m experiments.angle table              the tables of the pages, as Markdown
 
 Rows are appended to results/angle.jsonl (--results), each with experiment, arm, task, seed,
 warmup (0: the task's own), steps, commit and date.
@@ -283,9 +284,37 @@ def show(rows):
         print(f"{line}; {len(here)} seeds")
 
 
+def tabulate(rows):
+    """The pages' tables, in degrees: mean and 95 % interval over seeds."""
+    found = cells(rows)
+
+    def angles(*key):
+        here = found.get(key, [])
+        return in_words([degrees(row["cos"]) for row in here], "{:.0f}") if here else ""
+    arms = "GRPO-SG", "AR", "another draw"
+    print(f"| moves of the parameters | steps | seeds | {' | '.join(arms)} |\n{'| --- ' * 6}|")
+    for task in TASKS:
+        for steps in DISPLACEMENT_STEPS:
+            here = found.get(("displacement", task, 0, steps, "GRPO-SG"), [])
+            each = [angles("displacement", task, 0, steps, arm) for arm in arms]
+            if here:
+                print(f"| `{task}` | {steps} | {len(here)} | {' | '.join(each)} |")
+    arms = "GRPO-SG", "dose 3", "dose 10", "w = pi", "AR", "without unlikely", "another draw"
+    print(f"\n| gradients | seeds | unlikely | their part | {' | '.join(arms)} |\n{'| --- ' * 11}|")
+    for experiment, task, warmup, steps, arm in found:
+        if experiment == "gradient" and arm == "GRPO-SG":
+            here = found[experiment, task, warmup, steps, arm]
+            unlikely = statistics.fmean(row["unlikely"] for row in here)
+            part = statistics.fmean(row["part"] for row in here)
+            each = [angles("gradient", task, warmup, steps, arm) for arm in arms]
+            start = f"a warm-up of {warmup}" if warmup else f"after {steps} steps"
+            print(f"| `{task}`, {start} | {len(here)} | {unlikely:.1%} | {part:.2f} | "
+                  f"{' | '.join(each)} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("what", choices=["run", "show", "table"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
@@ -299,7 +328,8 @@ def main():
         args.results.unlink(missing_ok=True)
     if args.what == "run":
         run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
-    show(paired.read_rows(args.results))
+    tell = tabulate if args.what == "table" else show
+    tell(paired.read_rows(args.results))
 
 
 if __name__ == "__main__":
