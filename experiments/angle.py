@@ -1,0 +1,336 @@
+"""Why no difference is seen: how far does the weight turn an update, and how far does luck?
+
+    python -m experiments.angle run                two hours of a core; goes on where it stopped
+    python -m experiments.angle run --seeds 0 1    these alone
+    python -m experiments.angle run --smoke        a few small steps of everything, in a minute
+    python -m experiments.angle show               everything
+    python -m experiments.angle table              the tables of the pages, as Markdown
+
+Rows are appended to results/angle.jsonl (--results), each with experiment, arm, task, seed,
+warmup (0: the task's own), steps, commit and date.
+
+The protocol, written down before the first counted run (scouting runs of one or two seeds on
+kk, math and qa had been looked at, with 64 prompts in place of 32):
+
+- Seeds 0 to 4, tasks kk, math and qa, the settings of `python grpo_sg.py --task TASK`. Each
+  seed has its own problems and its own warm start (--warm_up), so that intervals over seeds
+  cover the model, too. All of it is temperature 1, 32 problems x 8 completions.
+- "gradient": at the warm start and after 10, 30 and 60 steps of GRPO; for kk also after
+  warm-ups of 50, 100 and 150 steps. One rollout, of training problems and samples that no
+  step had (step 10,001 of the same seed). For each arm the cosine of its summed gradient to
+  GRPO's on the same rollout, and its norm over GRPO's. Arms: GRPO-SG, dose 3, dose 10 (as in
+  experiments/dose.py), w = pi, AR, "without unlikely" (w = 0 where pi < 1/3), and two that are
+  noise: "halves", GRPO on the first half of the problems against the second, and "another
+  draw", GRPO on a second rollout (step 10,002) against the first. With each row stand the
+  share of unlikely tokens among those trained on, their part <g_u, g> / <g, g>, and
+  Kantorovich's yardstick for the least and the greatest weight on this rollout.
+- "displacement": the parameters after 1, 5, 20 and 60 training steps minus those of the warm
+  start (AdamW, 4 updates a step, clipping and all: grpo_sg.train). Of each arm the cosine to
+  GRPO's displacement from the same warm start, and its norm over GRPO's. Arms: GRPO-SG and AR
+  with the problems and the sampling seeds of GRPO's run, and "another draw": GRPO with those
+  of seed + 100, on the same training set.
+- Reported are means and 95 % intervals over seeds of cosines and of angles. There is no test:
+  nothing here decides that a method is better. If fewer seeds are done, that is said.
+"""
+import argparse
+import dataclasses
+import datetime
+import functools
+import json
+import math
+import pathlib
+import statistics
+
+import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import grpo_sg
+from experiments import paired
+from lesson.angle import (
+    add_gradient, cosine, degrees, draw_rollout, weigh_none, weigh_unlikely, yardstick)
+from support import models, tiny
+from support.run import Run
+
+TASKS = "kk", "math", "qa"
+SEEDS = range(5)
+WARMUPS = {"kk": (0, 50, 100, 150)}  # 0: the task's own
+GRADIENT_STEPS = 0, 10, 30, 60
+DISPLACEMENT_STEPS = 1, 5, 20, 60
+FRESH = 10_001  # a rollout that no training step has
+SMOKE = {"prompts": 8, "group_size": 4, "updates": 2}
+
+
+# ---- Arms: weights of tokens ----
+
+def weigh_sg(logps, cfg):
+    return grpo_sg.token_weights(logps)
+
+
+def weigh_dose(dose, logps, cfg):
+    return grpo_sg.token_weights(logps) ** (math.log(dose) / math.log(1.4))
+
+
+def weigh_pi(logps, cfg):
+    return logps.detach().float().exp()
+
+
+def weigh_ar(logps, cfg):
+    return 0.2 * weigh_pi(logps, cfg) + 0.8
+
+
+def weigh_likely(logps, cfg):
+    return 1 - weigh_unlikely(logps, cfg)
+
+
+WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
+           "dose 10": functools.partial(weigh_dose, 10), "w = pi": weigh_pi, "AR": weigh_ar,
+           "without unlikely": weigh_likely}
+
+
+# ---- Warm starts, and training from them ----
+
+@functools.lru_cache(1)
+def begin(name, seed, warmup, smoke):
+    """(policy, task, cfg, path): the tiny model's, and the parameters, each as one vector, of
+    the warm start, path[0], and after steps of GRPO; with warmup steps of a warm-up, 0 for the
+    task's own, and then the warm start alone. The path is kept in a file under runs/."""
+    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
+    cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
+    policy, task, _ = grpo_sg.load(cfg)
+    folder = pathlib.Path("runs", f"angle-{paired.name_commit()}")
+    file = folder / f"{name}-{seed}-{warmup}-{cfg.prompts}.pt"
+    if file.exists():
+        return policy, task, cfg, torch.load(file)
+    if not smoke:  # which begins with the ready model
+        tiny.warm_up(policy, task._replace(warmup=warmup or task.warmup), cfg)
+    path = {0: flat(policy)}
+    if not warmup:
+        path.update(train_from(policy, task, cfg, path[0], steps_of(smoke), shaping="none"))
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(path, file)
+    return policy, task, cfg, path
+
+
+def steps_of(smoke):
+    """All after which parameters are kept."""
+    return (1, 2) if smoke else sorted({*GRADIENT_STEPS, *DISPLACEMENT_STEPS})
+
+
+def flat(policy):
+    return parameters_to_vector(policy.model.parameters()).detach().clone()
+
+
+def put(policy, parameters):
+    vector_to_parameters(parameters.clone(), policy.model.parameters())
+
+
+class Watched(Run):
+    """A run that keeps the parameters after some steps."""
+
+    def watch(self, policy, steps):
+        self.watched, self.wanted, self.kept = policy, steps, {}
+        return self
+
+    def log_step(self, step, *given):
+        super().log_step(step, *given)
+        if step in self.wanted:
+            self.kept[step] = flat(self.watched)
+
+
+def train_from(policy, task, cfg, parameters, steps, **settings):
+    """{step: the parameters after it} of training with these settings."""
+    put(policy, parameters)
+    cfg = dataclasses.replace(cfg, steps=max(steps), **settings)
+    run = Watched(cfg).watch(policy, steps)
+    grpo_sg.train(policy, task, cfg, run)
+    return run.kept
+
+
+# ---- Gradients ----
+
+def take_gradient(policy, completions, cfg, weigh):
+    """(gradient as one vector in float64, sums of the loss)"""
+    policy.model.zero_grad()
+    sums = add_gradient(policy, completions, cfg, weigh)
+    gradient = torch.cat([p.grad.flatten().double() for p in policy.model.parameters()])
+    policy.model.zero_grad()
+    return gradient, sums
+
+
+def set_against(a, base):
+    """The cosine of two vectors, and the norm of the first over that of the other."""
+    cos = cosine(float(a @ base), float(a @ a), float(base @ base))
+    return {"cos": cos, "norm ratio": float(a.norm() / base.norm())}
+
+
+@torch.no_grad()
+def range_of(policy, completions, cfg, weigh):
+    """(least, greatest) weight of the tokens that are trained on."""
+    found = []
+    for batch in grpo_sg.micro_batches(completions, cfg, policy.model.device):
+        logps = grpo_sg.compute_logps(policy.model, batch, cfg)
+        found.append(weigh(logps, cfg)[batch["mask"]])
+    found = torch.cat(found)
+    return float(found.min()), float(found.max())
+
+
+def measure_gradients(policy, task, cfg, parameters):
+    """A row of each arm of "gradient", at these parameters."""
+    put(policy, parameters)
+    first = draw_rollout(policy, task, cfg, step=FRESH)
+    second = draw_rollout(policy, task, cfg, step=FRESH + 1)
+    g, sums = take_gradient(policy, first, cfg, weigh_none)
+    unlikely, _ = take_gradient(policy, first, cfg, weigh_unlikely)
+    shares = {"tokens": int(sums["count"]), "unlikely": sums["low_prob_frac"] / sums["count"],
+              "part": float(unlikely @ g / (g @ g)), "norm": float(g.norm()),
+              "accuracy": statistics.fmean(c.solved for c in first)}
+    for arm, weigh in WEIGHTS.items():
+        turned, sums = take_gradient(policy, first, cfg, weigh)
+        low, high = range_of(policy, first, cfg, weigh)
+        yield {"arm": arm, **set_against(turned, g), "least": low, "greatest": high,
+               "weight_mean": sums["weight_mean"] / sums["count"],
+               "yardstick": yardstick(low, high), **shares}
+    half = len(first) // 2
+    a, _ = take_gradient(policy, first[:half], cfg, weigh_none)
+    if a.norm() > 0 and (g - a).norm() > 0:
+        yield {"arm": "halves", **set_against(g - a, a), **shares}
+    other, _ = take_gradient(policy, second, cfg, weigh_none)
+    yield {"arm": "another draw", **set_against(other, g), **shares}
+
+
+# ---- Displacements ----
+
+def measure_displacements(policy, task, cfg, path, arm, settings):
+    """A row of the arm after each of the steps."""
+    steps = [each for each in DISPLACEMENT_STEPS if each in path]
+    moved = train_from(policy, task, cfg, path[0], steps, **settings)
+    for each in steps:
+        ours, theirs = (moved[each] - path[0]).double(), (path[each] - path[0]).double()
+        yield {"arm": arm, "steps": each, **set_against(ours, theirs),
+               "norm": float(theirs.norm())}
+
+
+# ---- Rows ----
+
+def jobs_of(seeds, tasks, smoke):
+    """(what decides the start, what decides the row)"""
+    for seed in seeds:
+        for name in tasks:
+            for warmup in WARMUPS.get(name, (0,)):
+                start = {"task": name, "seed": seed, "warmup": warmup}
+                at = (0,) if warmup else (0, 1) if smoke else GRADIENT_STEPS
+                for steps in at:
+                    yield start, {"experiment": "gradient", "steps": steps}
+                for arm in () if warmup else ("GRPO-SG", "AR", "another draw"):
+                    yield start, {"experiment": "displacement", "arm": arm}
+
+
+def work(start, job, smoke):
+    policy, task, cfg, path = begin(start["task"], start["seed"], start["warmup"], smoke)
+    if job["experiment"] == "gradient":
+        return measure_gradients(policy, task, cfg, path[job["steps"]])
+    settings = {"GRPO-SG": {"shaping": "sg"}, "AR": {"shaping": "ar"},
+                "another draw": {"shaping": "none", "seed": start["seed"] + 100}}[job["arm"]]
+    return measure_displacements(policy, task, cfg, path, job["arm"], settings)
+
+
+def run(path, jobs, work, smoke):
+    """Append the rows of each job of which the file has none, those of one together."""
+    for start, job in jobs:
+        wanted = {**job, **start}
+        if any(wanted.items() <= row.items() for row in paired.read_rows(path)):
+            continue
+        stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
+        rows = list(work(start, job, smoke))
+        with open(path, "a") as file:
+            for row in rows:
+                file.write(json.dumps({**job, **row, **start, **stamp}) + "\n")
+        now = datetime.datetime.now().strftime("%H:%M:%S")
+        print(now, *start.values(), *job.values(), flush=True)
+
+
+# ---- Tables ----
+
+def cells(rows):
+    """(experiment, task, warmup, steps, arm) -> its rows, one a seed, in the file's order."""
+    found = {}
+    for row in rows:
+        key = row["experiment"], row["task"], row["warmup"], row["steps"], row["arm"]
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def in_words(values, form):
+    """Their mean and 95 % interval over seeds."""
+    if len(values) < 2:
+        return form.format(values[0])
+    average, low, high = (form.format(x) for x in paired.interval(values))
+    return f"{average} [{low}, {high}]"
+
+
+def show(rows):
+    for (experiment, task, warmup, steps, arm), here in sorted(cells(rows).items()):
+        angles = in_words([degrees(row["cos"]) for row in here], "{:.1f}")
+        cosines = in_words([row["cos"] for row in here], "{:.3f}")
+        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, {arm}: "
+        line += f"{angles} degrees, cos {cosines}"
+        line += f", norm x {statistics.fmean(row['norm ratio'] for row in here):.2f}"
+        if "yardstick" in here[0]:
+            widest = statistics.fmean(degrees(row["yardstick"]) for row in here)
+            line += f", yardstick {widest:.1f} degrees"
+        if arm == "GRPO-SG" and experiment == "gradient":
+            line += (f"; unlikely {statistics.fmean(row['unlikely'] for row in here):.1%}, "
+                     f"their part {statistics.fmean(row['part'] for row in here):.2f}")
+        print(f"{line}; {len(here)} seeds")
+
+
+def tabulate(rows):
+    """The pages' tables, in degrees: mean and 95 % interval over seeds."""
+    found = cells(rows)
+
+    def angles(*key):
+        here = found.get(key, [])
+        return in_words([degrees(row["cos"]) for row in here], "{:.0f}") if here else ""
+    arms = "GRPO-SG", "AR", "another draw"
+    print(f"| moves of the parameters | steps | seeds | {' | '.join(arms)} |\n{'| --- ' * 6}|")
+    for task in TASKS:
+        for steps in DISPLACEMENT_STEPS:
+            here = found.get(("displacement", task, 0, steps, "GRPO-SG"), [])
+            each = [angles("displacement", task, 0, steps, arm) for arm in arms]
+            if here:
+                print(f"| `{task}` | {steps} | {len(here)} | {' | '.join(each)} |")
+    arms = "GRPO-SG", "dose 3", "dose 10", "w = pi", "AR", "without unlikely", "another draw"
+    print(f"\n| gradients | seeds | unlikely | their part | {' | '.join(arms)} |\n{'| --- ' * 11}|")
+    for experiment, task, warmup, steps, arm in found:
+        if experiment == "gradient" and arm == "GRPO-SG":
+            here = found[experiment, task, warmup, steps, arm]
+            unlikely = statistics.fmean(row["unlikely"] for row in here)
+            part = statistics.fmean(row["part"] for row in here)
+            each = [angles("gradient", task, warmup, steps, arm) for arm in arms]
+            start = f"a warm-up of {warmup}" if warmup else f"after {steps} steps"
+            print(f"| `{task}`, {start} | {len(here)} | {unlikely:.1%} | {part:.2f} | "
+                  f"{' | '.join(each)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["run", "show", "table"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
+    parser.add_argument("--smoke", action="store_true",
+                        help="small steps of everything, seed 0, into smoke.jsonl")
+    args = parser.parse_args()
+    models.hide_bars()
+    torch.set_num_threads(1)
+    if args.smoke:
+        args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
+        args.results.unlink(missing_ok=True)
+    if args.what == "run":
+        run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
+    tell = tabulate if args.what == "table" else show
+    tell(paired.read_rows(args.results))
+
+
+if __name__ == "__main__":
+    main()
