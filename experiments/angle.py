@@ -19,7 +19,7 @@ kk, math and qa had been looked at, with 64 prompts in place of 32):
   warm-ups of 50, 100 and 150 steps. One rollout, of training problems and samples that no
   step had (step 10,001 of the same seed). For each arm the cosine of its summed gradient to
   GRPO's on the same rollout, and its norm over GRPO's. Arms: GRPO-SG, dose 3, dose 10 (as in
-  experiments/dose.py), w = pi, AR, "without unlikely" (w = 0 where pi < 1/3), and two that are
+  experiments/run.py), w = pi, AR, "without unlikely" (w = 0 where pi < 1/3), and two that are
   noise: "halves", GRPO on the first half of the problems against the second, and "another
   draw", GRPO on a second rollout (step 10,002) against the first. With each row stand the
   share of unlikely tokens among those trained on, their part <g_u, g> / <g, g>, and
@@ -45,7 +45,8 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_sg
-from experiments import paired
+from experiments import analysis
+from experiments.run import name_commit
 from lesson.angle import (
     add_gradient, cosine, degrees, draw_rollout, weigh_none, weigh_unlikely, yardstick)
 from support import models, tiny
@@ -97,7 +98,7 @@ def begin(name, seed, warmup, smoke):
     cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
     cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
     policy, task, _ = grpo_sg.load(cfg)
-    folder = pathlib.Path("runs", f"angle-{paired.name_commit()}")
+    folder = pathlib.Path("runs", f"angle-{name_commit()}")
     file = folder / f"{name}-{seed}-{warmup}-{cfg.prompts}.pt"
     if file.exists():
         return policy, task, cfg, torch.load(file)
@@ -238,9 +239,9 @@ def run(path, jobs, work, smoke):
     """Append the rows of each job of which the file has none, those of one together."""
     for start, job in jobs:
         wanted = {**job, **start}
-        if any(wanted.items() <= row.items() for row in paired.read_rows(path)):
+        if any(wanted.items() <= row.items() for row in analysis.read_rows(path)):
             continue
-        stamp = {"commit": paired.name_commit(), "date": str(datetime.date.today())}
+        stamp = {"commit": name_commit(), "date": str(datetime.date.today())}
         rows = list(work(start, job, smoke))
         with open(path, "a") as file:
             for row in rows:
@@ -264,7 +265,7 @@ def in_words(values, form):
     """Their mean and 95 % interval over seeds."""
     if len(values) < 2:
         return form.format(values[0])
-    average, low, high = (form.format(x) for x in paired.interval(values))
+    average, low, high = (form.format(x) for x in analysis.interval(values))
     return f"{average} [{low}, {high}]"
 
 
@@ -317,7 +318,7 @@ def main():
     parser.add_argument("what", choices=["run", "show", "table"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
+    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / "angle.jsonl")
     parser.add_argument("--smoke", action="store_true",
                         help="small steps of everything, seed 0, into smoke.jsonl")
     args = parser.parse_args()
@@ -329,7 +330,7 @@ def main():
     if args.what == "run":
         run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
     tell = tabulate if args.what == "table" else show
-    tell(paired.read_rows(args.results))
+    tell(analysis.read_rows(args.results))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import math
 import pathlib
 import statistics
 
-from experiments import angle, paired
+from experiments import analysis, angle
 
 FIGURE = pathlib.Path(__file__).parent / "figures" / "angle.svg"
 STEPS = 1, 60
@@ -86,10 +86,10 @@ def draw(rows, task):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", choices=angle.TASKS, default="kk")
-    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "angle.jsonl")
+    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / "angle.jsonl")
     parser.add_argument("--out", type=pathlib.Path, default=FIGURE)
     args = parser.parse_args()
-    args.out.write_text(draw(paired.read_rows(args.results), args.task))
+    args.out.write_text(draw(analysis.read_rows(args.results), args.task))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 
 import grpo_sg
-from experiments import angle, paired
+from experiments import analysis, angle
 from lesson.angle import draw_rollout, weigh_none
 from support import models
 
@@ -179,7 +179,7 @@ def show(rows):
             line = f"    {arm}: {angle.in_words(list(values.values()), '{:.3f}')}"
             base = {seed: each["share"] for seed, each in arms["GRPO"].items()}
             if arm != "GRPO":
-                differences = paired.subtract(values, base)
+                differences = [values[seed] - base[seed] for seed in values if seed in base]
                 line += f", minus GRPO's {angle.in_words(differences, '{:+.3f}')}"
             gained = statistics.fmean(each["gained"] for each in here.values())
             print(f"{line}; gained {gained:+.2e}; {len(here)} seeds")
@@ -190,7 +190,7 @@ def main():
     parser.add_argument("what", choices=["run", "show"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(angle.SEEDS))
     parser.add_argument("--tasks", nargs="+", choices=angle.TASKS, default=list(angle.TASKS))
-    parser.add_argument("--results", type=pathlib.Path, default=paired.RESULTS / "moves.jsonl")
+    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / "moves.jsonl")
     parser.add_argument("--smoke", action="store_true",
                         help="a small rollout of seed 0, into smoke.jsonl")
     args = parser.parse_args()
@@ -201,7 +201,7 @@ def main():
         args.results.unlink(missing_ok=True)
     if args.what == "run":
         angle.run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
-    show(paired.read_rows(args.results))
+    show(analysis.read_rows(args.results))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-from experiments import analysis
+from experiments import analysis, angle
 from experiments.analysis import FINITE_DOSES, cell, differences, interval, mean, read, slopes
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -247,6 +247,42 @@ def mistakes():
     yield "reading: avg@4", with_interval(values)
 
 
+def angles():
+    """In degrees, means over the seeds that there are, with 95 % intervals."""
+    found = angle.cells(analysis.read_rows(analysis.RESULTS / "angle.jsonl"))
+    arms = "GRPO-SG", "AR", "another draw"
+
+    def degrees(*key):
+        values = [angle.degrees(row["cos"]) for row in found[key]]
+        return angle.in_words(values, "{:.0f}")
+    lines = []
+    for task in angle.TASKS:
+        for steps in angle.DISPLACEMENT_STEPS:
+            each = [degrees("displacement", task, 0, steps, arm) for arm in arms]
+            lines.append([f"`{task}`", str(steps), *each])
+    yield "angle: moves", table(["task", "steps", *arms], lines)
+    arms = "GRPO-SG", "dose 3", "dose 10", "w = pi", "AR", "without unlikely", "another draw"
+    lines = []
+    for experiment, task, warmup, steps, arm in found:
+        if (experiment, arm) != ("gradient", "GRPO-SG"):
+            continue
+        here = found[experiment, task, warmup, steps, arm]
+        start = f"a warm-up of {warmup}" if warmup else f"after {steps} steps"
+        each = []
+        for other in arms:
+            values = found[experiment, task, warmup, steps, other]
+            each.append(f"{statistics.fmean(values_of(values)):.0f}")
+        lines.append([f"`{task}`, {start}", percent(statistics.fmean(r["unlikely"] for r in here)),
+                      short(statistics.fmean(r["part"] for r in here), 2), *each])
+    yield "angle: gradients", table(["", "unlikely tokens", "their part", *arms], lines)
+    seeds = {row["seed"] for row in found["displacement", "kk", 0, 60, "GRPO-SG"]}
+    yield "angle: seeds", str(len(seeds))
+
+
+def values_of(rows):
+    return [angle.degrees(row["cos"]) for row in rows]
+
+
 def ignorant():
     rows = analysis.read("ignorant")
     lines = []
@@ -300,7 +336,7 @@ def values():
     """{name: text} of all questions."""
     found = {}
     for question in (
-            default, premise, helps, greedy, dose, stability, mistakes, ignorant, bench):
+            default, premise, helps, greedy, dose, stability, mistakes, angles, ignorant, bench):
         found.update(question())
     return found
 
