@@ -89,5 +89,5 @@ def test_the_projects_functions_are_the_whole_method(tmp_path, monkeypatch, caps
 
 def test_what_cannot_be_imported_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "torn.py").write_text("def token_weights(:\n")
-    with pytest.raises(SystemExit, match="(?s)the tests did not run.*SyntaxError"):
+    with pytest.raises(SystemExit, match="the tests did not run"):
         show("torn", tmp_path, monkeypatch, capsys)

@@ -10,6 +10,7 @@ import pytest
 
 import grpo_sg
 import tasks
+from support import models
 from search import qa, retriever, server as our_server
 from search.text import bm25
 from support.program import UserError
@@ -172,13 +173,16 @@ def scripted(*turns):
 
 def test_a_hostile_passage_is_never_the_policys_text_and_ends_no_turn(serve):
     server = serve(HOSTILE)
-    cfg = grpo_sg.Config(task="qa", train_problems=20, eval_problems=5, retriever=server.url)
+    cfg = grpo_sg.Config(task="qa", train_problems=20, eval_problems=5, retriever=server.url,
+                         max_new_tokens=48)
     task = tasks.make_task(cfg)
     model, tokenizer = grpo_sg.tiny.tiny_model(task)
     call = tokenizer(task.train[0].solution.split("</search>")[0] + "</search>")["input_ids"]
     answer = tokenizer(" <answer> Nowhere </answer>")["input_ids"] + [tokenizer.eos_token_id]
-    c, = grpo_sg.rollout(model, tokenizer, task, task.train[:1], cfg, n=1, temperature=1,
-                         seed=0, sampler=scripted(call, answer))
+    policy = grpo_sg.Policy(model.eval(), tokenizer, {tokenizer.eos_token_id},
+                            sampler=scripted(call, answer))
+    task = models.encode_problems(task, policy, cfg)
+    c, = grpo_sg.rollout(policy, task, task.train[:1], cfg, n=1, temperature=1, seed=0)
     assert c.own_tokens() == call + answer and c.tool_calls == 1
     told = [token for token, own in zip(c.tokens, c.mask) if not own]
     assert told and tokenizer.eos_token_id not in told

@@ -193,7 +193,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
 def test_the_number_of_searches_is_told_and_kept():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
     assert task.max_turns == 5 and "At most 5 searches" in task.system
-    with pytest.raises(UserError, match="--max_turns must be 0 or more"):
+    with pytest.raises(UserError, match="--max_turns: a whole number of 0 or more"):
         grpo_sg.parse(["--task", "qa", "--max_turns", "-1"])
 
 
