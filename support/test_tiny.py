@@ -1,0 +1,39 @@
+"""The ready tiny models are what the code would make: their words, their shape, their accuracy."""
+import json
+import os
+
+import pytest
+from transformers import AutoTokenizer
+
+import grpo_sg
+import tasks
+from support import models, tiny
+
+
+@pytest.mark.parametrize("name", ["kk", "math"])
+def test_a_ready_model_is_what_the_code_would_make(name):
+    cfg = grpo_sg.parse(["--task", name])
+    folder = tiny.find_ready(cfg)
+    task = tasks.make_task(cfg)
+    made, words = tiny.tiny_model(task)
+    model, tokenizer = models.read_model(folder, local=True)
+    assert tokenizer.get_vocab() == words.get_vocab()
+    text = task.train[0].question
+    expected = words(text)["input_ids"]
+    assert tokenizer(text)["input_ids"] == expected
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == expected
+    kinds = [{key: p.shape for key, p in each.state_dict().items()} for each in (made, model)]
+    assert kinds[0] == kinds[1] and type(made) is type(model)
+    policy = grpo_sg.Policy(model.eval(), tokenizer, models.find_stop_ids(model, tokenizer))
+    task = models.encode_problems(task, policy, cfg)
+    row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
+    with open(os.path.join(folder, "about.json")) as file:
+        about = json.load(file)
+    # Another processor may round a token or two differently.
+    assert row["eval/accuracy"] == pytest.approx(about["test"]["eval/accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("flags", ["--warm_up", "--people 2 3", "--train_problems 100"])
+def test_other_data_and_a_flag_make_their_own(flags):
+    assert tiny.find_ready(grpo_sg.parse(flags.split())) == ""
+    assert tiny.find_ready(grpo_sg.parse(["--seed", "1"]))  # of any seed
