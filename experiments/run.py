@@ -17,6 +17,15 @@ are in README.md; that of "greedy" also stands here:
     GRPO-SG minus GRPO, paired by seed, at 1e-4. "The sign was real": its 95 % interval is above
     0. "It was not": the interval contains 0, or is below it. All else, avg@4 and 2e-4 too,
     stands beside it.
+
+and that of "late", a pilot, written down before its first run:
+
+    GRPO for 2,000 steps from the ready models of kk and qa, at the default learning rate and
+    at twice that, seeds 300 and 301. A run has collapsed if its accuracy in training, in the
+    mean of its last 100 steps, is more than .10 below that of its best 100 steps in a row, or
+    if its avg@4 on test problems is below the ready model's. If no run collapses, that is
+    what is said, and nothing follows. If one does, ten seeds of that task and rate with and
+    without w are to follow, by a rule to be written down before them.
 """
 import argparse
 import contextlib
@@ -33,10 +42,12 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_sg
 import tasks
@@ -45,6 +56,7 @@ from grpo_sg import grpo_sg_loss
 from support import tiny
 from support.run import Run
 
+RADIUS = 1.0  # how long a step aside is
 NEAR = 0.1  # how far another processor's avg@4 may be off: steps that round differently part
 
 
@@ -110,6 +122,54 @@ def reward_with_luck(rng, c):
     return tasks.reward(dataclasses.replace(c, correct=c.correct ^ (rng.random() < 1 / 6)))
 
 
+# ---- Other problems to train on than the task's own ----
+
+def keep_all(task, cfg):
+    return task
+
+
+def keep_few_with_luck(task, cfg):
+    reward = functools.partial(reward_with_luck, random.Random(cfg.seed))
+    return task._replace(train=task.train[:256], reward=reward)
+
+
+def keep_three_people(task, cfg):
+    """The first --train_problems with three people."""
+    three = [problem for problem in task.train if len(problem.answer) == 3]
+    return task._replace(train=three[:cfg.train_problems])
+
+
+# ---- What is measured ----
+
+def measure(policy, task, problems, cfg):
+    """avg@4, greedy accuracy, and the share of the four that is cut off."""
+    row, _ = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
+    return {"avg@4": row["eval/avg@4"], "greedy": row["eval/accuracy"],
+            "truncated": row["eval/truncated@4"]}
+
+
+def measure_afar(policy, task, problems, cfg):
+    """The same of problems with three people; avg@4 with four and with five people, and on
+    the problems trained on (200 at most); and how flat the policy is: avg@4 on 64 problems
+    with three people, and its mean after RADIUS steps aside, in ten random directions."""
+    by_size = {n: [each for each in problems if len(each.answer) == n] for n in (3, 4, 5)}
+    found = measure(policy, task, by_size[3], cfg)
+    for n in (4, 5):
+        found[f"avg@4, {n} people"] = measure(policy, task, by_size[n], cfg)["avg@4"]
+    found["avg@4, training"] = measure(policy, task, task.train[:200], cfg)["avg@4"]
+    found["before a step aside"] = measure(policy, task, by_size[3][:64], cfg)["avg@4"]
+    start = parameters_to_vector(policy.model.parameters()).detach().clone()
+    aside = []
+    for i in range(10):
+        direction = torch.randn(len(start), generator=torch.Generator().manual_seed(i))
+        moved = start + RADIUS * direction / direction.norm()
+        vector_to_parameters(moved, policy.model.parameters())
+        aside.append(measure(policy, task, by_size[3][:64], cfg)["avg@4"])
+    vector_to_parameters(start, policy.model.parameters())
+    found["after a step aside"] = statistics.fmean(aside)
+    return found
+
+
 # ---- What there is ----
 
 class Arm(NamedTuple):
@@ -128,7 +188,9 @@ class Experiment(NamedTuple):
     warmup: int = 100         # steps; 0: the ready model
     # kind to GRPO-SG, whose weight tells tokens apart only where unlikely ones are sampled
     settings: dict = {"steps": 40, "prompts": 16, "updates": 8}
-    noisy: bool = False       # wrong verdicts in training, and few problems
+    flags: tuple = ()         # of the warm start
+    keep: Callable = keep_all        # (task, cfg) -> the task that is trained on
+    measure: Callable = measure
     before: bool = False      # the warm start is measured, too
 
 
@@ -146,7 +208,11 @@ DOSED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_dose, size)})
          for name, size in DOSES.items()}
 STARTS = {"warm-up of 100": Arm({"steps": 0}, warmup=100),
           "warm-up of 150": Arm({"steps": 0}, warmup=150)}
-NOISY = {"settings": {"steps": 60, "prompts": 16, "updates": 8}, "noisy": True}
+NOISY = {"settings": {"steps": 60, "prompts": 16, "updates": 8}, "keep": keep_few_with_luck}
+LATE = {"kk": Arm(), "qa": Arm({"task": "qa"})}
+AFAR = {"none, many": Arm({"shaping": "none"}), "sg, many": Arm(),
+        "none, few": Arm({"shaping": "none", "train_problems": 64, "steps": 120}),
+        "sg, few": Arm({"train_problems": 64, "steps": 120})}
 COMMANDS = {}
 for name in tasks.TASKS:
     COMMANDS[name] = Arm({"task": name, "warm_up": "true"})
@@ -172,6 +238,11 @@ EXPERIMENTS = {
     "dose": Experiment("Does a larger dose matter?", DOSED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
                        range(102, 105), warmup=150,
                        settings={"steps": 60, "prompts": 16, "updates": 4}),
+    "late": Experiment("Does a long run collapse?", LATE, range(300, 302), (2e-4, 4e-4),
+                       warmup=0, settings={"steps": 2000, "shaping": "none"}, before=True),
+    "afar": Experiment("Does it generalise better, and is it flatter?", AFAR, range(10),
+                       (2e-4,), warmup=500, settings={}, measure=measure_afar,
+                       flags=("--people", "3", "4", "5", "--eval_problems", "600")),
     "start": Experiment("What are the warm starts worth?", STARTS, range(20), (0.0,)),
     "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS,
                           range(5), (2e-4,)),
@@ -218,11 +289,12 @@ class Noted(Run):
 
 
 @functools.lru_cache(1)
-def start_of(warmup, seed):
-    """(policy, task, cfg): kk's tiny model after a warm-up of so many steps; 0: the ready one.
-    It is for copying: the next call may return the same."""
+def start_of(name, warmup, seed, flags):
+    """(policy, task, cfg): a task's tiny model after a warm-up of so many steps; 0: the ready
+    one. It is for copying: the next call may return the same."""
     own = ["--warm_up"] if warmup else []
-    cfg = grpo_sg.parse(["--seed", str(seed), "--eval_every", "1000000", *own])
+    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
+                         *flags, *own])
     policy, task, _ = grpo_sg.load(cfg)
     if warmup:
         task = task._replace(warmup=warmup)
@@ -230,36 +302,29 @@ def start_of(warmup, seed):
     return policy, task, cfg
 
 
-def measure(policy, task, problems, cfg):
-    """avg@4, greedy accuracy, and the share of the four that is cut off."""
-    row, _ = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
-    return {"avg@4": row["eval/avg@4"], "greedy": row["eval/accuracy"],
-            "truncated": row["eval/truncated@4"]}
-
-
 def train_arm(experiment, arm, seed, rate, split, smoke=False):
     """What is measured of an arm that is trained from the warm start; smoke: for one step,
     from the ready model, on four problems."""
     e, a = EXPERIMENTS[experiment], EXPERIMENTS[experiment].arms[arm]
-    policy, task, cfg = start_of(0 if smoke else a.warmup or e.warmup, seed)
+    settings = {"task": "kk", **e.settings, **a.settings}
+    warmup = 0 if smoke else a.warmup or e.warmup
+    policy, task, cfg = start_of(settings["task"], warmup, seed, e.flags)
     policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
-    cfg = dataclasses.replace(cfg, lr=rate, **{**e.settings, **a.settings})
+    cfg = dataclasses.replace(cfg, lr=rate, **settings)
     problems = getattr(task, split)
     if smoke:
         cfg = dataclasses.replace(cfg, steps=min(1, cfg.steps))
         problems = problems[:4]
+    task = e.keep(task, cfg)
     found = {}
     if e.before:
-        found["before"] = measure(policy, task, problems, cfg)["avg@4"]
-    if e.noisy:
-        reward = functools.partial(reward_with_luck, random.Random(seed))
-        task = task._replace(train=task.train[:256], reward=reward)
+        found["before"] = e.measure(policy, task, problems, cfg)["avg@4"]
     run = Noted(cfg)
     with contextlib.ExitStack() as stack:
         for name, replacement in a.patches.items():
             stack.enter_context(mock.patch.object(grpo_sg, name, replacement))
         grpo_sg.train(policy, task, cfg, run)
-    return {**measure(policy, task, problems, cfg), **describe(run.rows), **found}
+    return {**e.measure(policy, task, problems, cfg), **describe(run.rows), **found}
 
 
 def describe(rows):
