@@ -43,8 +43,9 @@ import time
 import warnings
 from typing import Literal
 
-# Must be set before torch is imported. Sequences that grow token by token would leave
-# gaps in a GPU's memory, which expandable segments close. (WSL has none.)
+# This setting of PyTorch must be made before torch is imported. Sequences that grow token
+# by token would leave gaps in a GPU's memory, which expandable segments close. (They do
+# not work on Windows' WSL; the first variable is the setting's older name.)
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
@@ -144,11 +145,11 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     # The KL to the reference. Without a reference it is only logged, and measured to the
     # policy that sampled.
     kl_to = old_logps if ref_logps is None else ref_logps
-    log_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. Its
-    # value, not its gradient, is unbiased while the policy is still the one that sampled.
-    # expm1(x) is more exact near 0 than exp(x) - 1.
-    kl = torch.expm1(log_ratio) - log_ratio
+    log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is
+    # unbiased while the policy is still the one that sampled; its gradient is not, even
+    # then. expm1(x) is more exact near 0 than exp(x) - 1.
+    kl = torch.expm1(log_ref_ratio) - log_ref_ratio
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
 
@@ -161,14 +162,16 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
             x = x / lengths
         return x.sum()
 
-    loss = -total(objective) / (count.clamp(min=1) if denominator is None else denominator)
+    if denominator is None:
+        denominator = count.clamp(min=1)
+    loss = -total(objective) / denominator
     with torch.no_grad():
         held_back = clipped * A < r * A  # by the clip
         unlikely = logps < math.log(1/3)  # about where, by default, w < U
         sums = {"count": count,
                 "clip_frac": total(held_back.float()),
                 "kl": total(kl),
-                # of the policy that sampled, in nats; estimated by its own tokens
+                # of the policy that sampled, in nats: an estimate by the tokens it drew
                 "entropy": total(-old_logps.to(logps.dtype)),
                 "weight_mean": total(w),
                 "low_prob_frac": total(unlikely.float())}
@@ -179,8 +182,8 @@ def pass_at_k(n, c, k):
     """Unbiased estimate, from n samples of which c are right, of the chance that at
     least one of k is: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). An AssertionError
     names numbers that cannot be."""
-    right = 0 <= c <= n and 1 <= k <= n
-    assert right, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
+    possible = 0 <= c <= n and 1 <= k <= n
+    assert possible, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -244,7 +247,7 @@ def prefill(model, prompts):
     ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
     attention = torch.tensor(real, device=model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    # transformers' DynamicCache; under autocast it takes half of that one's memory.
+    # transformers' DynamicCache, but in half of its memory under autocast.
     cache = models.Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor(index, device=model.device)  # (B,)
@@ -261,7 +264,8 @@ def draw(logits, u, temperature):
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
     # The last sum is not quite 1, so that u is scaled to it.
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    # The product may be rounded up to the last sum (or be nan): past the last token.
+    # u times the last sum may be rounded up to it, or be nan, and the search then ends past
+    # the last token.
     return token.clamp(max=cdf.shape[1] - 1)
 
 
@@ -270,19 +274,19 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
            generator=None, stopping_criteria=None):
     """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
 
-    prompts: lists of ids; equal ones are read once. A completion ends with
-    a stop token; or it stops, at max_new_tokens or when stopping_criteria says so, which
-    is one of transformers' and is given the tokens drawn, without prompts or scores.
+    prompts: lists of ids; equal ones are read once. A completion ends with a stop token,
+    at max_new_tokens, or when stopping_criteria says so: a StoppingCriteria of
+    transformers, which is given the tokens drawn, without prompts or scores.
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
     token_logps scores: with a top-k or top-p the gradient would be that of another
     distribution than the sampled one, and r would not show it. temperature=0 takes the
     likeliest token. AssertionError: a model in training mode, a temperature below 0,
-    no prompts, or one that is no list of ids. What takes long shows a progress bar.
+    no prompts, or one that is no list of ids.
     """
     assert not model.training, "call model.eval() before sampling"
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
-    right = len(prompts) > 0 and all(isinstance(p, list) and p for p in prompts)
-    assert right, "prompts must be lists of token ids, and each have one"
+    valid = len(prompts) > 0 and all(isinstance(p, list) and p for p in prompts)
+    assert valid, "prompts must be lists of token ids, and each have one"
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
@@ -380,25 +384,24 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     completions = []
     for problem in problems:
         completions += [Completion(problem, problem.prompt) for _ in range(n)]
-    # task.observe answers calls of a tool; without one there is one turn. With one, in
-    # each of the first max_turns a call ends the turn and is answered; in one last turn
-    # calls are not answered.
-    answered = task.max_turns if task.observe else 0
-    ends_in_call = models.StopText(policy.tokenizer, task.stop_text) if answered else None
+    # Without a tool there is one turn. With one (task.observe), a call ends each of the
+    # first max_turns turns and is answered; in one last turn calls are not.
+    tool_turns = task.max_turns if task.observe else 0
+    call_end = models.StopText(policy.tokenizer, task.stop_text) if tool_turns else None
     unfinished = completions
-    for turn in range(answered + 1):
+    for turn in range(tool_turns + 1):
         contexts = [c.prompt + c.tokens for c in unfinished]
-        last_turn = turn == answered
+        last_turn = turn == tool_turns
         # By policy.sampler, which is `sample` above, cfg.sample_batch contexts at a time.
         drawn = models.sample_in_parts(
             policy, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
-            temperature=temperature, stopping_criteria=None if last_turn else ends_in_call)
+            temperature=temperature, stopping_criteria=None if last_turn else call_end)
         for c, tokens in zip(unfinished, drawn):
             c.add(tokens, own=True)
         if last_turn:
             break
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if ends_in_call.of(tokens)]
+        unfinished = [c for c, tokens in zip(unfinished, drawn) if call_end.of(tokens)]
         # All that the policy has written: the tool looks for the call at its end.
         texts = [policy.tokenizer.decode(c.own_tokens()) for c in unfinished]
         for c, answer in zip(unfinished, models.call_tool(task, texts)):
@@ -414,7 +417,6 @@ def grade(c, policy, task):
     """Set the completion's texts, the verdict on what the policy wrote, the reward."""
     c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
-    # A tag that the prompt ends with, such as <think>, belongs to the response.
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
     # By the task's verifier and reward: +3 right, -0.5 well formed but not right, -3 badly
@@ -423,7 +425,7 @@ def grade(c, policy, task):
 
 
 def set_advantages(completions, group_size):
-    """Compare each completion with its group."""
+    """Set c.advantage of each: how its reward compares with those of its group."""
     rewards = torch.tensor([c.reward for c in completions])
     advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
     for c, A in zip(completions, advantages.flatten().tolist()):
@@ -438,22 +440,24 @@ def train(policy, task, cfg, run, reference=None):
 
     The run (support/run.py) does the rest. run.log_step writes the step's row. run.steps
     saves a checkpoint (model, tokenizer, optimizer, step) every ten minutes and after the
-    last step; it ends early after Ctrl-C, or if all updates of five steps in a row were
-    not finite. If something raises, what the steps before have learned is saved.
+    last step. A signal, such as Ctrl-C, ends the run after the step, which is saved; a
+    second one ends it at once. So do five steps in a row without a finite update. If
+    something raises, what the steps before have learned is saved, unless it was between
+    two updates of a step: then the last checkpoint stands.
     """
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
     run.restore(optimizer)
     for step in run.steps(cfg.steps):
-        # Validation stands before a step, so that a resumed run does it, too; after the
-        # last step comes the test.
+        # Validation of the steps before. It stands here, and not at a step's end, so that a
+        # resumed run does it, too; after the last step comes the test.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
             assess(policy, task, cfg, run, step - 1, "valid")
-        # What is drawn is a function of the seed and the step, so there is no random
-        # state to save. (The factor: no two seeds share a step.)
+        # What is drawn is a function of this number alone, so there is no random state to
+        # save. The factor keeps runs apart: no step of one seed is a step of another.
         seed = cfg.seed * 1_000_003 + step
-        count = min(cfg.prompts, len(task.train))
-        problems = random.Random(seed).sample(task.train, count)
+        P = min(cfg.prompts, len(task.train))
+        problems = random.Random(seed).sample(task.train, P)
         # Sample: G completions of each problem, and a verdict on each.
         completions = rollout(policy, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
@@ -470,35 +474,39 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     at random: every completion is in one minibatch. In the first update r = 1, as nothing
     has changed since the rollout; in the later ones the policy has moved. (With --updates
     1 r is always 1, and the clip never acts.) A group may be cut across minibatches: its
-    advantages sum to 0 over all of them, not in each. Returns what `update` does, for
-    each that was made: if beta is 0, a minibatch in which all have A = 0 makes none."""
+    advantages sum to 0 over all of them, not in each. Returns a list of what `update`
+    returns."""
     model = policy.model
     # Gradient checkpointing works only in training mode. Dropout is 0 in either mode
     # (models.read_parameters).
     model.train(cfg.gradient_checkpointing)
     shuffled = random.Random(seed).sample(completions, len(completions))
-    minibatches = [shuffled[u::cfg.updates] for u in range(cfg.updates)]
-    # For each minibatch, the parts of it that fit into memory.
+    minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
+    # For each minibatch its micro-batches, which fit into memory: without the completions
+    # of which nothing is learned (A = 0).
     parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
         # old_logps come from token_logps, as logps do, for the sampler rounds differently.
         # Those of the later updates are needed now, before the first changes the policy.
         # The first takes its own logps for them.
-        for batch in sum(parts[1:], []):
-            batch["old_logps"] = compute_logps(model, batch, cfg)
-        if cfg.beta:
-            for batch in sum(parts, []):
+        for batches in parts[1:]:
+            for batch in batches:
+                batch["old_logps"] = compute_logps(model, batch, cfg)
+        for batches in parts if cfg.beta else []:
+            for batch in batches:
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, parts):
-        # All tokens that the policy wrote (in the other mode, all completions), also where
-        # A = 0: if those were left out here, too, a minibatch with many equal groups would
-        # make as large a step by the few others.
-        denominator = sum(sum(c.mask) for c in minibatch)
+        if not batches:  # all of it has A = 0
+            continue
+        # The loss is divided by all tokens that the policy wrote, also those with A = 0.
+        # If these were left out here, too, a minibatch with many equal groups would make
+        # as large a step by the few others.
         if cfg.loss_agg_mode == "seq-mean-token-mean":
             denominator = len(minibatch)
-        if batches:
-            updates.append(update(model, optimizer, batches, denominator, cfg))
+        else:
+            denominator = sum(sum(c.mask) for c in minibatch)
+        updates.append(update(model, optimizer, batches, denominator, cfg))
     return updates
 
 
@@ -506,12 +514,13 @@ def update(model, optimizer, batches, denominator, cfg):
     """One optimizer step on a minibatch, given as micro-batches. denominator: what its
     loss is divided by. Returns a dict: loss; norm, the gradient's, before it is clipped
     to 1; the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as
-    they are."""
-    found = {}
+    they are, and the log counts the update as skipped."""
+    totals = {}
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
-        # In the first update r = 1, but its gradient is that of log pi.
-        old_logps = batch.get("old_logps", logps.detach())
+        old_logps = batch.get("old_logps")
+        if old_logps is None:  # the first update: nothing has changed since the rollout
+            old_logps = logps.detach()
         loss, sums = grpo_sg_loss(
             logps, old_logps, batch["advantages"], batch["mask"],
             weights=weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
@@ -520,12 +529,12 @@ def update(model, optimizer, batches, denominator, cfg):
         loss.backward()
         sums["loss"] = loss.detach()
         for key, value in sums.items():
-            found[key] = found.get(key, 0.0) + float(value)
-    found["norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-    if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
+            totals[key] = totals.get(key, 0.0) + float(value)
+    totals["norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
         optimizer.step()
     optimizer.zero_grad()
-    return found
+    return totals
 
 
 def weigh(logps, cfg):
@@ -581,12 +590,10 @@ def compute_logps(model, batch, cfg):
 # ---- 6. Evaluation ----
 
 def evaluate(policy, task, problems, cfg, *, samples=0):
-    """(row, greedy completions). The row has the means of greedy decoding, such as
-    "eval/accuracy" and "eval/reward". With samples = k > 0 it also has the means over
-    problems of k samples each: eval/avg@k is their accuracy, eval/reward@k their reward;
-    beside them eval/format_rate@k, eval/truncated@k, eval/equal_groups@k, and eval/pass@2,
-    4.. up to k. `_se` is the standard error of a mean over the problems: how far it would
-    vary with others."""
+    """(row, greedy completions). The row has what greedy decoding gives, such as
+    "eval/accuracy" and "eval/reward", and, if samples is above 0, what add_samples says
+    of so many samples of each problem. Each "_se" is the standard error of a mean over
+    the problems: how far it would vary with others."""
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
@@ -594,22 +601,28 @@ def evaluate(policy, task, problems, cfg, *, samples=0):
     if samples:
         drawn = rollout(policy, task, problems, cfg, n=samples,
                         temperature=cfg.temperature, seed=cfg.seed)
-        groups = [drawn[i:i + samples] for i in range(0, len(drawn), samples)]
-        right = [sum(c.solved for c in group) for group in groups]
-        rewards = [[c.reward for c in group] for group in groups]
-        means = logs.describe(drawn)
-        row[f"eval/format_rate@{samples}"] = means["format_rate"]
-        row[f"eval/truncated@{samples}"] = means["truncated"]
-        equal = sum(len(set(R)) == 1 for R in rewards)
-        row[f"eval/equal_groups@{samples}"] = equal / len(groups)
-        add_mean(row, f"eval/avg@{samples}", [count / samples for count in right])
-        add_mean(row, f"eval/reward@{samples}", [sum(R) / samples for R in rewards])
-        k = 2
-        while k <= samples:
-            each = [pass_at_k(samples, count, k) for count in right]
-            add_mean(row, f"eval/pass@{k}", each)
-            k *= 2
+        add_samples(row, drawn, samples)
     return row, greedy
+
+
+def add_samples(row, drawn, n):
+    """Add means over problems of n samples each to the row: eval/avg@n is their accuracy,
+    eval/reward@n their reward; beside them eval/format_rate@n, eval/truncated@n,
+    eval/equal_groups@n, and eval/pass@2, 4.. up to n. drawn: problem-major."""
+    groups = [drawn[i:i + n] for i in range(0, len(drawn), n)]
+    rewards = [[c.reward for c in group] for group in groups]
+    solved = [sum(c.solved for c in group) for group in groups]
+    means = logs.describe(drawn)
+    row[f"eval/format_rate@{n}"] = means["format_rate"]
+    row[f"eval/truncated@{n}"] = means["truncated"]
+    equal = [len(set(each)) == 1 for each in rewards]
+    row[f"eval/equal_groups@{n}"] = sum(equal) / len(groups)
+    add_mean(row, f"eval/avg@{n}", [c / n for c in solved])
+    add_mean(row, f"eval/reward@{n}", [sum(each) / n for each in rewards])
+    k = 2
+    while k <= n:
+        add_mean(row, f"eval/pass@{k}", [pass_at_k(n, c, k) for c in solved])
+        k *= 2
 
 
 def add_mean(row, key, values):
@@ -634,8 +647,8 @@ def assess(policy, task, cfg, run, step, split):
 @torch.no_grad()
 def watch_tokens(policy, task, cfg):
     """For the run's page a group of completions of each of three fixed validation
-    problems, with advantages: lists of (completion, logps, weights), the last two (T,),
-    of its T tokens."""
+    problems, with advantages: lists of (completion, logps, weights), of which the last
+    two have a number for each of its tokens (logps: 0 for a tool's)."""
     completions = rollout(policy, task, task.valid[:3], cfg, n=cfg.group_size,
                           temperature=cfg.temperature, seed=cfg.seed)
     set_advantages(completions, cfg.group_size)
@@ -764,9 +777,9 @@ def parse(argv=None, **defaults):
     the flags that were typed; the run that --resume or --model RUN/checkpoint names;
     `defaults`, of a script that calls main; TINY, if the model is the tiny one; Config's
     own."""
-    own = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
+    tiny_flags = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
     title = __doc__.replace("\n", " ").split(".")[0]
-    about = f"{title}. Defaults of the tiny model, without --model: {', '.join(own)}."
+    about = f"{title}. Defaults of the tiny model, without --model: {', '.join(tiny_flags)}."
     script = program.read_flags(Config, program.as_flags(defaults), about)
     given = data.find_files(program.read_flags(Config, argv, about))
     own_task = {"task": script["task"]} if "task" in script else {}
@@ -894,8 +907,8 @@ def compare_passes(model, prompt, tokens):
         raise ValueError("it gives other tokens than a plain forward pass")
 
 
-def carry_out(policy, task, cfg, run):
-    """A whole run: warm-up, test, training, test; of one that is resumed, what is left."""
+def describe_run(policy, task, cfg, run):
+    """Print what the run is made of, with one problem as the model reads it."""
     usual = Config(**TINY) if tiny.is_tiny(cfg.model) else Config()
     print(f"files of this run: {run.out}/")
     print("settings that differ from the defaults: "
@@ -909,6 +922,11 @@ def carry_out(policy, task, cfg, run):
     if len(task.train) < cfg.prompts:
         print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
               "has all of them")
+
+
+def carry_out(policy, task, cfg, run):
+    """A whole run: warm-up, test, training, test; of one that is resumed, what is left."""
+    describe_run(policy, task, cfg, run)
     start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
     if not cfg.resume:
         ready = tiny.find_ready(cfg)
@@ -917,7 +935,8 @@ def carry_out(policy, task, cfg, run):
                   "--warm_up makes one anew")
         elif not cfg.model:
             tiny.warm_up(policy, task, cfg)
-        if cfg.beta or not (cfg.model or ready or cfg.eval_only):
+        warmed_up = not (cfg.model or ready)
+        if (cfg.beta or warmed_up) and not cfg.eval_only:
             models.save_model(start, policy.model, policy.tokenizer)
         test(policy, task, cfg, run, 0)
     if cfg.eval_only:
@@ -935,11 +954,13 @@ def carry_out(policy, task, cfg, run):
 def test(policy, task, cfg, run, step):
     """Evaluate on the test set, and print the result."""
     row = assess(policy, task, cfg, run, step, "test")
-    after = "" if cfg.eval_only else " before training" if step == 0 else " after training"
-    print(f"test{after}: {logs.in_words(row)}")
-    if step == 0 and not cfg.eval_only:
+    if cfg.eval_only:
+        print(f"test: {logs.in_words(row)}")
+    elif step == 0:
+        print(f"test before training: {logs.in_words(row)}")
         print("\n".join(logs.foresee(row, cfg.eval_samples)))
-    if step > 0:
+    else:
+        print(f"test after training: {logs.in_words(row)}")
         print("\n".join(run.compare_tests(row)))
 
 

@@ -34,7 +34,8 @@ class Run:
     process alone; else nothing is written. A signal that arrives while a step is done
     ends the run after that step, which is saved; a second one, or one that arrives
     before or after the training, ends it at once. If something raises, what the steps
-    before have learned is saved, but never the parameters of half a step.
+    before have learned is saved; but between two updates of a step nothing is, as its
+    parameters would be those of half a step.
     """
 
     def __init__(self, cfg, policy=None, state=None):
@@ -146,17 +147,20 @@ class Run:
     def compare_tests(self, row):
         """Lines on the test before training and the one after it, of which this is the
         row."""
-        if all(step["equal_groups"] == 1 for step in self.rows):
+        with open(os.path.join(self.out, "metrics.jsonl")) as file:
+            logged = [json.loads(line) for line in file]
+        steps = [each for each in logged if "split" not in each]
+        if steps and all(step["equal_groups"] == 1 for step in steps):
             return ["no group ever had different rewards, so nothing was learned: README.md, "
                     '"Is it broken?"']
-        for line in open(os.path.join(self.out, "metrics.jsonl")):
-            before = json.loads(line)
+        for before in logged:
             if before["step"] == 0 and before.get("split") == "test":
                 return logs.compare_tests(before, row, self.cfg.eval_samples)
         return []
 
     def check_ending(self):
-        """Raise UserError unless all steps were done."""
+        """Raise UserError if the steps were ended early, or in the last one a signal came:
+        then the test is left out."""
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
