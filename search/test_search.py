@@ -17,6 +17,7 @@ from search import qa, task as room
 from search.text import bm25
 from support import data, tiny
 from support.program import UserError
+from support.test_tiny import check_ready
 
 CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
@@ -112,6 +113,10 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
 
 
 # ---- The verifier ----
+
+def test_the_ready_model_is_what_the_code_would_make():
+    check_ready("qa")
+
 
 def test_labelled_responses():
     """Responses with what the verifier must say of them, and why: right ones, slips, and

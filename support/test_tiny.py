@@ -12,6 +12,10 @@ from support import models, tiny
 
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_a_ready_model_is_what_the_code_would_make(name):
+    check_ready(name)
+
+
+def check_ready(name):
     cfg = grpo_sg.parse(["--task", name])
     folder = tiny.find_ready(cfg)
     task = tasks.make_task(cfg)
