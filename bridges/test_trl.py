@@ -3,6 +3,7 @@ import datetime
 import functools
 import os
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -159,6 +160,19 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
     expected = (exact[:, -21:-1] / cfg.temperature).log_softmax(-1)
     expected = expected.gather(2, ids[:, -20:, None])[:, :, 0]
     assert torch.allclose(logps, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_gpu_that_trl_takes_is_set_up_as_ours_is(device, tmp_path, monkeypatch):
+    """Or its own attention would be planned anew for each token that is sampled."""
+    set_up = Mock()
+    monkeypatch.setattr(models, "set_up_gpu", set_up)
+    accelerator = Mock(device=torch.device(device))
+    trainer = Mock(accelerator=accelerator, is_fsdp_enabled=False, is_deepspeed_enabled=False)
+    monkeypatch.setattr(trl_train, "GRPOSGTrainer", Mock(return_value=trainer))
+    cfg, *_ = cases.make(tmp_path / "model", "kk", False)
+    trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
+    assert set_up.called == (device == "cuda")
 
 
 def test_a_model_whose_logits_trl_cannot_keep_in_float32_is_refused(tmp_path):

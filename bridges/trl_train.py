@@ -96,6 +96,8 @@ def make_trainer(cfg, **others):
     if trainer.is_deepspeed_enabled or other_fsdp:
         raise UserError("to share the parameters among processes, only --use_fsdp "
                         "--fsdp_version 2 works here")
+    if trainer.accelerator.device.type == "cuda":
+        models.set_up_gpu()
     # TRL's setting is for its own passes; this is for those of our sampler.
     models.keep_logits_in_float32(model)
     trainer.weigh = functools.partial(grpo_sg.weigh, cfg=cfg)

@@ -163,7 +163,7 @@ def cuda_errors():
 
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
-           stopping_criteria=None, bar=""):
+           stopping_criteria=None):
     """grpo_sg.sample, for models whose layers keep all keys and values: raises
     ValueError for others, and UserError where CUDA itself fails. stopping_criteria is
     asked after each block, about each of its tokens."""
@@ -183,8 +183,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
         s.drawn[:, :1] = s.token
         del logits
         one_step = partial(step, model, parameters, s, temperature)
-        with tqdm(desc=bar, total=max_new_tokens, leave=False, delay=2,
-                  disable=not bar) as shown:
+        with tqdm(desc="sampling", total=max_new_tokens, leave=False, delay=2) as shown:
             ended = decode(s, one_step, list(stop_ids), stopping_criteria, shown)
     ends = [(row + [True]).index(True) + 1 for row in ended.tolist()]
     return [tokens[:end] for tokens, end in zip(s.drawn.tolist(), ends)]

@@ -318,10 +318,10 @@ def test_a_bar_counts_tokens_and_shows_unfinished_rows(monkeypatch):
         def set_postfix(self, unfinished, refresh):
             self.unfinished = unfinished
     monkeypatch.setattr(graph, "tqdm", Bar)
-    draw(graph.sample, tiny(), stop_ids=[], bar="sampling")
+    draw(graph.sample, tiny(), stop_ids=[])
     draw(graph.sample, tiny(), stop_ids=range(2048))
     assert [bar.n for bar in bars] == [44, 1]
-    assert [bar.settings["disable"] for bar in bars] == [False, True]
+    assert not any(bar.settings.get("disable") for bar in bars)
     assert bars[0].settings["desc"] == "sampling" and bars[0].settings["total"] == 44
     assert [bar.unfinished for bar in bars] == [12, 0]
 
