@@ -4,7 +4,7 @@
 
 Predict first: what will happen, and which test sees it? Prints, for each break, the tests of
 test_grpo_sg.py that fail, and what the break does. What the unbroken copy fails is left out.
-lesson/results/five_breaks.txt is what was printed.
+lesson/results/five_breaks.txt has the tests, as they were printed.
 """
 import argparse
 import os
@@ -30,28 +30,30 @@ BREAKS = [
     ("the weight inside the clip", "grpo_sg_loss",
      "objective = w * torch.minimum(r * A, clipped * A)",
      "objective = torch.minimum(w * r * A, (w * r).clamp(1 - clip_low, 1 + clip_high) * A)",
-     "At r = 1 a likely token has w r = 1.4, above 1 + clip_high. With A > 0 the minimum is the "
-     "clipped side, a constant: no gradient, from the first update on. With A < 0 it is the other "
-     "side, and the gradient stays. So likely tokens are punished and never rewarded. Of the "
-     "mistakes that were measured it is the one that cost accuracy (lesson/breaks.py)."),
+     "At r = 1 a likely token has w r = 1.4, above 1 + clip_high. With A > 0 the minimum is "
+     "the clipped side, a constant: no gradient, from the first update on. With A < 0 it is "
+     "the other side, and the gradient stays. So likely tokens are punished and never "
+     "rewarded. Of the mistakes that were measured it is the one that cost accuracy "
+     "(lesson/breaks.py)."),
     ("a temperature that differs", "token_logps",
      "logits = output.logits.float() / temperature", "logits = output.logits.float()",
-     "The default run is as before, as the tiny model's temperature is 1. With a real model's 0.7 "
-     "all log-probabilities are those of another distribution than the one that was sampled, and "
-     "the gradient is biased. The ratio does not tell, since old and new ones are equally wrong: "
-     "r is still 1 in the first update. The tests that see it work at temperature 0.7."),
+     "The default run is as before, as the tiny model's temperature is 1. With a real model's "
+     "0.7 all log-probabilities are those of another distribution than the one that was "
+     "sampled, and the gradient is biased. The ratio does not tell, since old and new ones "
+     "are equally wrong: r is still 1 in the first update. The tests that see it work at "
+     "temperature 0.7."),
     ("local denominators", "update",
      "loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)",
      "loss_agg_mode=cfg.loss_agg_mode)",
      "Each micro-batch is divided by its own number of tokens, and their gradients are added. "
-     "With ten of them the gradient is about ten times as large, tokens in a micro-batch of short "
-     "completions count for more than others, and the result depends on how much memory there "
-     "is. With a single micro-batch that holds all completions nothing changes."),
+     "With ten of them the gradient is about ten times as large, tokens in a micro-batch of "
+     "short completions count for more than others, and the result depends on how much memory "
+     "there is. With a single micro-batch that holds all completions nothing changes."),
     ("the last token's mask", "make_batch",
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
      "mask.append([False] * len(c.prompt) + c.mask[:-1] + [False] + [False] * pads)",
-     "As in the first the stop token is never trained, but whatever the pad is. A completion that "
-     "was cut off loses an ordinary token."),
+     "As in the first the stop token is never trained, but whatever the pad is. A completion "
+     "that was cut off loses an ordinary token."),
 ]
 
 

@@ -104,15 +104,22 @@ def test_the_page_has_what_eight_seeds_gave():
 
 
 def read_breaks():
-    """[(title, tests that fail, what it does)] as lesson.five_breaks printed them."""
+    """[(title, tests that fail)] as lesson.five_breaks printed them."""
     text = (LESSON / "results" / "five_breaks.txt").read_text(encoding="utf-8")
     found = []
     for part in re.split(r"^\d\. ", text, flags=re.M)[1:]:
         head, *lines = part.strip().splitlines()
-        tests = re.findall(r"^    (test_\w+)", "\n".join(lines), re.M)
-        effect = [line for line in lines if line.strip() and "test_" not in line]
-        found.append((head, tests, " ".join(" ".join(effect).split())))
+        found.append((head, re.findall(r"^    (test_\w+)", "\n".join(lines), re.M)))
     return found
+
+
+def test_a_break_is_told_with_the_tests_that_see_it_alone(monkeypatch, capsys):
+    failures = iter([{"test_slow": [""]}, {"test_slow": [""], "test_mask": ["[1]"]}])
+    monkeypatch.setattr(five_breaks, "find_failures", lambda folder: next(failures))
+    five_breaks.main(["--only", "5"])
+    _, head, test, *effect = capsys.readouterr().out.splitlines()
+    assert head == "5. the last token's mask, in make_batch" and test == "    test_mask [1]"
+    assert effect[0].startswith("    As in the first the stop token is never trained")
 
 
 def test_each_break_can_be_made():
@@ -126,13 +133,11 @@ def test_each_break_can_be_made():
         assert old in functions[function], title
 
 
-def test_the_page_asks_for_each_break_and_the_answers_were_printed():
+def test_each_break_of_the_page_was_made_and_seen():
     tests = (LESSON.parent / "test_grpo_sg.py").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d)\. (.*?) \| `(\w+)` \|", PAGE, re.M)
     printed = read_breaks()
     assert len(rows) == len(printed) == len(five_breaks.BREAKS)
-    for row, answer, (title, function, *_, effect) in zip(rows, printed, five_breaks.BREAKS):
-        head, failing, told = answer
+    for row, (head, failing), (title, function, *_) in zip(rows, printed, five_breaks.BREAKS):
         assert row[1:] == (title, function) and head == f"{title}, in {function}"
-        assert told == effect
         assert failing and all(f"def {name}(" in tests for name in failing), title

@@ -196,8 +196,8 @@ def test_the_page_has_what_the_ratio_printed():
     assert f"drew them, by {late} (and by {again} in [six other seeds]" in PAGE
     with_it, without = re.findall(r"0(\.\d+) with(?:out)?", compared["sampled at temperature 2"])
     family = " ".join((LESSON / "family.md").read_text(encoding="utf-8").split())
-    row = f"| sampled at temperature 2 | {with_it} | {without} | "
-    assert row + difference_of(compared["sampled at temperature 2"]) in family
+    told = f"it ends at {with_it} with the factor and {without} without, "
+    assert told + difference_of(compared["sampled at temperature 2"]) in family
 
 
 def difference_of(line):
