@@ -23,10 +23,11 @@ BREAKS = [
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
      "mask.append([False] * len(c.prompt) + [token != 0 for token in c.tokens] "
      "+ [False] * pads)",
-     "0 is the tiny model's pad, and its stop token, as in many models the two are one. The stop "
-     "token is never trained, so that nothing says whether stopping was right or too early. With "
-     "a model whose pad is a token of its own nothing happens at all, and so the mistake lives on "
-     "in many projects. The mask also calls a tool's answer the policy's own."),
+     "0 is the tiny model's pad, and its stop token, as in many models the two are one. The "
+     "stop token is never trained, so that nothing says whether stopping was right or too "
+     "early. With a model whose pad is a token of its own nothing happens at all, and so the "
+     "mistake lives on in many projects. The mask also calls a tool's answer the policy's "
+     "own."),
     ("the weight inside the clip", "grpo_sg_loss",
      "objective = w * torch.minimum(r * A, clipped * A)",
      "objective = torch.minimum(w * r * A, (w * r).clamp(1 - clip_low, 1 + clip_high) * A)",
