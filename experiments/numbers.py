@@ -277,6 +277,23 @@ def angles():
     yield "angle: gradients", table(["", "unlikely tokens", "their part", *arms], lines)
     seeds = {row["seed"] for row in found["displacement", "kk", 0, 60, "GRPO-SG"]}
     yield "angle: seeds", str(len(seeds))
+    yield from angle_ranges(found)
+
+
+def angle_ranges(found):
+    """The smallest and the largest of the mean angles, for sentences."""
+    for arm in ("GRPO-SG", "another draw"):
+        for steps in (1, 60):
+            means = []
+            for task in angle.TASKS:
+                rows = found["displacement", task, 0, steps, arm]
+                means.append(statistics.fmean(values_of(rows)))
+            yield f"angle: {arm}, step {steps}", range_of(means, 0)
+    means = []
+    for (experiment, *_, arm), rows in found.items():
+        if (experiment, arm) == ("gradient", "GRPO-SG"):
+            means.append(statistics.fmean(values_of(rows)))
+    yield "angle: GRPO-SG, gradients", range_of(means, 0)
 
 
 def values_of(rows):

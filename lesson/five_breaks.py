@@ -1,9 +1,10 @@
 """Which tests notice? Make each of the five breaks of lesson/README.md in a copy, and test it.
 
-    python -m lesson.five_breaks         minutes; --only 3 makes the third alone
+    python -m lesson.five_breaks --only 3     the third alone; minutes for all
 
-Prints, for each break, the tests of test_grpo_sg.py that fail; what the unbroken copy fails is
-left out. lesson/results/five_breaks.txt is what was printed; a test holds the page to it.
+Predict first: what will happen, and which test sees it? Prints, for each break, the tests of
+test_grpo_sg.py that fail, and what the break does. What the unbroken copy fails is left out.
+lesson/results/five_breaks.txt has the tests, as they were printed.
 """
 import argparse
 import os
@@ -13,25 +14,47 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# (what it is, the function, what stands there, what is put there)
+# (what it is, the function, what stands there, what is put there, what it does)
 BREAKS = [
     ("the mask by value", "make_batch",
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
      "mask.append([False] * len(c.prompt) + [token != 0 for token in c.tokens] "
-     "+ [False] * pads)"),
+     "+ [False] * pads)",
+     "0 is the tiny model's pad, and its stop token, as in many models the two are one. The "
+     "stop token is never trained, so that nothing says whether stopping was right or too "
+     "early. With a model whose pad is a token of its own nothing happens at all, and so the "
+     "mistake lives on in many projects. The mask also calls a tool's answer the policy's "
+     "own."),
     ("the weight inside the clip", "grpo_sg_loss",
      "objective = w * torch.minimum(r * A, clipped * A)",
-     "objective = torch.minimum(w * r * A, (w * r).clamp(1 - clip_low, 1 + clip_high) * A)"),
+     "objective = torch.minimum(w * r * A, (w * r).clamp(1 - clip_low, 1 + clip_high) * A)",
+     "At r = 1 a likely token has w r = 1.4, above 1 + clip_high. With A > 0 the minimum is "
+     "the clipped side, a constant: no gradient, from the first update on. With A < 0 it is "
+     "the other side, and the gradient stays. So likely tokens are punished and never "
+     "rewarded. Of the mistakes that were measured it is the one that cost accuracy "
+     "(lesson/breaks.py)."),
     ("a temperature that differs", "token_logps",
-     "logits = output.logits.float() / temperature", "logits = output.logits.float()"),
+     "logits = output.logits.float() / temperature", "logits = output.logits.float()",
+     "The default run is as before, as the tiny model's temperature is 1. With a real model's "
+     "0.7 all log-probabilities are those of another distribution than the one that was "
+     "sampled, and the gradient is biased. The ratio does not tell, since old and new ones "
+     "are equally wrong: r is still 1 in the first update. The tests that see it work at "
+     "temperature 0.7."),
     ("local denominators", "update",
      "loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)",
-     "loss_agg_mode=cfg.loss_agg_mode)"),
+     "loss_agg_mode=cfg.loss_agg_mode)",
+     "Each micro-batch is divided by its own number of tokens, and their gradients are added. "
+     "With ten of them the gradient is about ten times as large, tokens in a micro-batch of "
+     "short completions count for more than others, and the result depends on how much memory "
+     "there is. With a single micro-batch that holds all completions nothing changes."),
     ("the last token's mask", "make_batch",
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
-     "mask.append([False] * len(c.prompt) + c.mask[:-1] + [False] + [False] * pads)"),
+     "mask.append([False] * len(c.prompt) + c.mask[:-1] + [False] + [False] * pads)",
+     "As in the first the stop token is never trained, but whatever the pad is. A completion "
+     "that was cut off loses an ordinary token."),
 ]
 
 
@@ -69,7 +92,7 @@ def main(argv=None):
         code = (folder / "grpo_sg.py").read_text(encoding="utf-8")
         print("unbroken", flush=True)
         usual = find_failures(folder)
-        for number, (title, function, old, new) in enumerate(BREAKS, 1):
+        for number, (title, function, old, new, effect) in enumerate(BREAKS, 1):
             if only not in (None, number):
                 continue
             print(f"{number}. {title}, in {function}", flush=True)
@@ -78,6 +101,7 @@ def main(argv=None):
             for name, cases in find_failures(folder).items():
                 if name not in usual:
                     print("   ", name, *filter(None, cases), flush=True)
+            print(textwrap.indent(textwrap.fill(effect, 80), "    "), "\n", sep="", flush=True)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,18 @@ def read_breaks():
     text = (LESSON / "results" / "five_breaks.txt").read_text(encoding="utf-8")
     found = []
     for part in re.split(r"^\d\. ", text, flags=re.M)[1:]:
-        head, *tests = part.strip().splitlines()
-        found.append((head, [line.split()[0] for line in tests]))
+        head, *lines = part.strip().splitlines()
+        found.append((head, re.findall(r"^    (test_\w+)", "\n".join(lines), re.M)))
     return found
+
+
+def test_a_break_is_told_with_the_tests_that_see_it_alone(monkeypatch, capsys):
+    failures = iter([{"test_slow": [""]}, {"test_slow": [""], "test_mask": ["[1]"]}])
+    monkeypatch.setattr(five_breaks, "find_failures", lambda folder: next(failures))
+    five_breaks.main(["--only", "5"])
+    _, head, test, *effect = capsys.readouterr().out.splitlines()
+    assert head == "5. the last token's mask, in make_batch" and test == "    test_mask [1]"
+    assert effect[0].startswith("    As in the first the stop token is never trained")
 
 
 def test_each_break_can_be_made():
@@ -118,19 +127,17 @@ def test_each_break_can_be_made():
     for node in ast.parse(CODE).body:
         if isinstance(node, ast.FunctionDef):
             functions[node.name] = ast.get_source_segment(CODE, node)
-    for title, function, old, new in five_breaks.BREAKS:
+    for title, function, old, new, _ in five_breaks.BREAKS:
         broken = five_breaks.replace_in(CODE, old, new)
         compile(broken, "grpo_sg.py", "exec")
         assert old in functions[function], title
 
 
-def test_the_page_names_every_test_that_sees_a_break():
+def test_each_break_of_the_page_was_made_and_seen():
     tests = (LESSON.parent / "test_grpo_sg.py").read_text(encoding="utf-8")
-    parts = re.split(r"^\*\*\d\. ", PAGE.split("## Five things to break")[1], flags=re.M)[1:]
+    rows = re.findall(r"^\| (\d)\. (.*?) \| `(\w+)` \|", PAGE, re.M)
     printed = read_breaks()
-    assert len(parts) == len(printed) == len(five_breaks.BREAKS)
-    for part, (head, failing), (title, function, *_) in zip(parts, printed, five_breaks.BREAKS):
-        assert head == f"{title}, in {function}"
-        assert f"`{function}`" in part and part.lower().startswith(title)
-        assert failing and set(re.findall(r"`(test_\w+)`", part)) == set(failing), title
-        assert all(f"def {name}(" in tests for name in failing)
+    assert len(rows) == len(printed) == len(five_breaks.BREAKS)
+    for row, (head, failing), (title, function, *_) in zip(rows, printed, five_breaks.BREAKS):
+        assert row[1:] == (title, function) and head == f"{title}, in {function}"
+        assert failing and all(f"def {name}(" in tests for name in failing), title

@@ -58,8 +58,25 @@ def test_the_page_has_what_the_command_printed():
     head, printed = (lesson / "results" / "example.md").read_text().split("\n", 1)
     assert head.startswith("# python -m lesson.example, commit ")
     page = (lesson / "README.md").read_text()
-    for part in printed.split("\n\n"):
-        assert part.strip() in page, part
+    section = page.split("## One example")[1].split("\n## ")[0]
+    parts = [part.strip("\n") for part in printed.split("\n\n")]
+    for part in parts:
+        if not part.startswith(("Completion ", "    ")):  # of these the page has two
+            assert part in section, part
+    shown = re.findall(r"^(?:Completion \d|    <think>).*$", section, re.M)
+    assert len(shown) == 4 and all(line in parts for line in shown)
+
+
+def test_the_ready_model_gives_what_was_recorded(capsys):
+    """Its words; its numbers up to what another processor may round otherwise."""
+    example.main(f"{example.ROOT}/support/ready/kk")
+    number = r"[+-]?\d+(?:\.\d+)?"
+    recorded = (pathlib.Path(example.__file__).parent / "results" / "example.md").read_text()
+    recorded = recorded.split("\n", 1)[1]
+    printed = capsys.readouterr().out
+    assert re.sub(number, "#", printed) == re.sub(number, "#", recorded)
+    values = [list(map(float, re.findall(number, text))) for text in (printed, recorded)]
+    assert values[0] == pytest.approx(values[1], abs=0.03)
 
 
 @pytest.mark.parametrize("given", ["runs/nowhere", "runs/NAME", "a b"])

@@ -157,6 +157,17 @@ def test_the_policy_has_moved_and_old_log_probabilities_are_from_before(page):
     assert not page["old_logps"].requires_grad
 
 
+def test_the_lessons_page_has_what_was_printed():
+    text = PAGE.with_name("results").joinpath("one_page.txt").read_text(encoding="utf-8")
+    told = []
+    for moment in ("before", "after"):
+        scores = torch.tensor([float(x) for x in re.findall(rf"avg@4 {moment}: (.*)", text)])
+        error = scores.std() / len(scores) ** 0.5
+        told.append(f"{scores.mean():.3f} ± {error:.3f}".replace("0.", "."))
+    lesson = " ".join(PAGE.with_name("README.md").read_text(encoding="utf-8").split())
+    assert f"goes from {told[0]} to {told[1]}" in lesson
+
+
 def test_it_imports_nothing_of_the_program():
     imported = set()
     for node in ast.walk(ast.parse(CODE)):

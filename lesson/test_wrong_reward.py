@@ -56,6 +56,21 @@ def test_a_run_of_both_prints_reward_accuracy_and_transcripts(tmp_path, monkeypa
     assert len(list(tmp_path.glob("runs/sort-*/metrics.jsonl"))) == 2
 
 
+def test_the_page_has_what_was_printed():
+    lesson = pathlib.Path(wrong_reward.__file__).parent
+    page = (lesson / "README.md").read_text(encoding="utf-8")
+    text = (lesson / "results" / "wrong_reward.txt").read_text(encoding="utf-8")
+    first = text.split("# seed 1")[0]
+    for name in ("any order", "any letters"):
+        told = re.search(rf"^{name}: reward (\S+ -> \S+) .*avg@4\) (\S+ -> \S+)\n"
+                         r".*copies (\d+ -> \d+);", first, re.M)
+        row = " | ".join([name, *told.groups()]).replace("->", "→")
+        assert f"| {row} |" in page
+    own = re.findall(r"^mine: .*avg@4\) 0(\.\d+) -> 0(\.\d+)$", text, re.M)
+    assert len(own) == 3
+    assert all(f": {after}. " in page and f"from {before}<" in page for before, after in own)
+
+
 def test_it_starts_as_a_file_from_anywhere(tmp_path):
     path = pathlib.Path(wrong_reward.__file__)
     done = subprocess.run([sys.executable, str(path), "--help"], cwd=tmp_path,
