@@ -47,6 +47,7 @@ MUST_BE_EQUAL = {  # rows of the table, and what it means if measured is not com
     "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
     "kl of two updates, lr 0": "log-probabilities change though nothing was learned",
     "clip_frac of two updates, lr 0": "log-probabilities change though nothing was learned"}
+STOPPED = [program.exit_status(name) for name in ("SIGINT", "SIGTERM")]
 found = {}
 
 
@@ -57,12 +58,15 @@ def tell(name, measured, computed=None):
 
 
 def attempt(part, *given):
-    """Do a part of the measurements. An error in it is told as a row."""
+    """Do a part of the measurements. An error in it is told as a row, and a signal that
+    stops a run in it stops all."""
     try:
         part(*given)
     except (Exception, SystemExit) as error:  # whatever torch, CUDA or a run may say
         traceback.print_exc()
         tell(f"FAILED: {part.__name__}", program.first_line(error))
+        if isinstance(error, SystemExit) and error.code in STOPPED:
+            raise
 
 
 def choose_flags():

@@ -1,4 +1,5 @@
 """measure.py on a tiny model: it calls what there is, and what must be equal anywhere is."""
+import contextlib
 import json
 import sys
 
@@ -60,6 +61,17 @@ def test_what_fails_is_a_row_and_what_is_not_as_it_must_be_is_said(monkeypatch, 
     assert "2.00 to 4.00 times the computed" in computed
     assert "0.5 to 3.0 times as long" in gain
     assert distance.startswith("WRONG") and "--sampler plain" in distance
+
+
+@pytest.mark.parametrize("status, goes_on", [(2, True), (130, False)])
+def test_ctrl_c_in_a_run_stops_all_and_a_users_error_does_not(status, goes_on, monkeypatch):
+    monkeypatch.setattr(measure, "found", {})
+
+    def measure_steps():
+        raise SystemExit(status)  # as grpo_sg.main ends
+    with contextlib.nullcontext() if goes_on else pytest.raises(SystemExit):
+        measure.attempt(measure_steps)
+    assert list(measure.found) == ["FAILED: measure_steps"]
 
 
 @pytest.mark.parametrize("card", seconds.EARLIER)
