@@ -325,14 +325,19 @@ def likelier():
     for optimizer in ("AdamW", "SGD"):
         sides, below, cells, lines = {arm: [] for arm in arms}, 0, 0, []
         for label, edge in zip(BINS, moves.EDGES):
-            here = [found[key] for key in found if key[2:4] == (optimizer, edge) and key[5] == 1]
+            here, under = [], 0
+            for (_, _, used, low, _, sign), cell_of in found.items():
+                if (used, low, sign) == (optimizer, edge, 1):
+                    here.append(cell_of)
             line = [label]
             for arm in arms:
-                line.append(short(statistics.fmean(mean(bins[arm], "share") for bins in here), 2))
-                sides[arm] += [side(differences(bins[arm], bins["GRPO"], "share"))
-                               for bins in here]
-            shares = [[each["share"] for each in bins["GRPO"].values()] for bins in here]
-            under = [side(values, 0.5) for values in shares].count(-1)
+                shares = [mean(cell_of[arm], "share") for cell_of in here]
+                line.append(short(statistics.fmean(shares), 2))
+            for cell_of in here:
+                base = cell_of["GRPO"]
+                under += side([each["share"] for each in base.values()], 0.5) == -1
+                for arm in arms:
+                    sides[arm].append(side(differences(cell_of[arm], base, "share")))
             lines.append([*line, f"{under} of {len(here)}"])
             below, cells = below + under, cells + len(here)
         told = [f"{sides[arm].count(1)}; {sides[arm].count(-1)}" for arm in arms[1:]]
@@ -343,7 +348,7 @@ def likelier():
 
 
 def late():
-    """By the rule in run.py's docstring; until all eight runs are there it is called interim."""
+    """By the rule in run.py's docstring; interim until all eight runs are there."""
     lines, fallen = [], []
     rows = read("late")
     for row in sorted(rows, key=place):
@@ -367,9 +372,10 @@ def place(row):
 
 
 def afar():
-    """By the rule in run.py's docstring; until all ten seeds are there it is called interim."""
+    """By the rule in run.py's docstring; interim until all ten seeds are there."""
     found = analysis.compare_afar()
-    labels = ("transfer: avg@4 on four and five people", "gap: avg@4 on the 64, minus on others",
+    labels = ("transfer: avg@4 on four and five people",
+              "gap: avg@4 on the 64, minus on others",
               "sharpness: fall of avg@4 by a step aside")
     seeds = min(map(len, found))
     if seeds < 2:
@@ -438,8 +444,8 @@ def values():
     """{name: text} of all questions."""
     found = {}
     for question in (
-            default, premise, helps, greedy, dose, stability, mistakes, angles, gradients, likelier,
-            late, afar, ignorant, bench):
+            default, premise, helps, greedy, dose, stability, mistakes, angles, gradients,
+            likelier, late, afar, ignorant, bench):
         found.update(question())
     return found
 

@@ -212,14 +212,18 @@ def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
     interval's half is 2.262 * .0105 / sqrt(10) = .0075."""
     rows = []
     for seed in range(seeds):
-        for arm in ("none", "sg"):
-            more = 0.01 * (-1) ** seed if arm == "sg" else 0.0
-            by = 1 if arm == "sg" else 0
-            values = {"avg@4, 4 people": 0.4 + more + by * far, "avg@4, 5 people": 0.2 + more + by * far,
-                      "avg@4, trained on": 0.9, "avg@4, others": 0.7 + more + by * others,
-                      "before a step aside": 0.8, "after a step aside": 0.5 + more + by * aside}
-            for problems in ("many", "few"):
-                rows.append({"arm": f"{arm}, {problems}", "seed": seed, "split": "test", **values})
+        turn = 0.01 * (-1) ** seed
+        for arm, more, by in (("none", 0, 0), ("sg", turn, 1)):
+            many = {"avg@4, 4 people": 0.4 + more + by * far,
+                    "avg@4, 5 people": 0.2 + more + by * far, "avg@4, trained on": 0.9,
+                    "avg@4, others": 0.9, "before a step aside": 0.8,
+                    "after a step aside": 0.5 + more + by * aside}
+            few = {"avg@4, 4 people": 0.1, "avg@4, 5 people": 0.1, "avg@4, trained on": 0.9,
+                   "avg@4, others": 0.7 + more + by * others, "before a step aside": 0.8,
+                   "after a step aside": 0.8}
+            for problems, values in (("many", many), ("few", few)):
+                rows.append({"arm": f"{arm}, {problems}", "seed": seed, "split": "test",
+                             **values})
     return rows
 
 
