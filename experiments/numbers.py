@@ -122,20 +122,14 @@ def default():
 
 
 def premise():
-    rows = analysis.read("premise")
-    lines = []
+    rows = read("premise")
     for shaping in ("none", "sg"):
-        line, means = [f"{METHODS[shaping]}'s weights"], []
+        means = []
         for task in ("kk", "math", "qa"):
             here = [row for row in rows if row["task"] == task]
             shares = [row["share of squared norm"][shaping] for row in here]
-            line.append(f"{with_error(shares, 2)} ({range_of(shares)})")
             means.append(statistics.fmean(shares))
-        lines.append(line)
         yield f"premise: {shaping}", range_of(means)
-    yield "premise: table", table(
-        ["tokens with pi < 1/3: share of the squared norms (range over seeds)", "`kk`",
-         "`math`", "`qa`"], lines)
     tokens = sum(row["tokens"] for row in rows)
     key = "share of tokens with pi < 1/3"
     yield "premise: tokens", f"{tokens:,}"
@@ -256,7 +250,6 @@ def mistakes():
                 costly += high < 0
                 text = f"**{with_interval(values)}**" if high < 0 else with_interval(values)
                 lines.append([label, text, f"{mean(cell(name, arm), 'norm max'):.1f}"])
-                yield f"{name}: {arm}", with_interval(values)
         count = ("none", "one", "two", "three", "all")[costly]
         if not lines:
             yield f"{name}: table", NOT_YET
