@@ -148,3 +148,59 @@ def compare_collapse():
 def count_at_an_end(T):
     """How many of these T are at an end of the range."""
     return sum(t - OCTAVES[0] < 1e-9 or OCTAVES[-1] - t < 1e-9 for t in T.values())
+
+
+# ---- A long run: has it collapsed? ----
+
+def describe_end(row):
+    """(best, last, collapsed) of a row of "late": the mean accuracy in training of the best 100
+    steps in a row and of the last 100, and what the rule in README.md says."""
+    curve = row["curve"]
+    means = [statistics.fmean(curve[i:i + 100]) for i in range(len(curve) - 99)]
+    best, last = max(means), means[-1]
+    return best, last, last < best - 0.10 or row["avg@4"] < row["before"]
+
+
+# ---- Generalisation and sharpness ----
+
+def transfer(row):
+    return (row["avg@4, 4 people"] + row["avg@4, 5 people"]) / 2
+
+
+def gap(row):
+    return row["avg@4, trained on"] - row["avg@4, others"]
+
+
+def sharpness(row):
+    return row["before a step aside"] - row["after a step aside"]
+
+
+def compare_afar():
+    """GRPO-SG's minus GRPO's, of each seed: (transfer, gap, sharpness), three lists."""
+    found = []
+    for problems, measure in (("many", transfer), ("few", gap), ("many", sharpness)):
+        sg, none = cell("afar", f"sg, {problems}"), cell("afar", f"none, {problems}")
+        seeds = sorted(sg.keys() & none.keys())
+        found.append([measure(sg[seed]) - measure(none[seed]) for seed in seeds])
+    return found
+
+
+def judge_afar(transfers, gaps, falls):
+    """The verdict of the rule in README.md, of ten seeds."""
+    _, transfer_low, transfer_high = interval(transfers)
+    _, gap_low, gap_high = interval(gaps)
+    _, fall_low, fall_high = interval(falls)
+    words = []
+    if transfer_low > 0 or gap_high < 0:
+        words.append("generalises better")
+    if transfer_high < 0 or gap_low > 0:
+        words.append("generalises worse")
+    if not words:
+        words.append("in generalisation no difference was seen")
+    if fall_high < 0:
+        words.append("flatter")
+    elif fall_low > 0:
+        words.append("less flat")
+    else:
+        words.append("in sharpness no difference was seen")
+    return "; ".join(words)

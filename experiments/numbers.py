@@ -13,8 +13,9 @@ import re
 import statistics
 import sys
 
-from experiments import analysis, angle
+from experiments import analysis, angle, moves
 from experiments.analysis import FINITE_DOSES, cell, differences, interval, mean, read, slopes
+from experiments.run import EXPERIMENTS
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
@@ -23,8 +24,11 @@ NOT_MARKED = r"<!--=.*?<!--/-->|<details>.*?</details>|```.*?```|`[^`]*`|\]\([^)
 # A measured number is written without the 0 before its point.
 MEASURED = r"(?<![\w.,])[-+]?\.\d\d+"
 KEYS = "avg@4", "greedy"
+NOT_YET = "(not recorded yet)"
 METHODS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "GRPO with AR-Lopti's weight",
            "lopti": "GRPO in Lopti's order"}
+# of moves.EDGES
+BINS = "below 1/3", "1/3 to 0.9", "0.9 to 0.99", "0.99 to 0.999", "above 0.999"
 MISTAKES = {"clip(w r)": "the weight inside of the clip, `clip(w r)`",
             "end token masked": "the stop token left out of the loss, by `ids != pad`",
             "tau = 9": "tau = 9, by which every weight is 1: plain GRPO",
@@ -73,22 +77,36 @@ def table(head, rows):
     return "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
 
 
-def call(values):
+def call(values, name="GRPO-SG", seeds=20):
+    """The verdict on a method's differences to GRPO; with fewer than all seeds, how many."""
+    if len(values) < 2:
+        return NOT_YET
+    if len(values) < seeds:
+        return f"interim, {len(values)} seeds of {seeds}"
+    return (f"{name} is worse", "no difference was seen", f"{name} is better")[side(values) + 1]
+
+
+def side(values, middle=0.0):
+    """1 if their interval is above the middle, -1 if below, else 0; 0 of a single value."""
+    if len(values) < 2:
+        return 0
     _, low, high = interval(values)
-    if low > 0:
-        return "GRPO-SG is better"
-    return "GRPO-SG is worse" if high < 0 else "no difference was seen"
+    return (low > middle) - (high < middle)
 
 
 # ---- Each question's ----
 
 def default():
     rows = read("default")
-    lines = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
+    own, ready, lines = [], [], []
+    for arm in sorted({row["arm"] for row in rows}):  # those from the ready model follow
         here = [row for row in rows if row["arm"] == arm]
-        task, *ready = arm.split(",")
-        line = [f"`{task}`, from the ready model" if ready else f"`{task}`"]
+        task, *from_ready = arm.split(", ")
+        seconds = ready if from_ready else own
+        seconds += [row["seconds"] for row in here]
+        if len(here) < 2:
+            continue
+        line = [f"`{task}`, ready model" if from_ready else f"`{task}`, own warm-up"]
         for key in ("eval/avg@4", "eval/accuracy"):
             for i in (0, 1):
                 text = with_error([row["tests"][i][key] for row in here])
@@ -97,25 +115,21 @@ def default():
     yield "default: table", table(
         ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
          "best constant answer"], lines)
-    yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
+    yield "default: ready", "the table's last rows of each task" if ready else NOT_YET
+    yield "default: seconds", range_of(own, 0)
+    yield "default: seconds, ready", range_of(ready, 0) if ready else NOT_YET
     yield "default: GB", f"{max(row['peak_mb'] for row in rows) / 1000:.1f}"
 
 
 def premise():
-    rows = analysis.read("premise")
-    lines = []
+    rows = read("premise")
     for shaping in ("none", "sg"):
-        line, means = [f"{METHODS[shaping]}'s weights"], []
+        means = []
         for task in ("kk", "math", "qa"):
             here = [row for row in rows if row["task"] == task]
             shares = [row["share of squared norm"][shaping] for row in here]
-            line.append(f"{with_error(shares, 2)} ({range_of(shares)})")
             means.append(statistics.fmean(shares))
-        lines.append(line)
         yield f"premise: {shaping}", range_of(means)
-    yield "premise: table", table(
-        ["tokens with pi < 1/3: share of the squared norms (range over seeds)", "`kk`",
-         "`math`", "`qa`"], lines)
     tokens = sum(row["tokens"] for row in rows)
     key = "share of tokens with pi < 1/3"
     yield "premise: tokens", f"{tokens:,}"
@@ -128,19 +142,12 @@ def helps():
     lines = []
     for name, rewards in (("help", "clean"), ("noisy", "noisy")):
         base = cell(name, "none")
-        for arm, label in METHODS.items():
-            here = cell(name, arm)
-            if len(here) > 1:
-                both = ["", ""]
-                if arm != "none":
-                    both = [with_interval(differences(here, base, key)) for key in KEYS]
-                if arm == "sg":
-                    both[0] = f"**{both[0]}**"
-                used = rate(here[min(here)]["rate"])
-                lines.append([rewards, label, used, short(mean(here)), *both])
-        yield f"{name}: verdict", call(differences(cell(name, "sg"), base))
-        yield f"{name}: avg@4", with_interval(differences(cell(name, "sg"), base))
-        equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
+        for arm in EXPERIMENTS[name].arms:
+            lines.append([rewards, *line_of_method(name, arm, base)])
+            if arm != "none":
+                values = differences(cell(name, arm), base)
+                yield f"{name}: {arm}", call(values, METHODS[arm])
+    equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
     both = [with_interval(differences(noisy, equal, key)) for key in KEYS]
     lines.append(["noisy", "GRPO-SG, minus GRPO at the same rate", rate(1e-4), "", *both])
     yield "help: table", table(["rewards", "method", "learning rate", "avg@4", "minus GRPO's",
@@ -149,13 +156,28 @@ def helps():
         yield f"start: {steps}", short(mean(cell("start", f"warm-up of {steps}")))
 
 
+def line_of_method(name, arm, base):
+    """Its rate, its avg@4, and both differences to GRPO's."""
+    here, label = cell(name, arm), METHODS[arm]
+    if len(here) < 2:
+        return [label, "", NOT_YET, "", ""]
+    if len(here) < len(base):
+        label += f" ({len(here)} seeds of {len(base)})"
+    both = ["", ""]
+    if arm != "none":
+        both = [with_interval(differences(here, base, key)) for key in KEYS]
+    if arm == "sg":
+        both[0] = f"**{both[0]}**"
+    return [label, rate(here[min(here)]["rate"]), short(mean(here)), *both]
+
+
 def greedy():
     """By the rule in run.py's docstring; until all 40 seeds are there it is called interim."""
     cells = [cell("greedy", arm, rate=1e-4) for arm in ("sg", "none")]
     values = differences(*cells, "greedy")
-    text, verdict = "not recorded yet", "not recorded yet"
+    text, verdict = NOT_YET, NOT_YET
     if len(values) > 1:
-        verdict = "it was real" if interval(values)[1] > 0 else "it was not"
+        verdict = "it was real" if interval(values)[1] > 0 else "it was not real"
         if len(values) < 40:
             verdict = f"interim, {len(values)} seeds of 40"
         text = f"{with_interval(values)}; in avg@4 {with_interval(differences(*cells))}"
@@ -186,16 +208,11 @@ def dose():
     yield "dose: doubling", with_interval([math.log(2) * slope for slope in found])
     yield "dose: without 10", with_interval(slopes(FINITE_DOSES[:-1]))
     yield "dose: 1 to 10", with_interval(slopes(FINITE_DOSES[2:]))
-    parts, halves = [], []
+    parts = []
     for lr in (5e-5, 1e-4, 2e-4, 4e-4):
         slope = statistics.fmean(slopes(FINITE_DOSES, split="valid", rate=lr))
         parts.append(f"{signed(slope)} at {rate(lr)}")
-    for name in FINITE_DOSES[:-1]:
-        low, high = [cell("dose", name, split="valid", rate=lr) for lr in (1e-4, 2e-4)]
-        halves += differences(low, high, "greedy")
     yield "dose: grid", f"{', '.join(parts[:-1])} and {parts[-1]}"
-    yield "dose: greedy", with_interval(differences(cell("dose", "10"), base, "greedy"))
-    yield "dose: half rate", signed(statistics.fmean(halves))
     highest, peak = analysis.find_peak()
     called = "by the rule a peak" if peak else "by the rule not called a peak"
     yield "dose: highest", f"{highest.replace('none', '1')}, {called}"
@@ -212,7 +229,7 @@ def stability():
             line += [with_error(values), f"{down} of {len(here)}"]
         lines.append(line)
         values = differences(cells[1], cells[0], "norm cv")
-        if interval(values)[1] > 0 or interval(values)[2] < 0:
+        if side(values):
             told.append(f"at {rate(lr)}, by {with_interval(values)}")
     head = ["learning rate", "GRPO: avg@4", "collapsed", "GRPO-SG: avg@4", "collapsed"]
     yield "stability: table", table(head, lines)
@@ -236,7 +253,7 @@ def mistakes():
                 yield f"{name}: {arm}", with_interval(values)
         count = ("none", "one", "two", "three", "all")[costly]
         if not lines:
-            yield f"{name}: table", " (not recorded yet) "
+            yield f"{name}: table", NOT_YET
             continue
         lines.append(["the right version", "", f"{mean(base, 'norm max'):.1f}"])
         yield f"{name}: table", table(
@@ -248,56 +265,123 @@ def mistakes():
 
 
 def angles():
-    """In degrees, means over the seeds that there are, with 95 % intervals."""
-    found = angle.cells(analysis.read_rows(analysis.RESULTS / "angle.jsonl"))
+    """In degrees; means over the seeds that there are."""
+    found = angle.cells(read("angle"))
     arms = "GRPO-SG", "AR", "another draw"
-
-    def degrees(*key):
-        values = [angle.degrees(row["cos"]) for row in found[key]]
-        return angle.in_words(values, "{:.0f}")
     lines = []
-    for task in angle.TASKS:
-        for steps in angle.DISPLACEMENT_STEPS:
-            each = [degrees("displacement", task, 0, steps, arm) for arm in arms]
+    for steps in (1, 60):
+        means = {arm: [] for arm in arms}
+        for task in angle.TASKS:
+            each = []
+            for arm in arms:
+                values = values_of(found["displacement", task, 0, steps, arm])
+                means[arm].append(statistics.fmean(values))
+                each.append(angle.in_words(values, "{:.0f}"))
+                yield f"angle: {task}, {steps}, {arm}", f"{statistics.fmean(values):.0f}"
             lines.append([f"`{task}`", str(steps), *each])
+        for arm in arms:
+            yield f"angle: {steps}, {arm}", range_of(means[arm], 0)
     yield "angle: moves", table(["task", "steps", *arms], lines)
-    arms = "GRPO-SG", "dose 3", "dose 10", "w = pi", "AR", "without unlikely", "another draw"
-    lines = []
-    for experiment, task, warmup, steps, arm in found:
-        if (experiment, arm) != ("gradient", "GRPO-SG"):
-            continue
-        here = found[experiment, task, warmup, steps, arm]
-        start = f"a warm-up of {warmup}" if warmup else f"after {steps} steps"
-        each = []
-        for other in arms:
-            values = found[experiment, task, warmup, steps, other]
-            each.append(f"{statistics.fmean(values_of(values)):.0f}")
-        lines.append([f"`{task}`, {start}", percent(statistics.fmean(r["unlikely"] for r in here)),
-                      short(statistics.fmean(r["part"] for r in here), 2), *each])
-    yield "angle: gradients", table(["", "unlikely tokens", "their part", *arms], lines)
     seeds = {row["seed"] for row in found["displacement", "kk", 0, 60, "GRPO-SG"]}
     yield "angle: seeds", str(len(seeds))
-    yield from angle_ranges(found)
 
 
-def angle_ranges(found):
-    """The smallest and the largest of the mean angles, for sentences."""
-    for arm in ("GRPO-SG", "another draw"):
-        for steps in (1, 60):
-            means = []
-            for task in angle.TASKS:
-                rows = found["displacement", task, 0, steps, arm]
-                means.append(statistics.fmean(values_of(rows)))
-            yield f"angle: {arm}, step {steps}", range_of(means, 0)
-    means = []
-    for (experiment, *_, arm), rows in found.items():
-        if (experiment, arm) == ("gradient", "GRPO-SG"):
-            means.append(statistics.fmean(values_of(rows)))
-    yield "angle: GRPO-SG, gradients", range_of(means, 0)
+def gradients():
+    """Of the means at each point of training: least and greatest, in degrees."""
+    found = angle.cells(read("angle"))
+    arms = "GRPO-SG", "AR", "dose 10", "without unlikely", "another draw"
+    lines, all_means = [], []
+    for task in angle.TASKS:
+        points = []
+        for experiment, where, warmup, steps, arm in found:
+            if (experiment, where, arm) == ("gradient", task, "GRPO-SG"):
+                points.append((experiment, task, warmup, steps))
+        line = [f"`{task}`, {len(points)} points"]
+        for arm in arms:
+            means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
+            line.append(range_of(means, 0))
+            if arm == "GRPO-SG":
+                all_means += means
+        lines.append(line)
+    yield "angle: gradients", table(["", *arms], lines)
+    yield "angle: gradient, GRPO-SG", range_of(all_means, 0)
 
 
 def values_of(rows):
     return [angle.degrees(row["cos"]) for row in rows]
+
+
+def likelier():
+    """Which share of the tokens with a positive advantage got likelier by one update, in means
+    over cells: a cell is a task at a point of training, and a bin of pi."""
+    found = moves.shares(read("moves"))
+    arms = "GRPO", "GRPO-SG", "AR", "Lopti", "dose 10"
+    for optimizer in ("AdamW", "SGD"):
+        sides, below, cells, lines = {arm: [] for arm in arms}, 0, 0, []
+        for label, edge in zip(BINS, moves.EDGES):
+            here, under = [], 0
+            for (_, _, used, low, _, sign), cell_of in found.items():
+                if (used, low, sign) == (optimizer, edge, 1):
+                    here.append(cell_of)
+            line = [label]
+            for arm in arms:
+                shares = [mean(cell_of[arm], "share") for cell_of in here]
+                line.append(short(statistics.fmean(shares), 2))
+            for cell_of in here:
+                base = cell_of["GRPO"]
+                under += side([each["share"] for each in base.values()], 0.5) == -1
+                for arm in arms:
+                    sides[arm].append(side(differences(cell_of[arm], base, "share")))
+            lines.append([*line, f"{under} of {len(here)}"])
+            below, cells = below + under, cells + len(here)
+        told = [f"{sides[arm].count(1)}; {sides[arm].count(-1)}" for arm in arms[1:]]
+        lines.append([f"of {cells} cells, higher than GRPO's; lower", "", *told, ""])
+        yield f"moves: {optimizer}", table(
+            ["pi before the update", *arms, "cells in which GRPO's is below half"], lines)
+        yield f"moves: {optimizer}, below half", f"{below or 'none'} of {cells}"
+
+
+def late():
+    """By the rule in run.py's docstring; interim until all eight runs are there."""
+    lines, fallen = [], []
+    rows = read("late")
+    for row in sorted(rows, key=place):
+        best, last, collapsed = analysis.describe_end(row)
+        label = [f"`{row['arm']}`", rate(row["rate"]), str(row["seed"])]
+        values = [row["before"], row["avg@4"], best, last]
+        lines.append([*label, *map(short, values), "yes" if collapsed else "no"])
+        if collapsed:
+            fallen.append(f"{row['arm']} at {rate(row['rate'])}, seed {row['seed']}")
+    verdict = f"collapsed: {'; '.join(fallen)}" if fallen else "no run collapsed"
+    if len(rows) < 8:
+        verdict = f"interim, {len(rows)} runs of 8" if rows else NOT_YET
+    yield "late: verdict", verdict
+    yield "late: table", NOT_YET if not rows else table(
+        ["task", "learning rate", "seed", "avg@4 before", "avg@4 after",
+         "in training: best 100 steps", "last 100 steps", "collapsed"], lines)
+
+
+def place(row):
+    return row["arm"], row["rate"], row["seed"]
+
+
+def afar():
+    """By the rule in run.py's docstring; interim until all ten seeds are there."""
+    found = analysis.compare_afar()
+    labels = ("transfer: avg@4 on four and five people",
+              "gap: avg@4 on the 64, minus on others",
+              "sharpness: fall of avg@4 by a step aside")
+    seeds = min(map(len, found))
+    if seeds < 2:
+        yield "afar: verdict", NOT_YET
+        yield "afar: table", NOT_YET
+        return
+    lines = []
+    for label, values in zip(labels, found):
+        lines.append([label, str(len(values)), with_interval(values)])
+    verdict = analysis.judge_afar(*found)
+    yield "afar: verdict", verdict if seeds == 10 else f"interim, {seeds} seeds of 10"
+    yield "afar: table", table(["", "seeds", "GRPO-SG minus GRPO"], lines)
 
 
 def ignorant():
@@ -344,7 +428,8 @@ def bench():
             ratios = part.get(f"{side} / ours") or part.get(f"{side} / ours, seconds")
             text = "{:.1f} ({:.1f} to {:.1f})"
             cells.append(text.format(*ratios) if ratios else "not measured")
-        lines.append([label, *cells, ""][:3])
+        if set(cells) != {"not measured"}:
+            lines.append([label, *cells, ""][:3])
     head = ["their time / ours (sampling, steps: a token)", "vocabulary 2,048", "151,936"]
     yield "bench: table", table(head, lines)
 
@@ -353,7 +438,8 @@ def values():
     """{name: text} of all questions."""
     found = {}
     for question in (
-            default, premise, helps, greedy, dose, stability, mistakes, angles, ignorant, bench):
+            default, premise, helps, greedy, dose, stability, mistakes, angles, gradients,
+            likelier, late, afar, ignorant, bench):
         found.update(question())
     return found
 

@@ -2,11 +2,12 @@
 the files say."""
 import json
 import math
+import re
 import shutil
 
 import pytest
 
-from experiments import analysis, bench, ignorant, numbers, premise, run
+from experiments import analysis, bench, ignorant, moves, numbers, premise, run
 from experiments.analysis import RESULTS
 
 OWN_TASK = '''
@@ -144,7 +145,133 @@ def test_an_interval_and_a_collapse_by_hand():
     assert analysis.length_above([-1, -1, -1, -1, -1]) == 0
 
 
+# ---- What the pages say of rows, against small files by hand ----
+
+def write_rows(folder, monkeypatch, name, rows):
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (folder / f"{name}.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(analysis, "RESULTS", folder)
+
+
+def cells_of(text):
+    """The cells of a table's lines, without its head."""
+    lines = text.strip().splitlines()[2:]
+    return [[word.strip() for word in line.strip("|").split("|")] for line in lines]
+
+
+def test_which_tokens_got_likelier(tmp_path, monkeypatch):
+    """Three seeds at two points. Below 1/3 GRPO's shares are .2, .3 and .4 at the warm start,
+    whose interval is .3 +- 4.303 * .1 / sqrt(3), up to .548; and .1, .2 and .3 after 30 steps,
+    up to .448. There Lopti's are higher by .1 each time. All others are GRPO's."""
+    rows = []
+    for steps, first in ((0, 0.2), (30, 0.1)):
+        for seed in range(3):
+            for arm in ("GRPO", "GRPO-SG", "AR", "Lopti", "dose 10"):
+                bins = []
+                for low, high in zip(moves.EDGES, moves.EDGES[1:]):
+                    share = 0.5
+                    if low == 0:
+                        share = first + seed / 10 + (arm == "Lopti" and steps == 30) / 10
+                    bins.append({"from": low, "to": high, "sign": 1, "tokens": 9,
+                                 "share": share, "gained": 0.0})
+                    bins.append({**bins[-1], "sign": -1, "share": 0.9})
+                for optimizer in ("AdamW", "SGD"):
+                    rows.append({"task": "kk", "steps": steps, "seed": seed, "arm": arm,
+                                 "optimizer": optimizer, "bins": bins})
+    write_rows(tmp_path, monkeypatch, "moves", rows)
+    found = dict(numbers.likelier())
+    first, *between, last = cells_of(found["moves: AdamW"])
+    assert first == ["below 1/3", ".25", ".25", ".25", ".30", ".25", "1 of 2"]
+    assert all(line[1:] == [".50"] * 5 + ["0 of 2"] for line in between)
+    assert last[2:6] == ["0; 0", "0; 0", "1; 0", "0; 0"]
+    assert found["moves: AdamW, below half"] == found["moves: SGD, below half"] == "1 of 10"
+
+
+def test_whether_a_long_run_has_collapsed(tmp_path, monkeypatch):
+    """Of 300 steps the best 100 in a row are 100 to 199, with .8."""
+    def row(arm, seed, end, after):
+        return {"arm": arm, "seed": seed, "rate": 2e-4, "split": "test", "before": 0.6,
+                "avg@4": after, "curve": [0.5] * 100 + [0.8] * 100 + [end] * 100}
+    rows = [row("kk", 300, 0.71, 0.6), row("kk", 301, 0.69, 0.7), row("qa", 300, 0.8, 0.59)]
+    write_rows(tmp_path, monkeypatch, "late", [])
+    assert set(dict(numbers.late()).values()) == {numbers.NOT_YET}
+    write_rows(tmp_path, monkeypatch, "late", rows)
+    found = dict(numbers.late())
+    assert found["late: verdict"] == "interim, 3 runs of 8"
+    first, second, third = cells_of(found["late: table"])
+    assert first == ["`kk`", "2e-4", "300", ".600", ".600", ".800", ".710", "no"]
+    assert second[-2:] == [".690", "yes"] and third[4:] == [".590", ".800", ".800", "yes"]
+    rows += [row("qa", seed, 0.8, 0.9) for seed in range(5)]
+    write_rows(tmp_path, monkeypatch, "late", rows)
+    assert dict(numbers.late())["late: verdict"] == (
+        "collapsed: kk at 2e-4, seed 301; qa at 2e-4, seed 300")
+
+
+def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
+    """GRPO-SG's values are GRPO's plus these, and +-.01 by turns, so that with ten seeds the
+    interval's half is 2.262 * .0105 / sqrt(10) = .0075."""
+    rows = []
+    for seed in range(seeds):
+        turn = 0.01 * (-1) ** seed
+        for arm, more, by in (("none", 0, 0), ("sg", turn, 1)):
+            many = {"avg@4, 4 people": 0.4 + more + by * far,
+                    "avg@4, 5 people": 0.2 + more + by * far, "avg@4, trained on": 0.9,
+                    "avg@4, others": 0.9, "before a step aside": 0.8,
+                    "after a step aside": 0.5 + more + by * aside}
+            few = {"avg@4, 4 people": 0.1, "avg@4, 5 people": 0.1, "avg@4, trained on": 0.9,
+                   "avg@4, others": 0.7 + more + by * others, "before a step aside": 0.8,
+                   "after a step aside": 0.8}
+            for problems, values in (("many", many), ("few", few)):
+                rows.append({"arm": f"{arm}, {problems}", "seed": seed, "split": "test",
+                             **values})
+    return rows
+
+
+@pytest.mark.parametrize("changes, verdict", [
+    ({}, "in generalisation no difference was seen; in sharpness no difference was seen"),
+    ({"far": 0.02}, "generalises better; in sharpness no difference was seen"),
+    ({"others": 0.02}, "generalises better; in sharpness no difference was seen"),
+    ({"far": -0.02}, "generalises worse; in sharpness no difference was seen"),
+    ({"aside": 0.02}, "in generalisation no difference was seen; flatter"),
+    ({"others": -0.02, "aside": -0.02}, "generalises worse; less flat")])
+def test_generalisation_and_sharpness(tmp_path, monkeypatch, changes, verdict):
+    write_rows(tmp_path, monkeypatch, "afar", rows_afar(9, **changes))
+    assert dict(numbers.afar())["afar: verdict"] == "interim, 9 seeds of 10"
+    write_rows(tmp_path, monkeypatch, "afar", rows_afar(10, **changes))
+    found = dict(numbers.afar())
+    assert found["afar: verdict"] == verdict
+    means = [line[2].split()[0] for line in cells_of(found["afar: table"])]
+    assert means == [numbers.signed(0.0 + changes.get("far", 0)),
+                     numbers.signed(0.0 - changes.get("others", 0)),
+                     numbers.signed(0.0 - changes.get("aside", 0))]
+
+
+def test_arms_that_came_later_are_interim_until_all_seeds_are_there(tmp_path, monkeypatch):
+    for name in ("noisy", "noisy-equal", "start"):
+        shutil.copy(RESULTS / f"{name}.jsonl", tmp_path)
+    rows = [row for row in analysis.read("help") if row["arm"] in ("none", "sg")]
+    for seed in range(3):
+        base = analysis.cell("help", "none")[seed]
+        rows.append({**base, "arm": "ar", "rate": 2e-4, "avg@4": base["avg@4"] + seed / 10})
+    write_rows(tmp_path, monkeypatch, "help", rows)
+    found = dict(numbers.helps())
+    assert found["help: ar"] == "interim, 3 seeds of 20"
+    assert found["help: lopti"] == numbers.NOT_YET
+    later = cells_of(found["help: table"])[2]
+    assert later[1:3] == ["GRPO with AR-Lopti's weight (3 seeds of 20)", "2e-4"]
+    assert later[4] == "+.100 [-.148, +.348]"  # .1 +- 4.303 * .1 / sqrt(3)
+
+
 # ---- Pages ----
+
+def test_the_rules_in_the_page_are_those_of_the_script_word_for_word():
+    page = " ".join(numbers.EVIDENCE.read_text().split())
+    rules = re.findall(r"(?m)(?:^    .+\n)+", run.__doc__.split("stands here:")[1])
+    late, afar = [rule for rule in rules if "GRPO for 2,000" in rule or "kk. The tiny" in rule]
+    for rule in (late, afar):
+        assert " ".join(rule.split()) in page
+
+
 
 def test_the_pages_are_what_the_files_say(monkeypatch):
     monkeypatch.setattr("sys.argv", ["numbers"])
