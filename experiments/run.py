@@ -163,24 +163,27 @@ def measure(policy, task, problems, cfg):
 
 
 def measure_afar(policy, task, problems, cfg):
-    """The same of problems with three people; avg@4 with four and with five people, on 200
+    """The same of problems with three people; avg@4 with other numbers of people, on 200
     problems trained on, or all, and on others like them; and how flat the policy is: avg@4 on
     64 problems with three people, and its mean after steps aside of length RADIUS, in ten
     random directions."""
-    by_size = {n: [each for each in problems if len(each.answer) == n] for n in (3, 4, 5)}
-    found = measure(policy, task, by_size[3], cfg)
-    for n in (4, 5):
-        found[f"avg@4, {n} people"] = measure(policy, task, by_size[n], cfg)["avg@4"]
+    by_size = {}
+    for problem in problems:
+        by_size.setdefault(len(problem.answer), []).append(problem)
+    three = by_size.pop(3)
+    found = measure(policy, task, three, cfg)
+    for n, others in by_size.items():
+        found[f"avg@4, {n} people"] = measure(policy, task, others, cfg)["avg@4"]
     found["avg@4, trained on"] = measure(policy, task, task.train[:200], cfg)["avg@4"]
     found["avg@4, others"] = measure(policy, task, task.valid, cfg)["avg@4"]
-    found["before a step aside"] = measure(policy, task, by_size[3][:64], cfg)["avg@4"]
+    found["before a step aside"] = measure(policy, task, three[:64], cfg)["avg@4"]
     start = parameters_to_vector(policy.model.parameters()).detach().clone()
     aside = []
     for i in range(10):
         direction = torch.randn(len(start), generator=torch.Generator().manual_seed(i))
         moved = start + RADIUS * direction / direction.norm()
         vector_to_parameters(moved, policy.model.parameters())
-        aside.append(measure(policy, task, by_size[3][:64], cfg)["avg@4"])
+        aside.append(measure(policy, task, three[:64], cfg)["avg@4"])
     vector_to_parameters(start, policy.model.parameters())
     found["after a step aside"] = statistics.fmean(aside)
     return found
@@ -257,7 +260,8 @@ EXPERIMENTS = {
     "late": Experiment("Does a long run collapse?", LATE, range(300, 302), (2e-4, 4e-4),
                        warmup=0, settings={"steps": 2000, "shaping": "none"}, before=True),
     "afar": Experiment("Does it generalise better, and is it flatter?", AFAR, range(10),
-                       (2e-4,), warmup=500, settings={}, measure=measure_afar,
+                       (2e-4,), warmup=500, settings={}, keep=keep_three_people,
+                       measure=measure_afar,
                        flags=("--people", "3", "4", "5", "--eval_problems", "600")),
     "start": Experiment("What are the warm starts worth?", STARTS, range(20), (0.0,)),
     "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS,
@@ -324,7 +328,8 @@ def train_arm(experiment, arm, seed, rate, split, smoke=False):
     e, a = EXPERIMENTS[experiment], EXPERIMENTS[experiment].arms[arm]
     settings = {"task": "kk", **e.settings, **a.settings}
     warmup = 0 if smoke else a.warmup or e.warmup
-    policy, task, cfg = start_of(settings["task"], warmup, seed, e.flags)
+    flags = () if smoke else e.flags
+    policy, task, cfg = start_of(settings["task"], warmup, seed, flags)
     policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
     cfg = dataclasses.replace(cfg, lr=rate, **settings)
     problems = getattr(task, split)
