@@ -62,8 +62,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     the number of tokens (in the second mode, of completions), if this is a part of a larger
     batch.
 
-    The tests take it in two steps. At first 0 stands where the mask is false; then nan, which
-    must reach neither the loss nor the gradient: nan times 0 is nan.
+    The tests take it in three steps. At first 0 stands where the mask is false; then nan, which
+    must reach neither the loss nor the gradient (nan times 0 is nan); then a gradient must reach
+    logps alone.
     """
     raise NotImplementedError(
         "grpo_sg_loss: r is exp of a difference; the smaller of r A and clip(r) A; times w; "

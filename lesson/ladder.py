@@ -10,8 +10,9 @@ the mean reward of the last five steps with its standard error over the seeds.
 
 Symbols: P prompts with G completions each make B = P * G rows of T tokens; R is a reward, A an
 advantage, pi the probability that the policy gives to a token that was sampled. After each rung
-stands a question to answer before the next one runs, and a change to try. ladder.ipynb has the
-same cells (# %%) with what they print.
+stands a question to answer before you read on, and a change to try; the next rung, or its text,
+has the answer, with the mean of ten seeds (results/ladder_10.txt, ladder_tries.txt). ladder.ipynb
+has the same cells (# %%) with what they print.
 """
 # %% The model and its reward
 import argparse
@@ -174,7 +175,8 @@ climb("1. REINFORCE: R log pi", train, advantages_of=rewards_alone, objective_of
 #
 #     A = R - mean R        objective = A log pi
 #
-# What all completions of a prompt have in common is no news. Once it is taken away, those below
+# (Ten more: nothing is learned, .124. All that is sampled gets likelier, the good hardly faster
+# than the bad.) What all completions of a prompt have in common is no news. Once it is taken away, those below
 # the mean get less likely, and the gradient is less noisy. This is the baseline of policy
 # gradients; a group finds it without a value network.
 
@@ -191,6 +193,7 @@ climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of
 #
 #     A = (R - mean R) / std R
 #
+# (Ten more change nothing now, .775: the mean takes them away.)
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all are on one scale, and it makes no difference.
 
@@ -222,16 +225,16 @@ climb("3b. one update, the rate times four", train, rate=4,
 #
 # With a large model sampling takes most of the time, so that one wants to learn more than once
 # from a completion. But after the first update these are no longer samples of the policy.
-# Rung 4 ends lower than rung 3, and so does rung 3b; rung 4b, four updates at a quarter of the
-# rate, ends higher. So it is not wrong to use a completion again. What is missing is something
-# that says when it is enough: log pi of a bad token has no bottom, and its gradient is as large
-# as ever when the token has long become impossible.
 
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 climb("4b. and a quarter of the rate", train, updates=4, rate=1/4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
+# Rung 4 ends lower than rung 3, and so does rung 3b; rung 4b, four updates at a quarter of the
+# rate, ends higher. So it is not wrong to use a completion again. What is missing is something
+# that says when it is enough.
+#
 # **Predict:** which of the tokens are pushed too far, those of good completions or of bad ones?
 # **Try:** `A.clamp(min=0) * logps`, which learns from the good ones alone.
 
@@ -240,6 +243,8 @@ climb("4b. and a quarter of the rate", train, updates=4, rate=1/4,
 #
 #     r = pi / pi_old        objective = r A
 #
+# (Those of bad ones: log pi has no bottom, and the gradient of a token is as large as ever when it
+# has long become impossible. Four updates on the good alone reach .990, on the bad alone .093.)
 # In the first update r = 1, and its gradient is that of log pi. Later its gradient is r times
 # that: r corrects for completions that are the old policy's, token by token. A bad token that
 # has become rare has a small r, so that it is left alone. A good one has a larger r the further
@@ -279,6 +284,7 @@ grpo = climb("5b. ratio and clip: GRPO", train, updates=4,
 #
 #     objective = A log pi, where the clip lets it learn
 #
+# (clip(r) A alone has no gradient at r = 1/2, so that the good token could not come back: .928.)
 # The same tokens stop at the same place, but those that go on have the gradient of log pi, not
 # r times it. No difference is seen. While a token is inside of the clip its r is between 0.8
 # and 1.2, so that as a factor it hardly matters. It is the yardstick: by r the clip knows when
@@ -301,9 +307,10 @@ climb("5c. the clip without the ratio", train, updates=4,
 #
 #     mean over completions of (mean over tokens of the objective)
 #
+# (A tenth: a little slower, .986. Half, faster: .995. The width hardly matters here.)
 # This is GRPO's first form. A token of a long completion counts less, so that a long wrong
-# answer is punished less for each of its tokens than a short one. With at most 8 tokens it
-# makes little difference.
+# answer is punished less for each of its tokens than a short one. Here it is slower, and ends at
+# .952 ± .012 where rung 5b has .990 ± .002; with four other seeds, at .965 and .975.
 
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
