@@ -1,13 +1,17 @@
 """Every arm of every experiment runs, recorded rows are not run again, and the pages are what
 the files say."""
+import dataclasses
 import json
 import math
 import shutil
 
 import pytest
 
+import grpo_sg
+import tasks
 from experiments import analysis, bench, ignorant, numbers, premise, run
 from experiments.analysis import RESULTS
+from support import tiny
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks
@@ -31,7 +35,34 @@ grpo_sg.main(task="sorting")
 
 # ---- The runner ----
 
-def test_a_step_of_every_arm_and_no_two_arms_are_the_same():
+@pytest.fixture
+def few_problems(monkeypatch):
+    """Tasks have few problems, of which two are measured; all begin with a ready model."""
+    make, find, evaluate = tasks.make_task, tiny.find_ready, grpo_sg.evaluate
+
+    def make_few(cfg):
+        return make(dataclasses.replace(cfg, train_problems=60))
+
+    def find_for_any_people(cfg):
+        return find(dataclasses.replace(cfg, people=[3]))
+
+    def evaluate_two(policy, task, problems, cfg, **more):
+        return evaluate(policy, task, problems[:2], cfg, **more)
+    monkeypatch.setattr(tasks, "make_task", make_few)
+    monkeypatch.setattr(tiny, "find_ready", find_for_any_people)
+    monkeypatch.setattr(grpo_sg, "evaluate", evaluate_two)
+
+
+def with_few_prompts(experiment):
+    arms = {}
+    for name, arm in experiment.arms.items():
+        arms[name] = arm._replace(settings={**arm.settings, "prompts": 4})
+    return experiment._replace(arms=arms)
+
+
+def test_a_step_of_every_arm_and_no_two_arms_are_the_same(few_problems, monkeypatch):
+    small = {name: with_few_prompts(e) for name, e in run.EXPERIMENTS.items()}
+    monkeypatch.setattr(run, "EXPERIMENTS", small)
     rows = run.smoke(run.EXPERIMENTS)
     assert all(0 <= row["avg@4"] <= 1 for row in rows.values())
     for name, e in run.EXPERIMENTS.items():
@@ -40,7 +71,7 @@ def test_a_step_of_every_arm_and_no_two_arms_are_the_same():
             assert len(set(norms)) == len(norms), (name, norms)
 
 
-def test_the_premise_and_a_benchmark_in_small(monkeypatch):
+def test_the_premise_and_a_benchmark_in_small(few_problems, monkeypatch):
     row = premise.measure("kk", 0, steps=1, problems=2, own=False)
     assert row["tokens"] > 50 and row["Spearman"] > 0.9
     monkeypatch.setattr(bench, "SIZES", {"few words": 2048})
