@@ -49,11 +49,14 @@ def signals():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The folder of an untrained model that can read sums."""
+    """The folder of an untrained model of one layer that can read sums."""
     folder = tmp_path_factory.mktemp("untrained")
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=300, eval_problems=4))
     torch.manual_seed(0)
-    models.save_model(folder, *tiny.tiny_model(task))
+    untrained, tokenizer = tiny.tiny_model(task)
+    del untrained.model.layers[1:]
+    untrained.config.num_hidden_layers = 1
+    models.save_model(folder, untrained, tokenizer)
     return folder
 
 
