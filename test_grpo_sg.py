@@ -8,6 +8,7 @@ loops, or shows what would go wrong without it. Then: the corners, tasks, tools,
 
 The heading of each section of the lesson begins with the function that it tests: lesson/progress.py reads it.
 """
+import dataclasses
 import importlib
 import itertools
 import json
@@ -1123,16 +1124,20 @@ def main(text, capsys):
 
 def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     kk, out = tasks.TASKS["kk"], tmp_path / "run"
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(warmup=50))
-    flags = "--train_problems 500 --eval_problems 20"
+
+    def make_few(cfg):  # 20,000 puzzles take seconds
+        return kk(dataclasses.replace(cfg, train_problems=100))
+    monkeypatch.setitem(tasks.TASKS, "kk", make_few)
+    flags = "--eval_problems 10"
     printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
+    assert "beginning with the ready tiny model" in printed
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
     keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
             "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
-    test = kk(grpo_sg.parse(flags.split())).test
+    test = make_few(grpo_sg.parse(flags.split())).test
     assert [row["question"] for row in samples if row["split"] == "test"] == [p.question for p in test] * 2
     accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
     assert accuracy in printed and str(out) in printed

@@ -1,6 +1,5 @@
 """What a policy is given on a GPU, and what it is not on a CPU."""
-import pathlib
-import subprocess
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -56,15 +55,13 @@ def test_the_flags_are_the_programs():
     assert (cfg.sampler, cfg.offload) == ("plain", True)
 
 
-def test_a_run_without_a_gpu_loads_neither_sampler_nor_optimizer_of_this_room():
-    code = ("import sys, types, torch, gpu\n"
-            "policy = types.SimpleNamespace(model=torch.nn.Linear(1, 1))\n"
-            "policy.model.device = torch.device('cpu')\n"
-            "gpu.equip(policy, types.SimpleNamespace(sampler='auto', offload=True), [1, 2])\n"
-            "print([name for name in sys.modules if name.startswith('gpu.')])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          cwd=pathlib.Path(__file__).parents[1])
-    assert done.stdout == "[]\n", done.stderr
+def test_a_run_without_a_gpu_loads_neither_sampler_nor_optimizer_of_this_room(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gpu"]:
+        monkeypatch.delitem(sys.modules, name)
+    fresh = importlib.import_module("gpu")
+    policy = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
+    fresh.equip(policy, WANTED, PROMPTS[2])
+    assert fresh is not gpu and [name for name in sys.modules if name.startswith("gpu.")] == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

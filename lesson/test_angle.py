@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
+import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import angle
 from support.program import UserError
@@ -164,7 +165,12 @@ def test_noise_of_twice_the_size():
 
 # ---- The command ----
 
-def test_the_command_on_the_ready_model(capsys):
+def test_the_command_on_the_ready_model(monkeypatch, capsys):
+    make = tasks.math_task
+
+    def make_few(cfg):  # 20,000 problems take seconds
+        return make(dataclasses.replace(cfg, train_problems=100))
+    monkeypatch.setitem(tasks.TASKS, "math", make_few)
     angle.main(["--task", "math", "--prompts", "8"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("angle between the gradients of GRPO and GR") for line in lines)

@@ -1,10 +1,9 @@
 """The ladder climbs, what it offers to copy is complete, the page says what was measured."""
+import io
 import json
-import os
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 import xml.etree.ElementTree
 
@@ -83,13 +82,18 @@ def test_wrong_arguments_are_one_line(arguments, message, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_as_a_script_in_a_terminal_of_ascii():
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run([sys.executable, "lesson/ladder.py", "1", "--seeds", "2"], cwd=ROOT,
-                          env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"1\. REINFORCE: R log pi +\|[1-8 ]{30}\| 0\.\d{3} \+- ", done.stdout)
+def test_as_a_script_in_a_terminal_of_ascii(monkeypatch):
+    """Started in the project's folder, which Python does not look into: in lesson/ alone."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
+    monkeypatch.chdir(ROOT)
+    others = [path for path in sys.path if path not in ("", str(ROOT))]
+    monkeypatch.setattr(sys, "path", [str(LESSON), *others])
+    monkeypatch.delitem(sys.modules, "grpo_sg")
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "1", "--seeds", "2"])
+    runpy.run_path(str(LESSON / "ladder.py"), run_name="__main__")
+    said = raw.getvalue().decode()
+    assert re.match(r"1\. REINFORCE: R log pi +\|[1-8 ]{30}\| 0\.\d{3} \+- ", said)
 
 
 # ---- The notebook ----

@@ -1,7 +1,7 @@
 """The two rewards differ in what a failed attempt costs, and the lesson's output shows it."""
 import pathlib
 import re
-import subprocess
+import runpy
 import sys
 import types
 
@@ -71,8 +71,14 @@ def test_the_page_has_what_was_printed():
     assert all(f": {after}. " in page and f"from {before}<" in page for before, after in own)
 
 
-def test_it_starts_as_a_file_from_anywhere(tmp_path):
+def test_it_starts_as_a_file_from_anywhere(tmp_path, monkeypatch, capsys):
     path = pathlib.Path(wrong_reward.__file__)
-    done = subprocess.run([sys.executable, str(path), "--help"], cwd=tmp_path,
-                          capture_output=True, text=True)
-    assert done.returncode == 0 and "--mine" in done.stdout, done.stderr
+    monkeypatch.chdir(tmp_path)
+    away = {"", str(wrong_reward.ROOT)}
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in away])
+    for name in ("grpo_sg", "tasks"):  # which are found only if the script knows where
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    assert "--mine" in capsys.readouterr().out

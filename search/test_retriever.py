@@ -5,6 +5,7 @@ import json
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,8 +60,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def set_pauses(monkeypatch, sleep):
+    """Between requests that fail `sleep` is called, in place of time.sleep."""
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    monkeypatch.setattr(retriever, "time", clock)
+
+
 @pytest.fixture
 def serve(monkeypatch):
+    set_pauses(monkeypatch, lambda seconds: None)
     monkeypatch.setattr(retriever, "SECONDS", 0.3)
     monkeypatch.setattr(retriever, "QUIET", 0.1)
     monkeypatch.setattr(retriever, "PATIENCE", 5)
@@ -98,7 +106,8 @@ def test_a_blank_query_is_not_sent_and_a_long_one_is_cut(serve):
 
 
 @pytest.mark.parametrize("wrong", [500, 1.0, "no JSON", '{"result": []}', '{"detail": "?"}'])
-def test_a_fault_that_passes_costs_one_more_request(serve, wrong, capsys):
+def test_a_fault_that_passes_costs_one_more_request(serve, wrong, monkeypatch, capsys):
+    monkeypatch.setattr(retriever, "SECONDS", 0.5 if wrong == 1.0 else 30)
     server = serve(["one"], {2: wrong}.get)
     search = retriever.connect(server.url)
     assert search(["a"], 3) == [["one"]] and len(server.requests) == 3
@@ -129,8 +138,9 @@ def test_no_more_is_read_than_an_answer_can_have(serve, monkeypatch):
 def test_one_is_told_that_a_slow_server_is_waited_for(serve, monkeypatch, capsys):
     monkeypatch.setattr(retriever, "SECONDS", 5)
     server = serve(["one"], {1: 0.4}.get)
-    assert retriever.connect(server.url)(["a"], 3) == [["one"]]
+    search = retriever.connect(server.url)
     assert capsys.readouterr().err.count(f"waiting for the search server at {server.url}") == 1
+    assert search(["a"], 3) == [["one"]]
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port/", "http:// a"])
@@ -140,12 +150,18 @@ def test_an_address_that_is_none_is_one_clear_line(url):
         retriever.connect(url)
 
 
-def test_a_run_survives_a_restart_of_the_server(serve):
+def test_a_run_survives_a_restart_of_the_server(serve, monkeypatch):
     first = serve(["before"])
     search = retriever.connect(first.url)
     first.stop()
-    threading.Timer(1.5, serve, (["after"],), {"port": first.server_port}).start()
-    assert search(["a"], 3) == [["after"]]
+    pauses = []
+
+    def restart_in_the_second(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            serve(["after"], port=first.server_port)
+    set_pauses(monkeypatch, restart_in_the_second)
+    assert search(["a"], 3) == [["after"]] and pauses == [1, 2]
 
 
 def test_a_server_that_is_away_is_one_clear_line(serve, monkeypatch):

@@ -38,8 +38,11 @@ def test_equal_answers_are_accepted(line):
 
 
 def test_different_answers_are_rejected():
-    assert [(answer, other[0]) for line in EQUAL for other in EQUAL for answer in line[::3]
-            if other is not line and boxed(answer, other[0])] == []
+    """Of any two lines, one's answers with the other's gold."""
+    for (i, line), (j, other) in itertools.combinations(enumerate(EQUAL), 2):
+        if (i + j) % 2:
+            line, other = other, line
+        assert [(answer, other[0]) for answer in line[::3] if boxed(answer, other[0])] == []
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong"])
@@ -125,7 +128,7 @@ def test_soups_of_tokens_raise_nothing():
     rng = random.Random(0)
     pieces = sorted({token for line in EQUAL for answer in line
                      for token in re.findall(r"\\\w+|\w+|.", answer)} - {"\\boxed"})
-    for _ in range(5000):
+    for _ in range(2500):
         soup, gold = ("".join(rng.choices(pieces, k=rng.randrange(1, 15))) for _ in range(2))
         boxed(soup, gold)
         odd = {*"{}"} & {*soup} or soup.endswith("\\")
@@ -150,14 +153,14 @@ def expression(rng, depth):
 
 def test_random_expressions_are_equal_when_their_values_are():
     rng, points = random.Random(1), [(0.37, 1.9), (2.3, 0.71), (1.3, 3.1)]
-    drawn = [expression(rng, depth) for depth in [1, 2] * 40]
+    drawn = [expression(rng, depth) for depth in [1, 2] * 28]
     drawn = [(text, [f(*point) for point in points]) for text, f in drawn]
     equal = 0
     for (s, u), (t, v) in itertools.combinations(drawn, 2):
         same = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(u, v))
         equal += same
         assert boxed(s, t) == same, (s, t)
-    assert equal > 10
+    assert equal > 5
     for text, _ in drawn:
         symbol = "x" if "x" in text else "y"
         assert boxed(f"\\frac{{{symbol} \\cdot ({text})}}{{{symbol}}}", text), text
