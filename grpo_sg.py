@@ -49,12 +49,17 @@ from typing import Literal
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
+from support import program
+
+if __name__ == "__main__":
+    program.end_on_ctrl_c()  # what is imported next takes seconds
+
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
 import tasks
-from support import data, logs, models, program, tiny
+from support import data, logs, models, tiny
 from support.run import Run, find_saved, read_checkpoint
 
 # ---- 1. The algorithm: pure functions of tensors ----
