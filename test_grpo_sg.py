@@ -1193,6 +1193,16 @@ def test_a_model_that_cannot_be_used_is_refused(family, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_encoder_is_refused_however_long_the_prompt_is():
+    """The longer it is, the less one more token changes what is said of those before."""
+    model = build_model("Bert")
+    for length in (2, 400):
+        prompt = torch.randint(2, 50, (length,)).tolist()
+        tokens, = grpo_sg.sample(model, [prompt], max_new_tokens=4, stop_ids=[], temperature=0)
+        with pytest.raises(ValueError, match="no causal model"):
+            grpo_sg.compare_passes(model, prompt, tokens)
+
+
 def test_half_a_model_and_another_tasks_tokenizer_are_refused(tmp_path, capsys):
     model = build_model(vocab_size=len(WORDS))
     models.save_model(tmp_path / "words", model, word_tokenizer(WORDS))
