@@ -1357,6 +1357,9 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(models.encode_problems(task, policy, cfg).train) == kept
+    cfg.max_new_tokens = 420
+    with pytest.raises(program.UserError, match="4 answers of a tool.*at most --max_new_tokens 419"):
+        models.encode_problems(task, policy, cfg)
 
 
 if GRADED is not grpo_sg:  # exercises: pytest shall find the lesson's tests alone
