@@ -49,12 +49,17 @@ from typing import Literal
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
+from support import program
+
+if __name__ == "__main__":
+    program.end_on_ctrl_c()  # what is imported next takes seconds
+
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
 import tasks
-from support import data, logs, models, program, tiny
+from support import data, logs, models, tiny
 from support.run import Run, find_saved, read_checkpoint
 
 # ---- 1. The algorithm: pure functions of tensors ----
@@ -889,16 +894,18 @@ def compare_passes(model, prompt, tokens):
     """Raise ValueError unless each of the greedy tokens is the likeliest one by a plain
     forward pass, and token_logps is what that says, both within a hundredth of the
     largest logit: else the cache, padding or positions of the model do not work as they
-    do for most. And unless what it says of a token is the same without those after it."""
+    do for most. And unless what it says after the first token is the same without the
+    others."""
     ids = torch.tensor([prompt + tokens], device=model.device)
     mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
-    logits = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float()
+    logits = model(input_ids=ids).logits[0].float()
     most = logits.abs().max()
     if not most.isfinite():
         raise ValueError("its logits are not finite: are its parameters?")
-    alone = model(input_ids=ids[:, :len(prompt)]).logits[0, -1].float()
+    alone = model(input_ids=ids[:, :1]).logits[0, 0].float()
     if (alone - logits[0]).abs().max() > 0.01 * most:
         raise ValueError("it is no causal model: it reads what follows a token")
+    logits = logits[len(prompt) - 1:-1]
     chosen = ids[0, len(prompt):, None]
     behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
     logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]

@@ -1198,6 +1198,16 @@ def test_a_model_that_cannot_be_used_is_refused(family, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_encoder_is_refused_however_long_the_prompt_is():
+    """The longer it is, the less one more token changes what is said of those before."""
+    model = build_model("Bert")
+    for length in (2, 400):
+        prompt = torch.randint(2, 50, (length,)).tolist()
+        tokens, = grpo_sg.sample(model, [prompt], max_new_tokens=4, stop_ids=[], temperature=0)
+        with pytest.raises(ValueError, match="no causal model"):
+            grpo_sg.compare_passes(model, prompt, tokens)
+
+
 def test_half_a_model_and_another_tasks_tokenizer_are_refused(tmp_path, capsys):
     model = build_model(vocab_size=len(WORDS))
     models.save_model(tmp_path / "words", model, word_tokenizer(WORDS))
@@ -1352,6 +1362,9 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(models.encode_problems(task, policy, cfg).train) == kept
+    cfg.max_new_tokens = 420
+    with pytest.raises(program.UserError, match="4 answers of a tool.*at most --max_new_tokens 419"):
+        models.encode_problems(task, policy, cfg)
 
 
 if GRADED is not grpo_sg:  # exercises: pytest shall find the lesson's tests alone

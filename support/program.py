@@ -15,7 +15,6 @@ import sys
 import traceback
 import typing
 
-import torch
 from tqdm import tqdm
 
 HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -101,10 +100,23 @@ def say_in_handler(text):
     say(text)
 
 
+def end_on_ctrl_c():
+    """From now on until there is a run, Ctrl-C ends the process, in one line. No exception
+    is raised, as it would go through libraries that are being imported, and some abort."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, end_at_once)
+
+
+def end_at_once(number, frame):
+    say_in_handler("interrupted")
+    os._exit(exit_status("SIGINT"))
+
+
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
     """End the program with one line if what happens is no mistake of the program's own.
     out_of_memory: what the line says of a GPU whose memory is full."""
+    import torch  # takes seconds: not before end_on_ctrl_c can be called
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):

@@ -1,6 +1,9 @@
 """Tests of program.py: what a user types, and what is printed when something is wrong."""
 import dataclasses
 import io
+import os
+import signal
+import subprocess
 import sys
 from typing import Literal
 
@@ -88,6 +91,22 @@ def test_what_is_no_fault_of_the_programs_own_is_one_line(error, line, status, m
     said = raw.getvalue().decode()
     assert said.splitlines()[0] == "\\u2192" and said.splitlines()[1].startswith(line)
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("handler, status, said", [
+    (signal.default_int_handler, 130, "interrupted\n"), (signal.SIG_IGN, 0, "goes on\n")])
+def test_ctrl_c_while_libraries_are_imported_is_one_line(handler, status, said, tmp_path):
+    """In a library's own code, which goes on after any exception. Unless the user has set
+    that it is ignored."""
+    (tmp_path / "torch.py").write_text(
+        "import signal\ntry: signal.raise_signal(signal.SIGINT)\n"
+        "except BaseException: pass\n"
+        "import os; os.write(2, b'goes on\\n'); os._exit(0)\n")
+    before = signal.signal(signal.SIGINT, handler)  # the process begins with it
+    done = subprocess.run([sys.executable, "grpo_sg.py"], capture_output=True, text=True,
+                          cwd=program.HOUSE, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 def test_a_fault_of_the_programs_own_is_shown_whole():
