@@ -2,7 +2,7 @@
 
     python -m lesson.breaks                       all four, one seed: two minutes on one core
     python -m lesson.breaks inside --seeds 8      one of them, with the seeds 0 to 7
-    python -m lesson.breaks --default             in the default run, where no cost shows
+    python -m lesson.breaks --default             in the default run, where little shows
 
     inside       the weight w inside the clip: min(w r A, clip(w r) A)
     stop         a mask by value, `ids != pad`, which leaves out the stop token
