@@ -771,7 +771,7 @@ class Config(*program.settings_of("search", "gpu")):
 TINY = dict(
     people=[3], train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
     lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
-    sample_batch=1024)
+    sample_batch=1024, device="cpu")  # a GPU would wait for the CPU
 FULL_MEMORY = (
     "lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing "
     "or --offload; --resume takes all of these. A smaller --model and --beta 0 need less")
