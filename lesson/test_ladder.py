@@ -1,6 +1,7 @@
 """The ladder climbs, what it offers to copy is complete, the page says what was measured."""
 import io
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -87,7 +88,7 @@ def test_as_a_script_in_a_terminal_of_ascii(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
     monkeypatch.chdir(ROOT)
-    others = [path for path in sys.path if path not in ("", str(ROOT))]
+    others = [path for path in sys.path if os.path.abspath(path) != str(ROOT)]
     monkeypatch.setattr(sys, "path", [str(LESSON), *others])
     monkeypatch.delitem(sys.modules, "grpo_sg")
     monkeypatch.setattr(sys, "argv", ["ladder.py", "1", "--seeds", "2"])
