@@ -87,7 +87,8 @@ def draw(logits, u, temperature):
     """One token (B, 1) for each row of logits (B, V), by a random number u (B, 1) in [0, 1).
 
     Inverts the cumulative distribution of softmax(logits / temperature): the token is the first
-    whose cumulative probability is above u. At temperature 0 it is the likeliest one.
+    whose cumulative probability is above u. The last sum is not quite 1, as it is rounded, and may
+    be below u. At temperature 0 it is the likeliest one.
     """
     raise NotImplementedError(
         "draw: softmax, cumsum, torch.searchsorted; with right=True it never draws a token of "
@@ -118,8 +119,8 @@ def make_batch(completions, device):
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     """Learn from a rollout, in cfg.updates updates of policy.model.
 
-    The completions are shuffled (seed) and cut into as many minibatches of equal size; each makes
-    one update. r is to the policy that sampled, so that old_logps are computed before the first
+    The completions are shuffled (seed) and cut into as many minibatches, whose sizes differ by one
+    at most; each makes one update. r is to the policy that sampled, so that old_logps are computed before the first
     update. The loss has the weights grpo_sg.weigh(logps, cfg) and the settings cfg.clip_low,
     clip_high, beta and loss_agg_mode; cfg.temperature is that of the log-probabilities.
     Gradients are cut to a norm of 1. reference: the model of ref_logps, if cfg.beta > 0.

@@ -61,3 +61,5 @@ def show(module):
     name, passed, tests, first = others[0]
     print(f"next: {name}, of whose tests {passed} of {tests} pass; the first that does not:")
     print(f"    {first}")
+    for name, passed, tests, _ in others[1:]:
+        print(f"then: {name}, {passed} of {tests}")
