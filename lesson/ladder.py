@@ -11,7 +11,7 @@ the mean reward of the last five steps with its standard error over the seeds.
 Symbols: P prompts with G completions each make B = P * G rows of T tokens; R is a reward, A an
 advantage, pi the probability that the policy gives to a token that was sampled. After each rung
 stands a question to answer before you read on, and a change to try; the next rung, or its text,
-has the answer, with the mean of ten seeds (results/ladder_10.txt, ladder_tries.txt). ladder.ipynb
+has the answers, with the mean of ten seeds (results/ladder_10.txt, ladder_tries.txt). ladder.ipynb
 has the same cells (# %%) with what they print.
 """
 # %% The model and its reward
@@ -176,9 +176,9 @@ climb("1. REINFORCE: R log pi", train, advantages_of=rewards_alone, objective_of
 #     A = R - mean R        objective = A log pi
 #
 # (Ten more: nothing is learned, .124. All that is sampled gets likelier, the good hardly faster
-# than the bad.) What all completions of a prompt have in common is no news. Once it is taken away, those below
-# the mean get less likely, and the gradient is less noisy. This is the baseline of policy
-# gradients; a group finds it without a value network.
+# than the bad.) What all completions of a prompt have in common is no news. Once it is taken
+# away, those below the mean get less likely, and the gradient is less noisy. This is the
+# baseline of policy gradients; a group finds it without a value network.
 
 def minus_mean(R):
     return R - R.mean(1, keepdim=True)
@@ -193,7 +193,7 @@ climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of
 #
 #     A = (R - mean R) / std R
 #
-# (Ten more change nothing now, .775: the mean takes them away.)
+# (Ten more change nothing now: the mean takes them away. .775 for .784 is rounding.)
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all are on one scale, and it makes no difference.
 
@@ -223,8 +223,9 @@ climb("3b. one update, the rate times four", train, rate=4,
 #
 #     for update in range(4): ...
 #
-# With a large model sampling takes most of the time, so that one wants to learn more than once
-# from a completion. But after the first update these are no longer samples of the policy.
+# (Twice the rate, in one update: .792, hardly more than .776.) With a large model sampling
+# takes most of the time, so that one wants to learn more than once from a completion. But after
+# the first update these are no longer samples of the policy.
 
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
@@ -319,9 +320,10 @@ def over_completions(x, mask):
 climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
-# **Predict:** rung 7 multiplies the objective of a token by a weight between 1 and 1.4, which
-# is larger for likely tokens. What is its mean when all tokens are equally likely (pi = 1/8),
-# and what at the end? **Try:** the sum over tokens in place of a completion's mean.
+# **Predict:** rung 7 multiplies the objective of a token by w = clip(2 (sigmoid(9 pi) - 1/4),
+# 1, 1.4), which is larger for likely tokens. What is its mean when all tokens are equally
+# likely (pi = 1/8), and what at the end? **Try:** the sum over tokens in place of a
+# completion's mean.
 
 
 # %% 7. The weight w: GRPO-SG
@@ -330,9 +332,9 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
 #     objective = w min(r A, clip(r) A)
 #
 # Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. Once
-# the policy is sure of nearly all tokens, nearly all have 1.4, which is one common factor. On
-# this model the seeds show no difference, nor did they in this project's longer comparisons
-# (experiments/README.md): whether w helps is for larger models to say.
+# the policy is sure of nearly all tokens, nearly all have 1.4, which is one common factor. (At pi
+# = 1/8 w is 1.01. What is printed is the mean over a step's four updates, and after the first
+# of them pi has moved.)
 
 mean_w = []  # of each update: the mean over its tokens
 
@@ -360,6 +362,10 @@ if grpo is not None and sg is not None:
     difference = (sg - grpo)[:, -5:].mean(1)  # (seeds,)
     error = difference.std() / len(difference) ** 0.5
     print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
+
+# (low=0.0: .981; the wrong way round: .977; as it is: .982.) On this model the seeds show no
+# difference, nor did they in this project's longer comparisons (experiments/README.md): whether
+# w helps is for larger models to say.
 
 
 # %% 8. The same in one piece. This cell and the first two are a training script, to copy

@@ -109,7 +109,7 @@ for step in range(1, STEPS + 1):
     A = A.view(-1, 1)  # (B, 1): all tokens of a completion share it
 
     # Learn, from each completion once: every update has a random share of the rows.
-    # [grpo_sg.train: micro-batches, so that a share need not fit into memory; leaves out
+    # [grpo_sg.learn: micro-batches, so that a minibatch need not fit into memory; leaves out
     # groups of equal rewards, which have no gradient; skips updates that are not finite]
     for rows in torch.randperm(P * G).chunk(UPDATES):
         logps = log_probabilities(ids[rows], real[rows], mask.shape[1])
