@@ -246,7 +246,7 @@ def bench_step(rounds):
     for prompt in draw_prompts(words):
         problems.append(tasks.Problem("".join(letters[i] for i in prompt), None))
     alphabet = tasks.Problem("".join(letters[2:]), None)
-    task = tasks.Task("", "", problems, [alphabet], [], verify, 0.0, tokens=".")
+    task = tasks.Task("", "", problems, [alphabet], [alphabet], verify, 0.0, tokens=".")
     tokenizer = tiny.tiny_tokenizer(task)
     results = {}
     for beta, updates in ((0.0, 1), (0.04, 2)):

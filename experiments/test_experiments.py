@@ -95,6 +95,15 @@ def test_the_premise_and_a_benchmark_in_small(few_problems, monkeypatch):
     assert bench.bench_update(1)["few words"]["naive / ours"][0] > 0
 
 
+def test_the_side_of_a_step_that_needs_no_trl(monkeypatch):
+    monkeypatch.setattr(bench, "CAP", 8)
+    monkeypatch.setattr(bench, "trainer_of_theirs", lambda *given: None)
+    monkeypatch.setattr(bench, "step_of_theirs", lambda trainer: {"seconds": 1.0, "tokens": 1})
+    steps = bench.bench_step(1)
+    assert set(steps) == {"beta 0.0, updates 1", "beta 0.04, updates 2"}
+    assert steps["beta 0.0, updates 1"]["runs"]["ours"][0]["seconds"] > 0
+
+
 def test_the_grid_comes_first_and_chooses_the_rates():
     jobs = list(run.jobs_of("noisy", RESULTS, [7]))
     assert len(jobs) == 4 * 2 * 3 + 2

@@ -92,6 +92,10 @@ def load_model(name):
         if os.path.isdir(os.path.join(name, "checkpoint")):
             raise UserError(f"--model {name} is the folder of a run: did you mean --model "
                             f"{name}/checkpoint?") from None
+        has_config = os.path.isfile(os.path.join(name, "config.json"))
+        if has_config and not os.path.isfile(os.path.join(name, "tokenizer.json")):
+            raise UserError(f"--model {name} has no tokenizer.json: save the model's tokenizer "
+                            "into that folder (tokenizer.save_pretrained)") from None
         raise UserError(f"cannot load a model and its tokenizer from --model {name}: give "
                         "a folder written by save_pretrained, or a hub name and a network "
                         f"({first_line(error)})") from None

@@ -117,6 +117,12 @@ def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, mo
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    build_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has no tokenizer.json: save the model's tokenizer"):
+        models.load_model(str(tmp_path))
+
+
 def test_all_stop_tokens_of_the_model_end_a_completion():
     tokenizer = byte_tokenizer(CHATML)
     model = build_model(vocab_size=300)

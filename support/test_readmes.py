@@ -46,6 +46,12 @@ def test_links_and_anchors(page):
             assert anchor in anchors_of(read), f"{path}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_a_paragraph_begins_with_a_marker(page):
+    """Markdown would take the whole line for HTML, and show its links as they are typed."""
+    assert not re.findall(r"^ *<!--.*?-->.*\w.*$", page.read_text(), re.M)
+
+
 def find_commands():
     """{command without its comment: page}"""
     found = {}

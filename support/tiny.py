@@ -6,13 +6,13 @@ stands for pretraining, and those that come ready with the project.
 A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
 bad habit.
 """
+import argparse
 import glob
 import json
 import os
 import random
 import statistics
 import subprocess
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -205,6 +205,8 @@ def add_gradient(model, scripts):
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="make ready tiny models anew")
+    parser.add_argument("tasks", nargs="+", choices=["kk", "math", "qa"])
+    for name in parser.parse_args().tasks:
         room = "search" if name == "qa" else "support"
         make_ready(name, os.path.join(ROOT, room, "ready", name))
