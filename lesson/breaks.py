@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 
 # The project's folder: a script sees its own alone.
-sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
+sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 import grpo_sg
 from support import tiny
 from support.run import Run

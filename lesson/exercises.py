@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 # The project's folder: a script sees its own alone.
-sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
+sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 import grpo_sg
 
 

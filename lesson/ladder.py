@@ -25,7 +25,7 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 # The project's folder: scripts see their own alone, and a notebook starts in lesson/.
-sys.path.append("." if os.path.exists("grpo_sg.py") else "..")
+sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
 STEPS = 30
