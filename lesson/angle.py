@@ -21,11 +21,15 @@ mathematics, experiments/README.md what was measured.
 """
 import dataclasses
 import math
+import os
 import random
+import sys
 
 import torch
 from tqdm import tqdm
 
+# A script sees its own folder alone.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 from support import models, program, tiny
 
