@@ -1138,6 +1138,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
+    assert not any("@" in key for key in rows[2])  # no samples are drawn for validation
     keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
             "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
