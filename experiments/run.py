@@ -402,6 +402,7 @@ def run_jobs(name, results, seeds):
     """Append a row for each job of which the file has none yet. Rows of another program count
     as done: move its file away first."""
     path = results / f"{name}.jsonl"
+    count = len(read_rows(path))
     for job in jobs_of(name, results, seeds):
         if any(job.items() <= row.items() for row in read_rows(path)):
             continue
@@ -412,6 +413,8 @@ def run_jobs(name, results, seeds):
         with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(time.strftime("%H:%M:%S"), *job.values(), f"avg@4 {row['avg@4']:.3f}", flush=True)
+    if len(read_rows(path)) == count:
+        print(f"{name}: all of it is recorded in {path}; --seeds takes others")
 
 
 @functools.cache
@@ -465,20 +468,6 @@ def compare(old, new):
     return f"{'near' if near else 'FAR'}: avg@4 {old['avg@4']} was recorded, now {new['avg@4']}"
 
 
-def convert(path, results):
-    """The rows of an older form, {"part": "noisy-greedy", "name", "seed", "lr", ..}, as rows of
-    "greedy", without a change of what was measured; replaces that file."""
-    rows = []
-    for old in read_rows(path):
-        if old.pop("part") == "noisy-greedy":
-            arm, seed, rate = old.pop("name"), old.pop("seed"), old.pop("lr")
-            rows.append({"experiment": "greedy", "arm": arm, "seed": seed, "rate": rate,
-                         "split": "test", **old})
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (results / "greedy.jsonl").write_text("".join(lines))
-    print(f"{len(rows)} rows in {results / 'greedy.jsonl'}")
-
-
 def list_experiments(results):
     for name, e in EXPERIMENTS.items():
         rows = read_rows(results / f"{name}.jsonl")
@@ -492,7 +481,6 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, help="of the counted runs")
     parser.add_argument("--smoke", action="store_true", help="a step of every arm")
     parser.add_argument("--recheck", action="store_true", help="one recorded row each, again")
-    parser.add_argument("--convert", type=pathlib.Path, help="greedy's rows in an older form")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     for name in args.experiments:
@@ -500,9 +488,7 @@ def main():
             parser.error(f"there is no experiment {name}: {', '.join(EXPERIMENTS)}")
     names = args.experiments or list(EXPERIMENTS)
     torch.set_num_threads(1)
-    if args.convert:
-        convert(args.convert, args.results)
-    elif args.smoke:
+    if args.smoke:
         smoke(names)
     elif args.recheck:
         raise SystemExit(recheck(names, args.results))
