@@ -3,7 +3,8 @@
     python -m experiments.premise                         some five minutes a seed on one core
     python -m experiments.premise --seeds 0 --tasks kk    a part of it
 
-A row of results/premise.jsonl (--results) is a task and a seed. The policy is the tiny model of
+A row of results/premise.jsonl (--results) is a task and a seed; those that are there are not
+made again. The policy is the tiny model of
 `python grpo_sg.py --task TASK --warm_up` after 30 steps, the tokens are those of completions of
 training problems. For each token: its probability pi, the norm of the gradient of log pi with
 respect to all parameters and to the logits. The latter lies between sqrt(V / (V - 1)) (1 - pi)
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 import grpo_sg
 import tasks
-from experiments.analysis import RESULTS
+from experiments.analysis import RESULTS, read_rows
 from experiments.run import name_commit
 from support import tiny
 from support.run import Run
@@ -121,8 +122,11 @@ def main():
     parser.add_argument("--tasks", nargs="+", choices=tasks.TASKS, default=list(tasks.TASKS))
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "premise.jsonl")
     args = parser.parse_args()
+    done = {(row["task"], row["seed"]) for row in read_rows(args.results)}
     for seed in args.seeds:
         for name in args.tasks:
+            if (name, seed) in done:
+                continue
             row = measure(name, seed)
             if seed != args.seeds[0]:
                 del row[SAMPLE]
