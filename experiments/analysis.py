@@ -175,14 +175,14 @@ def sharpness(row):
     return row["before a step aside"] - row["after a step aside"]
 
 
-def compare_afar():
-    """GRPO-SG's minus GRPO's, of each seed: (transfer, gap, sharpness), three lists."""
-    found = []
-    for problems, measure in (("many", transfer), ("few", gap), ("many", sharpness)):
-        sg, none = cell("afar", f"sg, {problems}"), cell("afar", f"none, {problems}")
-        seeds = sorted(sg.keys() & none.keys())
-        found.append([measure(sg[seed]) - measure(none[seed]) for seed in seeds])
-    return found
+def at_home(row):
+    return row["avg@4"]
+
+
+def compare_afar(problems, measure):
+    """[(GRPO's, GRPO-SG's)], for each seed, of a measure of the runs on "many" or "few"."""
+    none, sg = cell("afar", f"none, {problems}"), cell("afar", f"sg, {problems}")
+    return [(measure(none[seed]), measure(sg[seed])) for seed in sorted(sg.keys() & none.keys())]
 
 
 def judge_afar(transfers, gaps, falls):

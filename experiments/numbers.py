@@ -172,7 +172,7 @@ def line_of_method(name, arm, base):
 
 
 def greedy():
-    """By the rule in run.py's docstring; until all 40 seeds are there it is called interim."""
+    """By the rule in README.md; until all 40 seeds are there it is called interim."""
     cells = [cell("greedy", arm, rate=1e-4) for arm in ("sg", "none")]
     values = differences(*cells, "greedy")
     text, verdict = NOT_YET, NOT_YET
@@ -342,7 +342,7 @@ def likelier():
 
 
 def late():
-    """By the rule in run.py's docstring; interim until all eight runs are there."""
+    """By the rule in README.md; interim until all eight runs are there."""
     lines, fallen = [], []
     rows = read("late")
     for row in sorted(rows, key=place):
@@ -366,22 +366,27 @@ def place(row):
 
 
 def afar():
-    """By the rule in run.py's docstring; interim until all ten seeds are there."""
-    found = analysis.compare_afar()
-    labels = ("transfer: avg@4 on four and five people",
-              "gap: avg@4 on the 64, minus on others",
-              "sharpness: fall of avg@4 by a step aside")
-    seeds = min(map(len, found))
-    if seeds < 2:
-        yield "afar: verdict", NOT_YET
-        yield "afar: table", NOT_YET
-        return
-    lines = []
-    for label, values in zip(labels, found):
-        lines.append([label, str(len(values)), with_interval(values)])
-    verdict = analysis.judge_afar(*found)
+    """By the rule in README.md; interim until all ten seeds are there."""
+    compared = {
+        "transfer: avg@4 on four and five people": ("many", analysis.transfer),
+        "gap: avg@4 on the 64, minus on others": ("few", analysis.gap),
+        "sharpness: fall of avg@4 by a step aside": ("many", analysis.sharpness),
+        "beside the rule: avg@4 on three people": ("many", analysis.at_home)}
+    found, lines = [], []
+    for label, (problems, measure) in compared.items():
+        pairs = analysis.compare_afar(problems, measure)
+        if len(pairs) < 2:
+            yield "afar: verdict", NOT_YET
+            yield "afar: table", NOT_YET
+            return
+        minus = [sg - none for none, sg in pairs]
+        found.append(minus)
+        levels = [short(statistics.fmean(column)) for column in zip(*pairs)]
+        lines.append([label, *levels, with_interval(minus)])
+    verdict = analysis.judge_afar(*found[:3])
+    seeds = len(found[0])
     yield "afar: verdict", verdict if seeds == 10 else f"interim, {seeds} seeds of 10"
-    yield "afar: table", table(["", "seeds", "GRPO-SG minus GRPO"], lines)
+    yield "afar: table", table(["", "GRPO", "GRPO-SG", "GRPO-SG minus GRPO"], lines)
 
 
 def ignorant():

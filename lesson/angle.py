@@ -171,8 +171,8 @@ def expect(turned, noise):
     """A sentence; both in degrees, noise nan if it is not known."""
     if math.isnan(noise):
         return "one half of the rollout has no gradient: raise --prompts to see the noise"
-    words = (f"a step turns by {turned:.0f} degrees for the weight, and by some {noise:.0f} "
-             "for other problems")
+    words = (f"the gradient turns by {turned:.0f} degrees for the weight, and by some "
+             f"{noise:.0f} for other problems (AdamW was seen to turn further)")
     if turned < noise / 2:
         return (f"{words}: luck hides the weight in a single step, and only what stays the "
                 "same over many steps and seeds could show it")

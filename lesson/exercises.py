@@ -88,7 +88,7 @@ def draw(logits, u, temperature):
 
     Inverts the cumulative distribution of softmax(logits / temperature): the token is the first
     whose cumulative probability is above u. The last sum is not quite 1, as it is rounded, and may
-    be below u. At temperature 0 it is the likeliest one.
+    be below u: so u is scaled to it. At temperature 0 it is the likeliest one.
     """
     raise NotImplementedError(
         "draw: softmax, cumsum, torch.searchsorted; with right=True it never draws a token of "
