@@ -161,6 +161,9 @@ def main():
     parser.add_argument("tasks", nargs="+", help="kk, math, qa, or a script with a task")
     names = parser.parse_args().tasks
     every = []
+    print("each policy answers all test problems with: the commonest answer (constant), the "
+          "question itself,\nthe form without an answer, another problem's answer (random), "
+          "or nothing")
     for name in names:
         for label, task in find_tasks(name):
             rows, wrong, right = measure(label, task)

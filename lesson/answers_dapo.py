@@ -1,4 +1,8 @@
-"""Answers to exercises_dapo.py."""
+"""Answers to exercises_dapo.py.
+
+The question: the penalty changes what is learned from a completion, as it changes its reward.
+Resampling changes none, and pays for more completions, until enough groups teach something.
+"""
 
 
 def overlong_penalty(length, longest, buffer):

@@ -201,9 +201,8 @@ climb("3. over its deviation", train,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** this is slow. What will the same update do with four times the learning rate?
-# **Try:** rewards that are 100 times as large, in rung 2 and in this one. (AdamW divides a
-# common factor out; only the clipping of the gradient's norm, and groups of other scale, can
-# tell.)
+# **Try:** rewards that are 100 times as large: `100 * (R - R.mean(1, keepdim=True))` in rung 2,
+# and here `advantages_of=lambda R: group_advantages(100 * R)`.
 
 
 # %% 3b. The same with four times the rate
@@ -216,7 +215,7 @@ climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** now four updates on the same completions, at the old rate. Better or worse than
-# one long step? **Try:** twice the rate.
+# one long step? **Try:** `rate=2` in this rung.
 
 
 # %% 4. Four updates on the same completions

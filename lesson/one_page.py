@@ -126,6 +126,7 @@ for step in range(1, STEPS + 1):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+    # Groups of equal rewards teach nothing.
     print(f"step {step:2}: mean reward {R.mean():+.2f}, right {(R == 3).float().mean():.2f},"
           f" equal groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
 print(f"avg@4 after: {average_at_4():.3f}")

@@ -85,7 +85,9 @@ def foresee(row, k):
                      "--people 2 3)")
     elif right == 0:
         lines.append("no completion is right, and if none ever is only the form is learned: "
-                     "take a better model, or easier problems (kk: --people 2 3)")
+                     "take a better model, or easier problems (kk: --people 2 3); for the "
+                     "tiny model a task of your own may need other tokens, or a longer warmup "
+                     "(tasks.Task)")
     elif equal > 0.9 and right > 0.5:
         lines.append("hardly any problem has different rewards, as the model solves nearly "
                      "all: take harder problems (kk: --people 5 6 7)")
