@@ -209,7 +209,8 @@ climb("3. over its deviation", train,
 #
 #     AdamW(..., lr=4 * 6e-3)
 #
-# A control for the next rung: one update that goes about as far as four.
+# (A hundred times as large: .781 for .784 in rung 2, .774 for .776 in rung 3. AdamW divides a
+# common factor out.) A control for the next rung: one update that goes about as far as four.
 
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
@@ -330,10 +331,10 @@ climb("6. mean over completions", train, updates=4, mean=over_completions,
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# Unlikely tokens have the largest gradients; w lets them count for less, 1 against 1.4. Once
-# the policy is sure of nearly all tokens, nearly all have 1.4, which is one common factor. (At pi
-# = 1/8 w is 1.01. What is printed is the mean over a step's four updates, and after the first
-# of them pi has moved.)
+# (The sum over tokens: .961, where their mean has .952.) Unlikely tokens have the largest
+# gradients; w lets them count for less, 1 against 1.4. Once the policy is sure of nearly all
+# tokens, nearly all have 1.4, which is one common factor. (At pi = 1/8 w is 1.01. What is
+# printed is the mean over a step's four updates, and after the first of them pi has moved.)
 
 mean_w = []  # of each update: the mean over its tokens
 
