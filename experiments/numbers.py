@@ -147,7 +147,8 @@ def helps():
             if arm != "none":
                 values = differences(cell(name, arm), base)
                 yield f"{name}: {arm}", call(values, METHODS[arm])
-    yield "help: sg, minus GRPO", with_interval(differences(cell("help", "sg"), cell("help", "none")))
+    minus = differences(cell("help", "sg"), cell("help", "none"))
+    yield "help: sg, minus GRPO", with_interval(minus)
     equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
     both = [with_interval(differences(noisy, equal, key)) for key in KEYS]
     lines.append(["noisy", "GRPO-SG, minus GRPO at the same rate", rate(1e-4), "", *both])
