@@ -292,7 +292,7 @@ def gradients():
     """Of the means at each point of training: least and greatest, in degrees."""
     found = angle.cells(read("angle"))
     arms = "GRPO-SG", "AR", "dose 10", "without unlikely", "another draw"
-    lines, all_means = [], []
+    lines, every = [], {arm: [] for arm in arms}
     for task in angle.TASKS:
         points = []
         for experiment, where, warmup, steps, arm in found:
@@ -302,11 +302,11 @@ def gradients():
         for arm in arms:
             means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
             line.append(range_of(means, 0))
-            if arm == "GRPO-SG":
-                all_means += means
+            every[arm] += means
         lines.append(line)
     yield "angle: gradients", table(["", *arms], lines)
-    yield "angle: gradient, GRPO-SG", range_of(all_means, 0)
+    for arm in arms:
+        yield f"angle: gradient, {arm}", range_of(every[arm], 0)
 
 
 def values_of(rows):
