@@ -258,6 +258,7 @@ def mistakes():
             yield f"{name}: table", NOT_YET
             continue
         lines.append(["the right version", "", f"{mean(base, 'norm max'):.1f}"])
+        yield f"{name}: right", short(mean(base))
         yield f"{name}: table", table(
             ["the mistake", "test avg@4 minus the right version's",
              "largest gradient norm of a run, mean"], lines)

@@ -189,7 +189,7 @@ def tell(found, cfg):
     lines = [
         f"trained on: {found['tokens']:,.0f} {counted}",
         f"unlikely tokens (pi < 1/3): {found['unlikely']:.1%} of these, "
-        f"{found['part']:.0%} of GRPO's gradient",
+        f"{found['part']:.0%} of GRPO's summed gradient, along its way",
         f"angle between the gradients of GRPO and {NAMES[cfg.shaping]}: {turned:.1f} degrees",
         f"    Kantorovich's yardstick, weights from {low:.3g} to {high:.3g}: {widest:.1f}"]
     if not math.isnan(noise):
