@@ -402,10 +402,11 @@ def run_jobs(name, results, seeds):
     """Append a row for each job of which the file has none yet. Rows of another program count
     as done: move its file away first."""
     path = results / f"{name}.jsonl"
-    count = len(read_rows(path))
+    made = False
     for job in jobs_of(name, results, seeds):
         if any(job.items() <= row.items() for row in read_rows(path)):
             continue
+        made = True
         started = time.process_time()
         row = {**job, **work(job)}
         row.update(cpu_seconds=round(time.process_time() - started, 1), commit=name_commit(),
@@ -413,7 +414,7 @@ def run_jobs(name, results, seeds):
         with open(path, "a") as file:
             file.write(json.dumps(row) + "\n")
         print(time.strftime("%H:%M:%S"), *job.values(), f"avg@4 {row['avg@4']:.3f}", flush=True)
-    if len(read_rows(path)) == count:
+    if not made:
         print(f"{name}: all of it is recorded in {path}; --seeds takes others")
 
 

@@ -13,7 +13,7 @@ import grpo_sg
 import tasks
 from experiments import analysis, bench, ignorant, moves, numbers, premise, run
 from experiments.analysis import RESULTS
-from support import tiny
+from support import logs, tiny
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks
@@ -308,6 +308,23 @@ def test_arms_that_came_later_are_interim_until_all_seeds_are_there(tmp_path, mo
 
 
 # ---- Pages ----
+
+def test_the_readme_shows_what_was_printed():
+    """The default run, a task of one's own, the ladder: each line is one of a recorded run."""
+    run, = [row for row in analysis.read("default")
+            if row["arm"] == "kk, ready" and row["seed"] == 0]
+    before, after = run["tests"]
+    printed = [f"test before training: {logs.in_words(before)}",
+               f"test after training: {logs.in_words(after)}",
+               *logs.foresee(before, 4), *logs.compare_tests(before, after, 4)]
+    for path in ("experiments/results/my_task.txt", "lesson/results/ladder_10.txt"):
+        printed += (numbers.ROOT / path).read_text().splitlines()
+    readme = (numbers.ROOT / "README.md").read_text()
+    shown = re.findall(r"^ +(test .*|from before .*|4 samples .*|\d\. .*\|.*\|.*)$", readme, re.M)
+    assert len(shown) == 8
+    for line in shown:
+        assert any(each.startswith(line.removesuffix(", ...")) for each in printed), line
+
 
 def test_the_rules_in_the_page_are_those_of_the_script_word_for_word():
     page = " ".join(numbers.EVIDENCE.read_text().split())
