@@ -2,14 +2,14 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "tqdm==4.70.1"]
 # ///
-"""GRPO-SG: reinforcement learning with verifiable rewards, in one file that is read
+"""GRPO-SG: reinforcement learning with verifiable rewards, in one file meant to be read
 from top to bottom.
 
-For each prompt, sample a group of completions from the policy and let a verifier judge
-them: by its verdict each gets a reward R. GRPO makes the completions that beat the mean
-of their group more likely, token by token, and the others less:
+For each prompt, sample a group of completions from the policy and let a verifier grade
+them: each gets a reward R. GRPO makes the completions that beat the mean of their group
+more likely, token by token, and the others less:
 
-    maximise the mean over tokens of
+    maximize the mean over tokens of
         w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL
 
     r = pi_theta(token) / pi_old(token)              A = (R - mean R) / std R in the group
@@ -17,16 +17,18 @@ of their group more likely, token by token, and the others less:
     KL = for each token, an estimate of how far pi_theta is from a reference policy
 
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
-without a gradient: it is to scale the advantage, and not to be maximised. It is never
-negative, so that w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO
-in which every token has its own advantage wA. By default w is 1 up to pi = 0.12,
-rises to 1.4 at pi = 0.33, and stays there: unlikely tokens, whose gradients are the
-largest (they grow with 1 - pi) and dominate an update, count for less than likely
+without a gradient: it scales the advantage and is not itself maximized. It is never
+negative, so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in
+which every token has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
+1.4 at pi = 0.33, and stays there. Unlikely tokens have the largest gradients (they grow
+with 1 - pi) and dominate an update; the weight makes them count for less than likely
 ones. The loop is `train`, in section 5: sample, compare, learn.
 
-All of the algorithm is in this file; tasks.py has the problems and verifiers, support/
-what any such program needs. Left out, on purpose, are trainer classes, value networks,
-reward models, LoRA, several GPUs, and inference engines.
+This file imports torch, transformers and tqdm, and works when it is copied alone. Bring
+a model, a tokenizer and a task; `rollout` lists what a task needs. Left out on purpose:
+trainer classes, value networks, reward models, LoRA, several GPUs, inference engines.
+
+With the whole project there is also a command line:
 
     python grpo_sg.py             a tiny model on a CPU, offline: about half a minute
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
@@ -34,99 +36,136 @@ reward models, LoRA, several GPUs, and inference engines.
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint
                                   repeat a run's test: seconds for the tiny model
 """
+NEEDS_PROJECT = ("the command line needs the whole project: tasks.py, support/ and verify/ "
+                 "next to grpo_sg.py. The functions of grpo_sg.py do not: import them")
+
+if __name__ == "__main__":
+    # Started as a script, this file hands over to the command line, which imports it.
+    # That takes seconds, in which Ctrl-C should end the program in one line.
+    try:
+        from support import program
+    except ModuleNotFoundError as error:
+        raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
+    program.end_on_ctrl_c()
+    from support import cli
+    raise SystemExit(cli.main())
+
+import contextlib
 import dataclasses
 import math
 import os
 import platform
 import random
+import sys
 import time
 import warnings
-from typing import Literal
+from statistics import fmean as mean
+from typing import Annotated, Literal
 
-# This setting of PyTorch must be made before torch is imported. Sequences that grow token
-# by token would leave gaps in a GPU's memory, which expandable segments close. (They do
-# not work on Windows' WSL; the first variable is the setting's older name.)
+# PyTorch reads this setting when it is imported. Expandable segments avoid CUDA memory
+# fragmentation from sequences that grow token by token. (They do not work on WSL; the
+# first variable is the setting's older name.)
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-from support import program
-
-if __name__ == "__main__":
-    program.end_on_ctrl_c()  # what is imported next takes seconds
-
 import torch
 import torch.nn.functional as F
+import transformers
+from torch import Tensor
 from tqdm import tqdm
-
-import tasks
-from support import data, logs, models, tiny
-from support.run import Run, find_saved, read_checkpoint
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
 # One letter, one meaning:
-#   P  prompts of a rollout                 T  tokens of a row, padded on the right
-#   G  completions of each prompt           N  tokens of a batch that the policy wrote
-#   B  rows of a batch: P G, or fewer       V  words of the vocabulary
-#   S  tokens of a prompt, padded on the left, where sampling goes on
+#   P  prompts in a rollout                 T  tokens in a row, padded on the right
+#   G  completions of each prompt           N  tokens in a batch that the policy wrote
+#   B  rows of a batch: P G, or fewer       V  tokens in the vocabulary
+#   S  tokens in a prompt, padded on the left for sampling
 
-def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
-    """GRPO-SG's weights, w = clip(alpha * (sigmoid(pi / tau) - mu), L, U).
+def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: float = 0.25,
+                  low: float = 1.0, high: float = 1.4) -> Tensor:
+    """Compute GRPO-SG's weights, w = clip(alpha * (sigmoid(pi / tau) - mu), L, U).
 
-    logps: log pi, in nats, of the sampled tokens under the current policy, at the
-    sampling temperature; any shape. low, high: L, U. tau is our reading: the one source
-    that names it has 9, with which w would be constant (lesson/decisions.md). Returns
-    float32 of that shape, detached: w says how much a token's advantage counts, and is
-    not itself something to maximise.
+    Args:
+        logps: log pi, in nats, of the sampled tokens under the current policy, at the
+            sampling temperature; any shape.
+        alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our reading:
+            the one source that names it has 9, which would make w constant
+            (lesson/decisions.md).
+        low, high: the bounds L and U.
+
+    Returns:
+        Weights >= low, shaped like logps: float32 and detached, because w says how much
+        a token's advantage counts and is not itself maximized.
     """
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
 
-def group_advantages(rewards, *, eps=1e-6):
-    """A = (R - mean R) / (std R + eps) in each group: (P, G), float32.
+def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv
+    2402.03300).
 
-    rewards: (P, G), G >= 2; an AssertionError names other shapes. This is GRPO's (arXiv
-    2402.03300). std is the sample standard deviation (over G - 1), as in TRL and verl.
+    Args:
+        rewards: (P, G) with G >= 2, of any numeric type. Not on MPS, which has no float64.
+        eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
+
+    Returns:
+        (P, G) float32. Exactly 0 in a group of equal rewards.
+
+    Raises:
+        AssertionError: for other shapes.
     """
     shape = tuple(rewards.shape)
     assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
-    R = rewards.float()
-    A = (R - R.mean(1, keepdim=True)) / (R.std(1, keepdim=True) + eps)
+    # The mean is subtracted in float64: rewards such as 1e9 and 1e9 + 1 are equal in float32.
+    R = rewards.double()
+    difference = (R - R.mean(1, keepdim=True)).float()
+    A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
     equal = R.amax(1, keepdim=True) == R.amin(1, keepdim=True)
     return A.masked_fill(equal, 0.0)
 
 
-def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None,
-                 clip_low=0.2, clip_high=0.24, beta=0.0, loss_agg_mode="token-mean",
-                 denominator=None):
-    """(loss to minimise, dict of sums over the tokens).
+def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
+                 weights: Tensor | None = None, ref_logps: Tensor | None = None,
+                 clip_low: float = 0.2, clip_high: float = 0.24, beta: float = 0.0,
+                 loss_agg_mode: str = "token-mean",
+                 denominator: float | None = None) -> tuple[Tensor, dict]:
+    """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG,
+    weights=None is GRPO.
 
-    weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
-
-    logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
-        gradient), the policy that sampled, the reference; finite where mask is true.
-    advantages: (B,) or (B, T).
-    mask: (B, T), true on the tokens that the policy wrote; other positions are ignored.
-    weights: (B, T).
-    loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions of
-        their token means (GRPO's first form: a token of a long completion counts less).
-    denominator: if this is a part of a batch, the number of tokens (in the second mode,
-        of completions) of the whole batch; the losses of the parts then add up to the
-        whole's. Where gradients are averaged over processes, as by DDP, divide it by the
-        number of processes.
-
-    An AssertionError names what does not fit: a shape, the mode, or beta > 0 without
-    ref_logps. The second result has sums over the tokens (in the second mode, over
-    completions of their token means), and their number as "count": sums["kl"] /
-    sums["count"] is the mean KL.
-
-    clip_low: GRPO's 0.2. clip_high: AR-Lopti's 0.24 (arXiv 2505.12929); GRPO has 0.2.
-
-    As long as nothing has been updated, r = 1, and the loss, but for a KL, is only the
+    As long as nothing has been updated, r = 1 and the loss, except for a KL, is only the
     mean of -wA, often near 0. Its gradient is not: at r = 1 the gradient of r is that of
     log pi, so the update is REINFORCE with the advantage wA.
+
+    Args:
+        logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta
+            (with gradient), the policy that sampled, and the reference; finite where
+            mask is true.
+        advantages: (B,) or (B, T).
+        mask: (B, T) bool, int or float: true on the tokens that the policy wrote; other
+            positions are ignored.
+        weights: (B, T), treated as constants.
+        clip_low, clip_high: r is clipped to [1 - clip_low, 1 + clip_high]. GRPO has 0.2
+            for both; 0.24 is AR-Lopti's (arXiv 2505.12929).
+        beta: coefficient of the KL to the reference.
+        loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions
+            of their token means (the original GRPO: a token of a long completion counts
+            less).
+        denominator: if this is a part of a batch, the number of tokens (in the second
+            mode, of completions) of the whole batch; the losses of the parts then add up
+            to the whole's. Where gradients are averaged over processes, as by DDP,
+            divide it by the number of processes.
+
+    Returns:
+        (loss, sums): a scalar, and a dict of sums over tokens (in the second mode, over
+        completions of their token means), with their number as "count": sums["kl"] /
+        sums["count"] is the mean KL.
+
+    Raises:
+        AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
+            ref_logps.
     """
     assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
     for x in (old_logps, mask, weights, ref_logps):
@@ -140,12 +179,11 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
-    # Masked before exp, so that no nan at a pad spreads.
+    # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    # w is outside the clip. If it were inside, as clip(w r), a likely token (w = 1.4)
-    # with A > 0 would be above 1 + clip_high from the start, have no gradient, and
-    # never learn.
+    # w is outside the clip. Inside, as clip(w r), it would put a likely token (w = 1.4)
+    # with A > 0 above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
     # The KL to the reference. Without a reference it is only logged, and measured to the
     # policy that sampled.
@@ -176,17 +214,20 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         sums = {"count": count,
                 "clip_frac": total(held_back.float()),
                 "kl": total(kl),
-                # of the policy that sampled, in nats: an estimate by the tokens it drew
+                # of the policy that sampled, in nats, estimated from the sampled tokens
                 "entropy": total(-old_logps.to(logps.dtype)),
                 "weight_mean": total(w),
                 "low_prob_frac": total(unlikely.float())}
     return loss, sums
 
 
-def pass_at_k(n, c, k):
-    """Unbiased estimate, from n samples of which c are right, of the chance that at
-    least one of k is: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374). An AssertionError
-    names numbers that cannot be."""
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Estimate pass@k, the probability that at least one of k samples is correct, from n
+    samples of which c are: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
+
+    Raises:
+        AssertionError: unless 0 <= c <= n and 1 <= k <= n.
+    """
     possible = 0 <= c <= n and 1 <= k <= n
     assert possible, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
     return 1 - math.comb(n - c, k) / math.comb(n, k)
@@ -194,16 +235,27 @@ def pass_at_k(n, c, k):
 
 # ---- 2. Log-probabilities of the policy ----
 
-def token_logps(model, ids, mask, *, temperature=1.0):
-    """(B, T) float32: [b, t] is log pi(ids[b, t] | ids[b, :t]), 0 outside of mask.
+def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
+                temperature: float = 1.0) -> Tensor:
+    """Compute log pi(ids[b, t] | ids[b, :t]) for the tokens in the mask.
 
-    ids: (B, T), prompt and completion, right-padded with any token. mask: (B, T), True
-    exactly on sampled tokens, and never on a row's first token, which is predicted from
-    nothing. No attention mask is needed: pads come last, and nothing attends to what
-    follows it. (Rows padded on the left would get wrong numbers.) model: any causal
-    language model of transformers, 5.21 or newer; it warns of one in training mode,
-    unless that is for checkpointing gradients. AssertionError: a mask of another shape, or
-    one that is true on a first token; a temperature that is not above 0.
+    No attention mask is needed: padding comes last, and no token attends to what follows
+    it. (Rows padded on the left would get wrong numbers.)
+
+    Args:
+        model: any causal language model of transformers 5.21 or newer, in eval mode.
+            (Training mode gives a warning, unless gradient checkpointing needs it.)
+        ids: (B, T), prompt and completion, padded on the right with any token.
+        mask: (B, T), true exactly on sampled tokens, and never on a row's first token,
+            which has no context.
+        temperature: the one that sampled the tokens.
+
+    Returns:
+        (B, T) float32, in nats; 0 outside of the mask.
+
+    Raises:
+        AssertionError: a mask of another shape, or one that is true on a first token; a
+            temperature that is not above 0.
     """
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
@@ -213,30 +265,39 @@ def token_logps(model, ids, mask, *, temperature=1.0):
         warnings.warn("the model is in training mode: with dropout, r is not 1 where "
                       "nothing has changed; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
-    # through the matrix of the vocabulary: with Qwen's 151,936 words the other logits
-    # would take most of an update's memory. logits_to_keep may be a mask: then the
-    # logits of its True positions are all that transformers computes.
+    # through the vocabulary matrix: with Qwen's 151,936 tokens the other logits would
+    # take most of an update's memory. logits_to_keep may be a mask: then transformers
+    # computes the logits of its True positions only.
     output = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=mask[:, 1:])
     logits = output.logits.float() / temperature  # (N, V)
-    del output  # or its logits would be kept beside these
-    # The N logits, ids[mask] and the cells of masked_scatter are in one order: row by
+    del output  # or its logits would be kept next to these
+    # The N logits, ids[mask] and the cells of masked_scatter have the same order: row by
     # row, from left to right.
     logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
-    return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)
+    empty = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+    return empty.masked_scatter(mask, logps)
 
 
 # ---- 3. Sampling ----
 
+class Cache(transformers.DynamicCache):
+    """Stores keys in the type of the values. Under autocast rotary embeddings make keys
+    float32, which would take twice the memory."""
+
+    def update(self, keys, values, *more, **named):
+        return super().update(keys.to(values.dtype), values, *more, **named)
+
+
 def next_logits(model, ids, attention, position, cache):
-    """(B, V): the logits of what follows ids (B, S), of which the cache gets the keys
-    and values. attention: (B, columns so far), 0 on pads. position: (B, S)."""
+    """Return the logits (B, V) of what follows ids (B, S), and add their keys and values
+    to the cache. attention: (B, columns so far), 0 on padding. position: (B, S)."""
     output = model(input_ids=ids, attention_mask=attention, position_ids=position,
                    past_key_values=cache, use_cache=True, logits_to_keep=1)
     return output.logits[:, -1]
 
 
 def prefill(model, prompts):
-    """Read B prompts, equal ones once. Returns (logits, attention, position, cache): the
+    """Prefill B prompts, deduplicated. Returns (logits, attention, position, cache): the
     logits of the first token (B, V), the attention mask (B, S), the last position
     (B, 1), and the keys and values of B rows."""
     numbers = {}  # of each different prompt
@@ -252,46 +313,68 @@ def prefill(model, prompts):
     ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
     attention = torch.tensor(real, device=model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    # transformers' DynamicCache, but in half of its memory under autocast.
-    cache = models.Cache(config=model.config)
+    cache = Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor(index, device=model.device)  # (B,)
     cache.reorder_cache(index)  # a row for each of the B prompts
     return logits[index], attention[index], position[index, -1:], cache
 
 
-def draw(logits, u, temperature):
-    """A token (B, 1) for each row of logits (B, V), by a random number u (B, 1)."""
+def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """Draw a token for each row of logits.
+
+    Args:
+        logits: (B, V).
+        u: (B, 1), uniform random numbers in [0, 1).
+        temperature: 0 takes the most likely token.
+
+    Returns:
+        (B, 1) token ids.
+    """
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     # Invert the cumulative distribution; right=True, so that no token of probability 0
     # is ever drawn.
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
-    # The last sum is not quite 1, so that u is scaled to it.
+    # The last sum is not quite 1, so u is scaled to it.
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    # u times the last sum may be rounded up to it, or be nan, and the search then ends past
-    # the last token.
+    # Rounding can make u times the last sum equal to it, and NaN logits make it NaN: the
+    # search then ends past the last token.
     return token.clamp(max=cdf.shape[1] - 1)
 
 
 @torch.no_grad()
-def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
-           generator=None, stopping_criteria=None):
-    """n completions of each of P prompts: a list of P * n lists of ids, prompt-major.
+def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
+           max_new_tokens: int, stop_ids, temperature: float = 1.0, generator=None,
+           stopping_criteria=None) -> list[list[int]]:
+    """Sample n completions of each of P prompts.
 
-    prompts: lists of ids; equal ones are read once. A completion ends with a stop token,
-    at max_new_tokens, or when stopping_criteria says so: a StoppingCriteria of
-    transformers, which is given the tokens drawn, without prompts or scores.
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
-    token_logps scores: with a top-k or top-p the gradient would be that of another
-    distribution than the sampled one, and r would not show it. temperature=0 takes the
-    likeliest token. AssertionError: a model in training mode, a temperature below 0,
-    no prompts, or one that is no list of ids.
+    token_logps scores: with top-k or top-p the gradient would belong to another
+    distribution than the sampled one, and r would not show it.
+
+    Args:
+        model: a causal language model in eval mode.
+        prompts: P lists of token ids; equal ones are prefilled once.
+        n: completions of each prompt.
+        max_new_tokens: a completion is cut off after this many tokens.
+        stop_ids: token ids that end a completion; it keeps the one that ended it.
+        temperature: 0 takes the most likely token.
+        generator: a torch.Generator of any device; None uses the device's own.
+        stopping_criteria: a StoppingCriteria of transformers that may end completions
+            too. It gets the tokens drawn so far, without prompts, and no scores.
+
+    Returns:
+        P * n lists of token ids, prompt-major.
+
+    Raises:
+        AssertionError: a model in training mode, a temperature below 0, no prompts, or
+            one that is not a list of ids.
     """
     assert not model.training, "call model.eval() before sampling"
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
     valid = len(prompts) > 0 and all(isinstance(p, list) and p for p in prompts)
-    assert valid, "prompts must be lists of token ids, and each have one"
+    assert valid, "prompts must be lists of token ids, each with at least one"
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
@@ -300,7 +383,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
     device = getattr(generator, "device", model.device)
     u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device)
     u = u.to(model.device)
-    alive = torch.arange(len(prompts), device=model.device)  # (B,): those not finished
+    alive = torch.arange(len(prompts), device=model.device)  # (B,): unfinished rows
     drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
     completions = [[] for _ in prompts]
     steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2)
@@ -312,7 +395,7 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
             ends |= stopping_criteria(drawn, None)
         going = (~ends).nonzero()[:, 0]
         if len(going) < len(alive):
-            # Finished rows leave the batch and the cache: no more work is done for them.
+            # Finished rows leave the batch and the cache: they cost no more work.
             for i, tokens in zip(alive[ends].tolist(), drawn[ends].tolist()):
                 completions[i] = tokens
             if len(going) == 0:
@@ -332,30 +415,29 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0,
 
 @dataclasses.dataclass
 class Policy:
-    """A causal language model of transformers with its tokenizer, and what goes with
-    them. parameters are the model's; weights, in this file, are w alone."""
+    """A causal language model of transformers, which `prepare` has set up, with its
+    tokenizer. In this file parameters are the model's; weights are always w."""
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # On a GPU, the folder gpu/ may replace these: by a faster sampler, by an AdamW that
-    # needs less memory.
+    # Replace these by a faster sampler, or by an AdamW that needs less GPU memory.
     sampler: object = sample
     AdamW: type = torch.optim.AdamW
 
 
 @dataclasses.dataclass
 class Completion:
-    """A problem's prompt, and what followed it. tokens are as they were sampled: never
-    decoded and read again. mask says of each whether the policy wrote it: a tool's
-    answer is not its own."""
-    problem: tasks.Problem
+    """A problem's prompt and what followed it. tokens are the sampled ids: never decoded
+    and re-tokenized. mask says of each whether the policy wrote it: a tool's answer is
+    not the policy's."""
+    problem: object
     prompt: list[int]        # token ids
     tokens: list[int] = dataclasses.field(default_factory=list)
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    # the tag that the prompt ends with, such as <think>, and what the policy wrote: all
-    # that is verified
+    # what is verified: the tag that the prompt ends with, such as <think>, and what the
+    # policy wrote
     response: str = ""
     # its last turn has no stop token; it is trained on like any other
     truncated: bool = False
@@ -380,9 +462,28 @@ class Completion:
 
 
 def rollout(policy, task, problems, cfg, *, n, temperature, seed):
-    """n verified completions of each problem, problem-major. The same parameters and
-    seed give the same ones, for any cfg.sample_batch (but for rounding, which differs a
-    little with the number of rows)."""
+    """Sample and verify n completions of each problem.
+
+    Args:
+        policy: a Policy.
+        task: any object with these attributes (tasks.py has three of them):
+            name; train, valid and test: lists of problems;
+            verify(response, problem.answer), which returns (correct, formatted);
+            reward(completion), which returns a number;
+            observe, None or a tool: it takes the texts that end with a call of it and
+            returns its answers. Then stop_text ends a call, and max_turns is the number
+            of turns whose calls are answered.
+        problems: each with question; answer, for verify; prompt, its token ids; and
+            opening, the text at the end of the prompt that belongs to the response, such
+            as <think>, or "".
+        cfg: a Config.
+        n, temperature, seed: completions of each problem, and how to sample them. The
+            same parameters and seed give the same completions for any cfg.sample_batch,
+            up to rounding, which differs a little with the number of rows.
+
+    Returns:
+        A list of Completion, problem-major.
+    """
     policy.model.eval()
     # On the CPU, so that every device gets the same numbers.
     generator = torch.Generator().manual_seed(seed)
@@ -390,15 +491,14 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     for problem in problems:
         completions += [Completion(problem, problem.prompt) for _ in range(n)]
     # Without a tool there is one turn. With one (task.observe), a call ends each of the
-    # first max_turns turns and is answered; in one last turn calls are not.
+    # first max_turns turns and is answered; in the last turn calls are not.
     tool_turns = task.max_turns if task.observe else 0
-    call_end = models.StopText(policy.tokenizer, task.stop_text) if tool_turns else None
+    call_end = StopText(policy.tokenizer, task.stop_text) if tool_turns else None
     unfinished = completions
     for turn in range(tool_turns + 1):
         contexts = [c.prompt + c.tokens for c in unfinished]
         last_turn = turn == tool_turns
-        # By policy.sampler, which is `sample` above, cfg.sample_batch contexts at a time.
-        drawn = models.sample_in_parts(
+        drawn = sample_in_parts(
             policy, contexts, cfg.sample_batch, generator,
             max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
             temperature=temperature, stopping_criteria=None if last_turn else call_end)
@@ -406,60 +506,124 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
             c.add(tokens, own=True)
         if last_turn:
             break
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if call_end.of(tokens)]
+        unfinished = [c for c, tokens in zip(unfinished, drawn) if call_end.ends(tokens)]
+        if not unfinished:
+            break
         # All that the policy has written: the tool looks for the call at its end.
         texts = [policy.tokenizer.decode(c.own_tokens()) for c in unfinished]
-        for c, answer in zip(unfinished, models.call_tool(task, texts)):
-            # The policy did not write the answer, and does not learn it.
-            c.add(models.encode_tool_answer(policy.tokenizer, answer), own=False)
+        for c, answer in zip(unfinished, task.observe(texts), strict=True):
+            # The policy did not write the answer and does not learn it.
+            c.add(encode_tool_answer(policy.tokenizer, answer), own=False)
             c.tool_calls += 1
-    for c in completions:
+    for c in tqdm(completions, "verifying", leave=False, delay=2):
         grade(c, policy, task)
     return completions
 
 
+def sample_in_parts(policy, contexts, most, generator, **settings):
+    """Sample a completion of each context with the policy's sampler, `most` at once; half
+    as many, with the same random numbers, if a GPU runs out of memory."""
+    completions = []
+    while len(completions) < len(contexts):
+        part = contexts[len(completions):][:most]
+        state = generator.get_state()
+        try:
+            with in_bfloat16(policy.model.device):
+                completions += policy.sampler(policy.model, part, generator=generator,
+                                              **settings)
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+            most = len(part) // 2
+            generator.set_state(state)
+            tqdm.write(f"out of GPU memory: sampling {most} at once; --sample_batch {most} "
+                       "avoids the failed attempts", file=sys.stderr)
+    return completions
+
+
 def grade(c, policy, task):
-    """Set the completion's texts, the verdict on what the policy wrote, the reward."""
+    """Set the completion's texts, the verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    # By the task's verifier and reward: +3 right, -0.5 well formed but not right, -3 badly
-    # formed. A completion that was cut off counts as badly formed.
-    tasks.judge(task, c)
+    correct, formatted = task.verify(c.response, c.problem.answer)
+    c.correct = bool(correct)
+    # A completion that was cut off counts as badly formed.
+    c.formatted = bool(formatted) and not c.truncated
+    # In tasks.py: +3 correct, -0.5 well formed but wrong, -3 badly formed.
+    c.reward = float(task.reward(c))
 
 
 def set_advantages(completions, group_size):
     """Set c.advantage of each: how its reward compares with those of its group."""
-    rewards = torch.tensor([c.reward for c in completions])
+    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+    assert rewards.isfinite().all(), "task.reward returned a number that is not finite"
     advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
     for c, A in zip(completions, advantages.flatten().tolist()):
         c.advantage = A
 
 
+class StopText(transformers.StoppingCriteria):
+    """Ends rows of token ids (B, t) that have just completed a text, which has many
+    spellings in tokens and may end inside one. (transformers' StopStringCriteria cannot
+    read tokenizers that have only whole words.)"""
+
+    def __init__(self, tokenizer, text):
+        self.tokenizer = tokenizer
+        self.text = text
+
+    def ends(self, tokens):
+        """Return whether this list of token ids ends with the stop text."""
+        return self(torch.tensor([tokens])).item()
+
+    def __call__(self, ids, scores=None):
+        tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more
+        found = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
+        return torch.tensor(found, device=ids.device)
+
+
+TOOL_TOKENS = 500  # most tokens of a tool's answer
+
+
+def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
+    """Return the token ids of a tool's answer, at most `most`. The last line, such as
+    </information>, is never cut off. A special token that the text spells, such as
+    <|im_end|>, becomes ordinary tokens: a tool opens no turn and closes none. Lone
+    surrogates, which no tokenizer can encode, become question marks."""
+    text = text.encode(errors="replace").decode()
+    end = text.rfind("\n") if "\n" in text else len(text)
+    plain = {"add_special_tokens": False, "split_special_tokens": True}
+    body = tokenizer(text[:end], **plain)["input_ids"]
+    last = tokenizer(text[end:], **plain)["input_ids"][:most]
+    return body[:most - len(last)] + last
+
+
 # ---- 5. Training ----
 
-def train(policy, task, cfg, run, reference=None):
-    """Train by GRPO-SG for the steps that are left of cfg.steps. reference: the model of
-    the KL, needed if cfg.beta is above 0.
+def train(policy, task, cfg, run=None, reference=None):
+    """Train by GRPO-SG for the steps that are left of cfg.steps.
 
-    The run (support/run.py) does the rest. run.log_step writes the step's row. run.steps
-    saves a checkpoint (model, tokenizer, optimizer, step) every ten minutes and after the
-    last step. A signal, such as Ctrl-C, ends the run after the step, which is saved; a
-    second one ends it at once. So do five steps in a row without a finite update. If
-    something raises, what the steps before have learned is saved, unless it was between
-    two updates of a step: then the last checkpoint stands.
+    Args:
+        policy, task, cfg: as for `rollout`.
+        run: what logs the steps and saves checkpoints: support/run.py has a full one.
+            None shows a progress bar and keeps the rows.
+        reference: the model of the KL, needed if cfg.beta is above 0.
+
+    Returns:
+        The rows of the training steps, a list of dicts.
     """
+    run = run or Progress()
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
     run.restore(optimizer)
     for step in run.steps(cfg.steps):
-        # Validation of the steps before. It stands here, and not at a step's end, so that a
-        # resumed run does it, too; after the last step comes the test.
+        # Validate the steps before this one. Doing it here, not at the end of a step,
+        # lets a resumed run do it too; after the last step comes the test.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
-            assess(policy, task, cfg, run, step - 1, "valid")
-        # What is drawn is a function of this number alone, so there is no random state to
-        # save. The factor keeps runs apart: no step of one seed is a step of another.
+            evaluate_split(policy, task, cfg, run, step - 1, "valid")
+        # What is sampled depends only on this number, so there is no random state to
+        # save. The factor separates runs: no step of one seed is a step of another.
         seed = cfg.seed * 1_000_003 + step
         P = min(cfg.prompts, len(task.train))
         problems = random.Random(seed).sample(task.train, P)
@@ -471,29 +635,64 @@ def train(policy, task, cfg, run, reference=None):
         # Learn: more of the better ones, less of the others.
         started = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
-        run.log_step(step, completions, updates, time.time() - started)
+        row = {"step": step, **describe_step(completions, updates, cfg.group_size)}
+        run.log_step(row, completions, time.time() - started)
+        # A run saves a checkpoint every ten minutes and when it ends. It ends early after a
+        # signal, such as Ctrl-C, or five steps in a row without a finite update.
+        run.save_if_due()
+        if run.stopping:
+            break
+    return run.rows
+
+
+class Progress:
+    """The least that `train` needs of a run: a progress bar, and the rows of the steps."""
+    logs_tokens = False
+    stopping = False
+
+    def __init__(self):
+        self.rows = []
+
+    def restore(self, optimizer):
+        pass
+
+    def steps(self, total):
+        self.bar = tqdm(range(1, total + 1), "training")
+        return self.bar
+
+    def log_step(self, row, completions, seconds_update):
+        self.rows.append(row)
+        self.bar.set_postfix(reward=f"{row['reward']:.2f}", accuracy=f"{row['accuracy']:.2f}")
+
+    def log_evaluation(self, row, completions, watched):
+        tqdm.write(f"step {row['step']}: validation accuracy {row['eval/accuracy']:.3f}")
+
+    def save_if_due(self):
+        pass
 
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
-    """Learn from a rollout in cfg.updates updates, each on a minibatch of its own, drawn
-    at random: every completion is in one minibatch. In the first update r = 1, as nothing
-    has changed since the rollout; in the later ones the policy has moved. (With --updates
-    1 r is always 1, and the clip never acts.) A group may be cut across minibatches: its
-    advantages sum to 0 over all of them, not in each. Returns a list of what `update`
-    returns."""
+    """Learn from a rollout in cfg.updates updates, each on its own random minibatch:
+    every completion is in exactly one.
+
+    In the first update r = 1, because nothing has changed since the rollout; in later
+    ones the policy has moved. (With --updates 1, r is always 1 and the clip never acts.)
+    A group may be split across minibatches: its advantages sum to 0 over all of them,
+    not in each. Returns a list of what `update` returns.
+    """
     model = policy.model
-    # Gradient checkpointing works only in training mode. Dropout is 0 in either mode
-    # (models.read_parameters).
+    # Gradient checkpointing works only in training mode. `prepare` has set dropout to 0
+    # in either mode.
     model.train(cfg.gradient_checkpointing)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
-    # For each minibatch its micro-batches, which fit into memory: without the completions
-    # of which nothing is learned (A = 0).
+    # For each minibatch its micro-batches, which fit into memory, without the
+    # completions that carry no learning signal (A = 0).
     parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # old_logps come from token_logps, as logps do, for the sampler rounds differently.
-        # Those of the later updates are needed now, before the first changes the policy.
-        # The first takes its own logps for them.
+        # old_logps come from token_logps, as logps do, because the sampler rounds
+        # differently. Those of the later updates are needed now, before the first update
+        # changes the policy. The first update uses its own logps.
         for batches in parts[1:]:
             for batch in batches:
                 batch["old_logps"] = compute_logps(model, batch, cfg)
@@ -502,11 +701,11 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
                 batch["ref_logps"] = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, parts):
-        if not batches:  # all of it has A = 0
+        if not batches:  # A = 0 everywhere
             continue
-        # The loss is divided by all tokens that the policy wrote, also those with A = 0.
-        # If these were left out here, too, a minibatch with many equal groups would make
-        # as large a step by the few others.
+        # Divide the loss by all tokens that the policy wrote, those with A = 0 included.
+        # Otherwise a minibatch with many equal groups would make as large a step from
+        # the few others.
         if cfg.loss_agg_mode == "seq-mean-token-mean":
             denominator = len(minibatch)
         else:
@@ -516,10 +715,13 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
 
 
 def update(model, optimizer, batches, denominator, cfg):
-    """One optimizer step on a minibatch, given as micro-batches. denominator: what its
-    loss is divided by. Returns a dict: loss; norm, the gradient's, before it is clipped
-    to 1; the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as
-    they are, and the log counts the update as skipped."""
+    """Make one optimizer step on a minibatch, given as micro-batches, whose loss is
+    divided by denominator.
+
+    Returns a dict: loss; norm, the gradient's before it is clipped to 1; and the sums of
+    grpo_sg_loss. If loss or norm is not finite, the parameters stay as they are, and the
+    log counts the update as skipped.
+    """
     totals = {}
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
@@ -543,8 +745,8 @@ def update(model, optimizer, batches, denominator, cfg):
 
 
 def weigh(logps, cfg):
-    """The weights of the method that --shaping names, shaped as logps; None (all 1) is
-    GRPO."""
+    """Return the weights of the method that --shaping names, shaped like logps; None (all
+    1) is GRPO."""
     if cfg.shaping == "none":
         return None
     if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
@@ -554,12 +756,13 @@ def weigh(logps, cfg):
 
 
 def micro_batches(completions, cfg, device):
-    """The completions in batches of at most cfg.tokens_per_micro_batch tokens, pads
-    included (a longer one gets its own), sorted by length, so that few are pads.
+    """Split completions into batches of at most cfg.tokens_per_micro_batch tokens,
+    padding included (a longer completion gets its own), sorted by length to save padding.
 
     A completion with A = 0, such as all of a group with equal rewards, has no gradient:
-    if beta is 0 it is left out. The update is the same, as its tokens are counted in the
-    denominator; the logged statistics are means over the others."""
+    if beta is 0, it is left out. The update is the same, because its tokens count in the
+    denominator; the logged statistics are means over the others.
+    """
     used = [c for c in completions if cfg.beta or c.advantage != 0]
     waiting = sorted(used, key=Completion.length, reverse=True)
     batches = []
@@ -571,8 +774,8 @@ def micro_batches(completions, cfg, device):
 
 
 def make_batch(completions, device):
-    """ids (B, T) and mask (B, T), right-padded, and advantages (B,), of completions
-    with their prompts."""
+    """Return ids (B, T) and mask (B, T), padded on the right, and advantages (B,), of
+    completions with their prompts."""
     longest = max(c.length() for c in completions)
     ids, mask = [], []
     for c in completions:
@@ -582,25 +785,58 @@ def make_batch(completions, device):
         # which must be learned.
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
     columns = {"ids": ids, "mask": mask, "advantages": [c.advantage for c in completions]}
-    return {key: torch.tensor(x, device=device) for key, x in columns.items()}
+    dtypes = {"advantages": torch.float32}
+    return {key: torch.tensor(x, dtype=dtypes.get(key), device=device)
+            for key, x in columns.items()}
 
 
 def compute_logps(model, batch, cfg):
-    """token_logps; on a GPU the products in it are in bfloat16, the parameters in
-    float32."""
-    with models.in_bfloat16(batch["ids"].device):
+    """Compute token_logps of a batch, on a GPU with bfloat16 matrix products."""
+    with in_bfloat16(batch["ids"].device):
         return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
+
+
+def describe_step(completions, updates, group_size):
+    """Summarize a training step as a row: means over completions; grad_norm, the largest
+    norm before clipping (0: nothing was trained on, or no update was finite); skipped,
+    the number of updates that were not finite; loss, the mean over updates; and the
+    loss's statistics, means over what was trained on. None: nothing was, or not finite.
+    """
+    groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
+    unequal = [group for group in groups if any(c.advantage for c in group)]
+    norms = []
+    for found in updates:
+        if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
+            norms.append(found["norm"])
+    statistics = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
+    count = sum(found["count"] for found in updates)
+    for key in ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"):
+        statistics[key] = sum(found[key] for found in updates) / max(1, count)
+    for key, value in statistics.items():
+        if not updates or not math.isfinite(value):
+            statistics[key] = None  # JSON has no NaN
+    return {"reward": mean(c.reward for c in completions), **describe(completions),
+            "grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms),
+            **statistics, "equal_groups": 1 - len(unequal) / len(groups)}
 
 
 # ---- 6. Evaluation ----
 
 def evaluate(policy, task, problems, cfg, *, samples=0):
-    """(row, greedy completions). The row has what greedy decoding gives, such as
-    "eval/accuracy" and "eval/reward", and, if samples is above 0, what add_samples says
-    of so many samples of each problem. Each "_se" is the standard error of a mean over
-    the problems: how far it would vary with others."""
+    """Evaluate by greedy decoding and, if samples is above 0, by that many samples of each
+    problem.
+
+    Args:
+        policy, task, problems, cfg: as for `rollout`.
+        samples: k of avg@k and pass@k.
+
+    Returns:
+        (row, greedy completions). Means of greedy completions in the row are
+        "eval/accuracy", "eval/reward" and more; `add_samples` lists the others. Each
+        "_se" is the standard error of a mean over the problems.
+    """
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
-    row = {f"eval/{key}": value for key, value in logs.describe(greedy).items()}
+    row = {f"eval/{key}": value for key, value in describe(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
     add_mean(row, "eval/reward", [c.reward for c in greedy])
     if samples:
@@ -612,16 +848,15 @@ def evaluate(policy, task, problems, cfg, *, samples=0):
 
 def add_samples(row, drawn, n):
     """Add means over problems of n samples each to the row: eval/avg@n is their accuracy,
-    eval/reward@n their reward; beside them eval/format_rate@n, eval/truncated@n,
+    eval/reward@n their reward; also eval/format_rate@n, eval/truncated@n,
     eval/equal_groups@n, and eval/pass@2, 4.. up to n. drawn: problem-major."""
     groups = [drawn[i:i + n] for i in range(0, len(drawn), n)]
     rewards = [[c.reward for c in group] for group in groups]
     solved = [sum(c.solved for c in group) for group in groups]
-    means = logs.describe(drawn)
+    means = describe(drawn)
     row[f"eval/format_rate@{n}"] = means["format_rate"]
     row[f"eval/truncated@{n}"] = means["truncated"]
-    equal = [len(set(each)) == 1 for each in rewards]
-    row[f"eval/equal_groups@{n}"] = sum(equal) / len(groups)
+    row[f"eval/equal_groups@{n}"] = mean(len(set(each)) == 1 for each in rewards)
     add_mean(row, f"eval/avg@{n}", [c / n for c in solved])
     add_mean(row, f"eval/reward@{n}", [sum(each) / n for each in rewards])
     k = 2
@@ -639,21 +874,31 @@ def add_mean(row, key, values):
         row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
-def assess(policy, task, cfg, run, step, split):
-    """Evaluate on the problems of "valid" or "test", and log the results, the greedy
+def describe(completions):
+    """Return means over completions."""
+    return {"accuracy": mean(c.solved for c in completions),
+            "format_rate": mean(c.formatted for c in completions),
+            "truncated": mean(c.truncated for c in completions),
+            "completion_tokens": mean(sum(c.mask) for c in completions),
+            "tool_calls": mean(c.tool_calls for c in completions)}
+
+
+def evaluate_split(policy, task, cfg, run, step, split):
+    """Evaluate on the problems of "valid" or "test" and log the row, the greedy
     completions, and the watched tokens. Returns the row."""
     samples = cfg.eval_samples if split == "test" else 0
     row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
     row = {"step": step, "split": split, **row}
-    run.log_evaluation(row, greedy, watch_tokens(policy, task, cfg))
+    watched = watch_tokens(policy, task, cfg) if run.logs_tokens else []
+    run.log_evaluation(row, greedy, watched)
     return row
 
 
 @torch.no_grad()
 def watch_tokens(policy, task, cfg):
-    """For the run's page a group of completions of each of three fixed validation
-    problems, with advantages: lists of (completion, logps, weights), of which the last
-    two have a number for each of its tokens (logps: 0 for a tool's)."""
+    """Sample a group of completions of each of three fixed validation problems, for the
+    run's page. Returns a list per group of (completion, logps, weights): a number for
+    each of the completion's tokens (logps: 0 for a tool's)."""
     completions = rollout(policy, task, task.valid[:3], cfg, n=cfg.group_size,
                           temperature=cfg.temperature, seed=cfg.seed)
     set_advantages(completions, cfg.group_size)
@@ -666,319 +911,126 @@ def watch_tokens(policy, task, cfg):
     return [watched[i:i + cfg.group_size] for i in range(0, len(watched), cfg.group_size)]
 
 
-# ---- Plumbing below: settings and their defaults, a run ----
+# ---- 7. The model on its device ----
 
-setting = program.setting
-DATA, METHOD, SIZES, MEMORY, RUN = (
-    "model and data", "method", "sizes", "memory", "run")
+def prepare(model, device):
+    """Move a causal language model to a device and set it up for this file: eval mode, no
+    dropout and, on a GPU, logits in float32. Returns the model.
 
+    Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
+    round most updates away.
+    """
+    turn_off_dropout(model)
+    if torch.device(device).type == "cuda":
+        # PyTorch prefers cuDNN's attention on H100, H200 and B200. It makes a new plan
+        # for each shape, and every decode step has another one: minutes a step
+        # (huggingface/transformers#48163). On B200 it is silently wrong for models with
+        # fewer than 8 key-value heads (pytorch/pytorch#193893).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        # for what stays in float32: the vocabulary matrix
+        torch.backends.cuda.matmul.allow_tf32 = True
+        keep_logits_in_float32(model)
+    return model.to(device).eval()
+
+
+def turn_off_dropout(model):
+    """Set dropout to 0 in training mode too, which gradient checkpointing needs: in the
+    first update r is then exactly 1."""
+    # the config, or those of the whole and of its language part
+    for part in (model.config, model.config.get_text_config(), *model.modules()):
+        for name, value in list(vars(part).items()):
+            if ("drop" in name or "jitter" in name) and type(value) is float:
+                setattr(part, name, 0.0)
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+
+
+def keep_logits_in_float32(model):
+    """Take the vocabulary matrix out of autocast: with bfloat16 logits the ratio r would
+    be off by more than the clip allows."""
+    head = model.get_output_embeddings()
+    multiply = head.forward
+
+    def forward(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return multiply(hidden.float())
+    head.forward = forward
+
+
+def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
+    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def in_bfloat16(device):
+    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
+    stay in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
+
+
+# ---- 8. Settings ----
 
 @dataclasses.dataclass
-class Config(*program.settings_of("search", "gpu")):
-    """The settings, each a flag of the same name; TINY has the tiny model's own. Those
-    of search/ and gpu/ stand there."""
-    model: str = setting(
-        DATA, "", "hub name or folder of a causal language model; without it a tiny one")
-    task: str = setting(DATA, "kk", "what to learn: kk, math or qa")
-    data: str = setting(
-        DATA, "synthetic",
-        "synthetic: generated; kk: published; math: gsm8k, math, deepscaler; qa: hotpotqa; "
-        "or a .jsonl")
-    eval_data: str = setting(
-        DATA, "", "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl; else by --data")
-    people: list[int] = setting(
-        DATA, [3, 4, 5, 6, 7], "sizes of kk's puzzles, 2 to 8: more people are harder")
-    train_problems: int = setting(
-        DATA, 4500, "of a generated training set, or most of hotpotqa: more are seen less "
-        "often each")
-    eval_problems: int = setting(
-        DATA, 200, "of a generated test set, or most of hotpotqa, or of any validation set: "
-        "more is slower, with smaller standard errors")
-    chat_template_kwargs: str = setting(
-        DATA, "{}",
-        "JSON for the chat template, such as '{\"enable_thinking\": false}'")
-    warm_up: bool = setting(
-        DATA, False, "make the tiny model anew, in place of the one that lies ready")
-    shaping: Literal["sg", "none", "ar"] = setting(
-        METHOD, "sg", "token weights; none: plain GRPO; ar: AR-Lopti")
-    alpha: float = setting(
-        METHOD, 2.0, "scale of the weight: higher makes weights larger, up to U", least=0)
-    tau: float = setting(
-        METHOD, 1/9, "what pi is divided by in the weight's sigmoid: higher is flatter")
-    mu: float = setting(
-        METHOD, 0.25, "offset of the weight: higher makes weights smaller, down to L",
-        least=0)
-    low: float = setting(
-        METHOD, 1.0, "L, the least weight: higher lets unlikely tokens count for more",
-        least=0)
-    high: float = setting(
-        METHOD, 1.4, "U, the greatest weight: higher lets likely tokens count for more")
-    clip_low: float = setting(
-        METHOD, 0.2, "the ratio of new to old probability is clipped at 1 - clip_low: "
-        "higher is freer", least=0)
-    clip_high: float = setting(
-        METHOD, 0.24, "and at 1 + clip_high: higher is freer", least=0)
-    beta: float = setting(
-        METHOD, 0.0, "weight of the KL to the first policy, of which a copy is then held: "
-        "higher stays closer to it", least=0)
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
-        METHOD, "token-mean", "over all tokens, or over completions of their token means")
-    lr: float = setting(
-        METHOD, 1e-6, "learning rate of AdamW: higher is faster, too high breaks the policy")
-    temperature: float = setting(
-        METHOD, 0.7, "of sampling and of all log-probabilities: higher is more varied")
-    steps: int = setting(
-        SIZES, 350, "training steps, each a rollout and its updates: more is longer",
-        resumable=True)
-    prompts: int = setting(
-        SIZES, 64, "P, prompts in a rollout: more is slower and steadier")
-    group_size: int = setting(
-        SIZES, 8, "G, completions of each prompt: more make equal groups rarer", least=2)
-    updates: int = setting(
-        SIZES, 2, "optimizer updates per rollout, each on its own minibatch of completions: "
-        "more is faster learning from noisier gradients")
-    max_new_tokens: int = setting(
-        SIZES, 2048, "a turn is cut off here, and then counts as badly formed: more is "
-        "slower, and takes more memory")
-    tokens_per_micro_batch: int = setting(
-        MEMORY, 3072, "most tokens in a backward pass: more takes more memory, and less "
-        "time on a GPU", resumable=True)
-    sample_batch: int = setting(
-        MEMORY, 256, "most completions sampled at once: more takes more memory, and less "
-        "time", resumable=True)
-    gradient_checkpointing: bool = setting(
-        MEMORY, False, "less memory in the backward pass, for a third more time",
-        resumable=True)
-    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
-        MEMORY, "auto", "auto: cuda if PyTorch can use it, else cpu; mps: a Mac's, untried",
-        resumable=True)
-    eval_every: int = setting(
-        RUN, 10, "steps between evaluations on the validation set: more takes less time",
-        resumable=True)
-    eval_samples: int = setting(
-        RUN, 4, "k of avg@k and pass@k on the test set: more is slower and steadier; 0: "
-        "greedy accuracy alone", least=0)
-    eval_only: bool = setting(RUN, False, "no training, only the test")
-    resume: bool = setting(
-        RUN, False, "go on with the run in --out, from its newest checkpoint",
-        resumable=True)
-    seed: int = setting(RUN, 0, "of everything that is random", least=0)
-    out: str = setting(
-        RUN, "", "a folder for the run's files, new or empty; else one under runs/",
-        resumable=True)
-
-
-TINY = dict(
-    people=[3], train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
-    lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
-    sample_batch=1024, device="cpu")  # a GPU would wait for the CPU
-FULL_MEMORY = (
-    "lower --tokens_per_micro_batch or --sample_batch, or add --gradient_checkpointing "
-    "or --offload; --resume takes all of these. A smaller --model and --beta 0 need less")
-
-
-def parse(argv=None, **defaults):
-    """The command line as a checked Config. Of these the first that has a setting counts:
-    the flags that were typed; the run that --resume or --model RUN/checkpoint names;
-    `defaults`, of a script that calls main; TINY, if the model is the tiny one; Config's
-    own."""
-    tiny_flags = [f"{name} {program.shown(value)}" for name, value in TINY.items()]
-    title = __doc__.replace("\n", " ").split(".")[0]
-    about = f"{title}. Defaults of the tiny model, without --model: {', '.join(tiny_flags)}."
-    script = program.read_flags(Config, program.as_flags(defaults), about)
-    given = data.find_files(program.read_flags(Config, argv, about))
-    own_task = {"task": script["task"]} if "task" in script else {}
-    saved = find_saved(Config, {**own_task, **given})
-    base = TINY if tiny.is_tiny({**script, **given}.get("model", "")) else {}
-    cfg = Config(**{**base, **script, **saved, **given})
-    check(cfg)
-    return cfg
-
-
-def check(cfg):
-    """Raise UserError if settings do not fit together."""
-    if cfg.task not in tasks.TASKS:
-        hint = program.suggest(cfg.task, tasks.TASKS)
-        raise program.UserError(
-            f"there is no --task {cfg.task}{hint}: give one of {', '.join(tasks.TASKS)}, "
-            "or start the script that defines it")
-    if cfg.eval_only and not (cfg.model or tiny.find_ready(cfg)):
-        raise program.UserError(
-            "--eval_only needs --model, for example runs/NAME/checkpoint")
-    models.find_device(cfg.device)
-    if cfg.updates > cfg.prompts * cfg.group_size:
-        raise program.UserError(
-            f"--updates {cfg.updates}, but a step has --prompts {cfg.prompts} times "
-            f"--group_size {cfg.group_size} completions, each for one update: give fewer")
-    if cfg.low > cfg.high:
-        raise program.UserError(
-            f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
-    empty = os.path.isdir(cfg.out) and not os.listdir(cfg.out)
-    if os.path.lexists(cfg.out) and not cfg.resume and not empty:
-        raise program.UserError(
-            f"--out {cfg.out} exists: name another folder, or add --resume to go on with "
-            "the run in it")
-    if cfg.shaping == "sg":
-        ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
-        least, greatest = weigh(ends, cfg)
-        if greatest == 0:
-            raise program.UserError("these settings give every token the weight 0, with "
-                                    "which nothing is learned: raise --alpha or --low")
-        if least == greatest:
-            program.say("warning: these settings give every token the weight "
-                        f"{least:.4g}, which is plain GRPO, scaled by it")
-
-
-def load(cfg):
-    """(policy, task, state): all that a run needs, tried once. state: of the checkpoint
-    to resume, None without one."""
-    torch.manual_seed(cfg.seed)
-    print(f"making the problems of --task {cfg.task}")
-    task = tasks.make_task(cfg)
-    state = None
-    ready = tiny.find_ready(cfg)
-    if cfg.resume:
-        model, tokenizer, state = read_checkpoint(cfg.out)
-    elif cfg.model or ready:
-        model, tokenizer = models.load_model(cfg.model or ready)
-    else:
-        model, tokenizer = tiny.tiny_model(task)
-    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
-    policy = Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
-    task = models.encode_problems(task, policy, cfg)
-    check_start(policy, task, cfg)
-    if program.has_room("gpu"):  # a folder that may be deleted
-        from gpu import equip
-        equip(policy, cfg, task.test[0].prompt)
-    return policy, task, state
-
-
-@torch.no_grad()
-def check_start(policy, task, cfg):
-    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities
-    once, before anything long. Raises UserError if one does not work."""
-    vocabulary = policy.model.config.get_text_config().vocab_size
-    if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
-        raise program.UserError("the tokenizer saved with the model is not usable: it "
-                                "has no stop token, or one that the model does not know")
-    unknown, words, last_word = 0, 0, 0
-    for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
-        c = Completion(problem, problem.prompt)
-        unknown += c.prompt.count(policy.tokenizer.unk_token_id)
-        words += len(c.prompt)
-        last_word = max(last_word, *c.prompt)
-        c.add(policy.tokenizer(problem.solution or problem.question)["input_ids"], own=True)
-        if task.observe:
-            models.call_tool(task, [policy.tokenizer.decode(c.tokens)])
-        grade(c, policy, task)
-    if unknown > words / 20:
-        raise program.UserError(
-            f"the tokenizer of --model {cfg.model} does not know {unknown} of {words} "
-            f"words of --task {cfg.task}: it was made for another task or other settings")
-    if last_word >= vocabulary:
-        raise program.UserError(
-            f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
-            "of its model: it belongs to another one")
-    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # of unequal lengths
-    try:
-        drawn = sample(policy.model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
-        for prompt, tokens in zip(prompts, drawn):
-            compare_passes(policy.model, prompt, tokens)
-    except Exception as error:
-        reason = program.first_line(error)
-        raise program.UserError(
-            f"--model {cfg.model} cannot be sampled or trained here: {reason}")
-
-
-def compare_passes(model, prompt, tokens):
-    """Raise ValueError unless each of the greedy tokens is the likeliest one by a plain
-    forward pass, and token_logps is what that says, both within a hundredth of the
-    largest logit: else the cache, padding or positions of the model do not work as they
-    do for most. And unless what it says after the first token is the same without the
-    others."""
-    ids = torch.tensor([prompt + tokens], device=model.device)
-    mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
-    logits = model(input_ids=ids).logits[0].float()
-    most = logits.abs().max()
-    if not most.isfinite():
-        raise ValueError("its logits are not finite: are its parameters?")
-    alone = model(input_ids=ids[:, :1]).logits[0, 0].float()
-    if (alone - logits[0]).abs().max() > 0.01 * most:
-        raise ValueError("it is no causal model: it reads what follows a token")
-    logits = logits[len(prompt) - 1:-1]
-    chosen = ids[0, len(prompt):, None]
-    behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
-    logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
-    off = (token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
-    if not (torch.cat([behind, off]) <= 0.01 * most).all():
-        raise ValueError("it gives other tokens than a plain forward pass")
-
-
-def describe_run(policy, task, cfg, run):
-    """Print what the run is made of, with one problem as the model reads it."""
-    usual = Config(**TINY) if tiny.is_tiny(cfg.model) else Config()
-    print(f"files of this run: {run.out}/")
-    print("settings that differ from the defaults: "
-          f"{program.tell_changes(vars(usual), vars(cfg))}")
-    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
-          f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
-          f"constant answer: {task.floor:.2f} right)")
-    problem = task.train[0]
-    read = policy.tokenizer.decode(problem.prompt)
-    print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
-    if len(task.train) < cfg.prompts:
-        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
-              "has all of them")
-
-
-def carry_out(policy, task, cfg, run):
-    """A whole run: warm-up, test, training, test; of one that is resumed, what is left."""
-    describe_run(policy, task, cfg, run)
-    start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
-    if not cfg.resume:
-        ready = tiny.find_ready(cfg)
-        if ready:
-            print(f"beginning with the ready tiny model, {os.path.relpath(ready)}; "
-                  "--warm_up makes one anew")
-        elif not cfg.model:
-            tiny.warm_up(policy, task, cfg)
-        warmed_up = not (cfg.model or ready)
-        if (cfg.beta or warmed_up) and not cfg.eval_only:
-            models.save_model(start, policy.model, policy.tokenizer)
-        test(policy, task, cfg, run, 0)
-    if cfg.eval_only:
-        return
-    reference = None
-    if cfg.beta:
-        parameters = models.read_parameters(start, local=True)
-        reference = models.prepare(parameters, False, policy.model.device.type)
-    train(policy, task, cfg, run, reference)
-    run.check_ending()  # raises UserError if the run was stopped early: then no test
-    test(policy, task, cfg, run, cfg.steps)
-    print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
-
-
-def test(policy, task, cfg, run, step):
-    """Evaluate on the test set, and print the result."""
-    row = assess(policy, task, cfg, run, step, "test")
-    if cfg.eval_only:
-        print(f"test: {logs.in_words(row)}")
-    elif step == 0:
-        print(f"test before training: {logs.in_words(row)}")
-        print("\n".join(logs.foresee(row, cfg.eval_samples)))
-    else:
-        print(f"test after training: {logs.in_words(row)}")
-        print("\n".join(run.compare_tests(row)))
+class Config:
+    """The settings, each a flag of the same name. Defaults are for a real model on a GPU;
+    support/cli.py has those of the tiny model, and the ranges."""
+    model: Annotated[str, "hub name or folder of a causal language model; default: a tiny one"] = ""
+    task: Annotated[str, "what to learn: kk, math or qa"] = "kk"
+    data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
+                         "hotpotqa; or a .jsonl file"] = "synthetic"
+    eval_data: Annotated[str, "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl file; "
+                              "default: chosen by --data"] = ""
+    people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
+        dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
+    train_problems: Annotated[int, "size of a generated training set"] = 4500
+    eval_problems: Annotated[int, "size of a generated test set and of any validation set"] = 200
+    chat_template_kwargs: Annotated[str, "JSON for the chat template, such as "
+                                         "'{\"enable_thinking\": false}'"] = "{}"
+    warm_up: Annotated[bool, "train a new tiny model instead of using the pretrained one"] = False
+    max_turns: Annotated[int, "qa: searches that are answered, before one last turn"] = 2
+    retriever: Annotated[str, "qa: URL of a search server; default: search the questions' "
+                              "own passages"] = ""
+    shaping: Annotated[Literal["sg", "none", "ar"], "token weights: GRPO-SG, none (GRPO), or "
+                                                    "AR-Lopti"] = "sg"
+    alpha: Annotated[float, "scale of the weight"] = 2.0
+    tau: Annotated[float, "pi is divided by tau in the weight's sigmoid: higher is flatter"] = 1/9
+    mu: Annotated[float, "offset of the weight"] = 0.25
+    low: Annotated[float, "L, the smallest weight"] = 1.0
+    high: Annotated[float, "U, the largest weight"] = 1.4
+    clip_low: Annotated[float, "the ratio r is clipped at 1 - clip_low"] = 0.2
+    clip_high: Annotated[float, "and at 1 + clip_high"] = 0.24
+    beta: Annotated[float, "coefficient of the KL to the first policy (keeps a copy of it)"] = 0.0
+    loss_agg_mode: Annotated[Literal["token-mean", "seq-mean-token-mean"],
+                             "over tokens, or over completions of their token means"] = "token-mean"
+    lr: Annotated[float, "learning rate of AdamW"] = 1e-6
+    temperature: Annotated[float, "of sampling and of all log-probabilities"] = 0.7
+    steps: Annotated[int, "training steps, each a rollout and its updates"] = 350
+    prompts: Annotated[int, "P, prompts in a rollout"] = 64
+    group_size: Annotated[int, "G, completions of each prompt"] = 8
+    updates: Annotated[int, "optimizer updates per rollout, each on its own minibatch"] = 2
+    max_new_tokens: Annotated[int, "a turn is cut off here, and then counts as badly formed"] = 2048
+    tokens_per_micro_batch: Annotated[int, "most tokens in a backward pass: more take more "
+                                           "memory"] = 3072
+    sample_batch: Annotated[int, "most completions sampled at once: more take more memory"] = 256
+    gradient_checkpointing: Annotated[bool, "less memory in the backward pass, for a third "
+                                            "more time"] = False
+    offload: Annotated[bool, "keep AdamW's averages in host memory, not on the GPU"] = False
+    sampler: Annotated[Literal["auto", "plain"], "auto: on a GPU, replay decode steps as a CUDA "
+                                                 "graph if its tokens are as good"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], "auto: cuda if PyTorch can use it, "
+                                                             "else cpu; mps is untested"] = "auto"
+    eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
+    eval_samples: Annotated[int, "k of avg@k and pass@k on the test set; 0: greedy only"] = 4
+    eval_only: Annotated[bool, "only run the test, no training"] = False
+    resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
+    seed: Annotated[int, "of all random choices"] = 0
+    out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
 def main(argv=None, **defaults):
-    models.hide_bars()
-    with program.one_line_errors(out_of_memory=FULL_MEMORY):
-        cfg = parse(argv, **defaults)
-        policy, task, state = load(cfg)
-        with Run(cfg, policy, state) as run:
-            carry_out(policy, task, cfg, run)
-
-
-if __name__ == "__main__":
-    main()
+    """Run the command line: argv, a list of flags (default: those of the process), over a
+    script's own settings, such as main(task="mine")."""
+    try:
+        from support import cli
+    except ModuleNotFoundError as error:
+        raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
+    return cli.main(argv, **defaults)

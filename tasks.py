@@ -1,15 +1,13 @@
-"""The tasks of grpo_sg.py: what a task is; Knights and Knaves, and mathematics: problems
-and verifiers. The third, questions with a search tool, has a room of its own, search/.
+"""The tasks of grpo_sg.py: what a task is, Knights and Knaves, and mathematics.
 
-A `Task` is problems to train on and to test on, the system prompt, and a verifier that
-says of one response whether its answer is right, and whether it is well formed. To a
-verifier the response is hostile, being the text of a model that is paid for fooling it:
-nothing here executes such a text, no verifier raises or hangs.
+A `Task` has problems to train and to test on, a system prompt, and a verifier that says
+of a response whether its answer is correct and whether it is well formed. Responses are
+hostile input, because the model that writes them is rewarded for fooling the verifier:
+nothing here executes them, and no verifier raises or hangs.
 """
 import functools
-import hashlib
 import importlib
-import math
+import pathlib
 import random
 import re
 import unicodedata
@@ -19,8 +17,9 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from support import data, tiny
-from support.program import UserError, call_users
+from support import data, puzzles
+from support.program import UserError
+from support.puzzles import digest, split_of
 from verify.final_answer import final_answer
 from verify.math_equal import math_equal
 from verify.text import FAKE_TURN, visible, without_end
@@ -55,24 +54,6 @@ def reward(completion):
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
-
-
-def judge(task, c):
-    """Set what the task says of a completion: correct, formatted and the reward.
-    Raises TaskError, with the traceback, if a function of the task raises."""
-    words = f"verify of --task {task.name}, for {c.response!r}"
-    verdict = call_users(task.verify, c.response, c.problem.answer, words=words)
-    if not (isinstance(verdict, tuple) and len(verdict) == 2
-            and all(each in (True, False) for each in verdict)):
-        raise UserError(f"{words}: {verdict!r} must be a tasks.Verdict of True and False; "
-                        "partial credit is for Task.reward")
-    c.correct = bool(verdict[0])
-    c.formatted = bool(verdict[1]) and not c.truncated
-    words = f"reward of --task {task.name}, for {c.response!r}"
-    reward = call_users(task.reward, c, words=words)
-    c.reward = call_users(float, reward, words=words)
-    if not math.isfinite(c.reward):
-        raise UserError(f"{words}: {c.reward} is not finite")
 
 
 class Task(NamedTuple):
@@ -146,256 +127,32 @@ def check_problems(owner, name, problems):
 
 
 def is_whole(text):
-    """Not so with half a character, which no tokenizer can read."""
+    """Return False for a text with lone surrogates, which no tokenizer can encode."""
     return text.encode(errors="replace").decode() == text
 
 
 def most_frequent(answers):
-    """The share of the most frequent one; 0 of none."""
+    """Return the frequency of the mode; 0 if empty."""
     counts = Counter(answers)
     return max(counts.values(), default=0) / max(1, counts.total())
 
 
-def digest(*parts):
-    """An integer made of the parts, which does not change from run to run or between
-    versions of Python."""
-    text = repr(parts).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-
-
-def split_of(meaning):
-    """A seventh of all meanings is "test", a seventh "valid", whatever the seed."""
-    return ("test", "valid", *["train"] * 5)[meaning % 7]
-
-
 # ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
 
-NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil "
-         "Emma Eric Eva Felix Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai "
-         "Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga Oscar Paul Peter Rosa Ruth Sam "
-         "Sara Simon Theo Tom Vera Zoe").split()
 KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> "
              "and </think>. Then name everybody's role inside <answer> and </answer>, for "
              "example: <answer> (1) Zoey is a knight (2) Oliver is a knave </answer>. "
              "Write nothing after that.")
-KK_STORY = ("On this island everyone is either a knight, who always tells the truth, or a "
-            "knave, who always lies. You meet {n} inhabitants of it on the shore: {names}. "
-            "{told} Who is a knight and who is a knave?")
-SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.",
-           "{} told you that {}.",
-           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.",
-           "{} declares that {}.",
-           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.",
-           "{} mentioned that {}.", "{} swears that {}.", "{} lets you know that {}.",
-           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.",
-           "If you believe {}, {}."]
-KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
-         "or": "{0} or {1}",
-         "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim: its words
-BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # and without a story
-
-
-def kk_claim(n, speaker, rng):
-    """One claim, such as ("if", (0, "knight"), (2, "knave")): its kind, and its one or
-    two leaves, each a person and the role that it gives them."""
-    kind = rng.choice(tuple(KINDS))
-    leaves = [kk_leaf(n, speaker, rng)]
-    while kind not in ("leaf", "not") and len(leaves) < 2:
-        second = kk_leaf(n, speaker, rng)
-        if second != leaves[0]:
-            leaves.append(second)
-    return kind, *leaves
-
-
-def kk_leaf(n, speaker, rng):
-    """A person and a role; not "I am a knave", which alone nobody can say."""
-    person, role = speaker, "knave"
-    while (person, role) == (speaker, "knave"):
-        person = rng.randrange(n)
-        role = "knight" if rng.random() < 0.5 else "knave"
-    return person, role
-
-
-def kk_truth(claim, knight, every):
-    """The assignments of roles in which the claim is true. Assignments are numbers, and
-    a set of them is an integer with their bits: knight[person] is those in which the
-    person is a knight, `every` is all."""
-    kind, *leaves = claim
-    said = [knight[person] if role == "knight" else every ^ knight[person] for person,
-            role in leaves]
-    x, y = said[0], said[-1]
-    if kind == "leaf":
-        return x
-    if kind == "not":
-        return every ^ x
-    if kind == "and":
-        return x & y
-    if kind == "or":
-        return x | y
-    if kind == "if":
-        return (every ^ x) | y
-    return every ^ x ^ y
-
-
-def kk_words(claim, names, brief=False):
-    """The claim in English, or in telegraphic English."""
-    kind, *leaves = claim
-    said = []
-    for person, role in leaves:
-        said.append(f"{names[person]} {role}" if brief else f"{names[person]} is a {role}")
-    return (BRIEF if brief else KINDS)[kind].format(*said)
-
-
-@functools.cache
-def kk_assignments(n):
-    """(knight, every), as kk_truth has them, of n people: bit `person` of an assignment
-    is 1 for a knave."""
-    numbers = range(2 ** n)
-    knight = [sum(1 << a for a in numbers if not a >> person & 1) for person in range(n)]
-    return knight, (1 << 2 ** n) - 1
-
-
-def kk_left(claims):
-    """For each claim the assignments, as bits, that fit it and the claims before it: a
-    knight's is true, a knave's is not."""
-    knight, left = kk_assignments(len(claims))
-    every = left
-    found = []
-    for speaker, claim in enumerate(claims):
-        left &= every ^ knight[speaker] ^ kk_truth(claim, knight, every)
-        found.append(left)
-    return found
-
-
-@functools.lru_cache(10_000)
-def kk_word(assignment, n):
-    """KNK: the first and third of three people are knights, the second is a knave."""
-    return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
-
-
-def kk_text(left, names):
-    """A response: for each person the assignments that their claim leaves, the last of
-    which is the answer."""
-    lines = []
-    for name, bits in zip(names, left):
-        words = [kk_word(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
-        lines.append(f"{name}: {' '.join(words)}.")
-    roles = ["knight" if letter == "K" else "knave" for letter in words[-1]]
-    answer = ", ".join(f"{name} is a {role}" for name, role in zip(names, roles))
-    return f"<think> {' '.join(lines)} </think> <answer> {answer} </answer>"
-
 
 def kk_puzzle(n, rng, *, brief=False):
-    """A puzzle of n people (2 to 8) with exactly one consistent assignment of roles;
-    its answer is a dict name -> "knight" or "knave". `brief` leaves out the story and
-    keeps the first n names: the claims alone, which a tiny model can learn to read.
-    Random draws are rejected until one has a single solution; a third have. The
-    shortcut breaks off before the last claim. Raises UserError for other sizes."""
-    question, names, claims, left = kk_draw(n, rng, brief)
-    return kk_problem(question, names, left, kk_meaning(claims))
-
-
-def kk_draw(n, rng, brief):
-    """(question, names, claims, left) of a puzzle; left: what kk_left says of the claims."""
-    if not 2 <= n <= 8:
-        raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
-    names = NAMES[:n] if brief else rng.sample(NAMES, n)
-    left = [0]
-    while left[-1].bit_count() != 1:
-        claims = [kk_claim(n, speaker, rng) for speaker in range(n)]
-        left = kk_left(claims)
-    words = [kk_words(claim, names, brief) for claim in claims]
-    if brief:
-        question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
-    else:
-        told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
-        people = ", ".join(names[:-1]) + " and " + names[-1]
-        question = KK_STORY.format(n=n, names=people, told=told)
-    return question, names, claims, left
-
-
-def kk_problem(question, names, left, meaning):
-    word = kk_word(left[-1].bit_length() - 1, len(names))
-    roles = ["knight" if letter == "K" else "knave" for letter in word]
-    return Problem(question, answer=dict(zip(names, roles)), solution=kk_text(left, names),
-                   shortcut=kk_text(left[:-1], names), meaning=meaning)
-
-
-@functools.lru_cache(10_000)
-def kk_table(claim, first, second=None):
-    """The claim's truth table over the roles of these people, as the bits of an
-    integer."""
-    if second is None:
-        return kk_truth(claim, {first: 0b10}, 0b11)
-    return kk_truth(claim, {first: 0b1010, second: 0b1100}, 0b1111)
-
-
-def kk_meaning(claims):
-    """An integer that puzzles share which are the same but for names and logically
-    equivalent words: colour refinement on the graph of who speaks of whom. Others can
-    share it too (symmetric ones, rarely): then a held-out split has only one of them,
-    and still none gets into two splits."""
-    # (speaker, person, the claim's truth table with that person first, the other person)
-    mentions = []
-    for speaker, claim in enumerate(claims):
-        x, *others = dict.fromkeys(person for person, _ in claim[1:])
-        if others:
-            y = others[0]
-            mentions.append((speaker, x, kk_table(claim, x, y), y))
-            mentions.append((speaker, y, kk_table(claim, y, x), x))
-        else:
-            table = kk_table(claim, x)
-            always = table in (0b00, 0b11)  # true or false, whoever they are: about nobody
-            mentions.append((speaker, speaker if always else x, table, None))
-    colours = [0] * len(claims)
-    for _ in claims:
-        seen = [[] for _ in claims]
-        for speaker, person, table, other in mentions:
-            edge = (speaker == person, other == speaker, table, -1 if other is None
-                    else colours[other])
-            seen[speaker].append((0, colours[person], *edge))
-            seen[person].append((1, colours[speaker], *edge))
-        colours = [digest(colour, sorted(edges)) for colour, edges in zip(colours, seen)]
-    return digest(sorted(colours))
+    """Make a puzzle of n people as a Problem; arguments as for puzzles.make_puzzle."""
+    return Problem(*puzzles.make_puzzle(n, rng, brief=brief))
 
 
 def kk_split(split, count, people, seed, *, brief=False):
-    """Up to `count` puzzles of a split ("train", "valid" or "test"), the sizes in
-    `people` in turn.
-
-    Its meaning decides a puzzle's split, so that none of one split occurs in another,
-    of whatever seed, in other names or words. In its own it occurs once (in "train":
-    once word for word). Of a size that has no new puzzle in 1,000 draws no more come:
-    for two people there are only 41 meanings.
-    """
-    problems = []
-    seen = set()
-    left = list(people)  # sizes that still have new puzzles
-    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
-        n = people[i % len(people)]
-        if n not in left:
-            continue
-        problem = kk_new(split, n, random.Random(f"{seed} {split} {i}"), brief, seen)
-        if problem:
-            problems.append(problem)
-        else:
-            left.remove(n)
-    return problems
-
-
-def kk_new(split, n, rng, brief, seen):
-    """A puzzle of the split that is not in the set `seen` of meanings or, for "train",
-    of questions, to which it is added; None after 1,000 draws."""
-    for _ in range(1000):
-        question, names, claims, left = kk_draw(n, rng, brief)
-        if split == "train" and question in seen:
-            continue
-        meaning = kk_meaning(claims)
-        key = question if split == "train" else meaning
-        if split_of(meaning) == split and key not in seen:
-            seen.add(key)
-            return kk_problem(question, names, left, meaning)
-    return None
+    """Make puzzles as a list of Problem; arguments as for puzzles.make_split."""
+    made = puzzles.make_split(split, count, people, seed, brief=brief)
+    return [Problem(*puzzle) for puzzle in made]
 
 
 # One clause of an answer; the rest of the pattern is the names of the puzzle.
@@ -489,7 +246,7 @@ def kk_task(cfg):
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
-    brief = tiny.is_tiny(cfg.model)  # it reads claims without a story
+    brief = data.is_tiny(cfg)  # it reads claims without a story
     if brief and cfg.data == "published":
         raise UserError("--data published has stories, which the tiny model cannot read: "
                         "add --model")
@@ -613,28 +370,18 @@ def math_task(cfg):
                 tokens=r"\\boxed\{|.")
 
 
-# ---- Questions with a search tool: search/task.py ----
+# ---- Registration ----
 
-def verify_qa(response, golds):
-    """Grade one response to a question: search.task.verify_qa."""
-    return search_room().verify_qa(response, golds)
-
-
-def qa_task(cfg):
-    """Questions with a search tool: search.task.qa_task."""
-    return search_room().qa_task(cfg)
+ROOT = pathlib.Path(__file__).parent
+# name -> function of the settings that returns a Task
+TASKS = {"kk": kk_task, "math": math_task}
+# that function -> folder of the tiny model that is pretrained on its default problems
+PRETRAINED = {kk_task: ROOT / "support" / "pretrained" / "kk",
+              math_task: ROOT / "support" / "pretrained" / "math"}
 
 
-def search_room():
-    """The module search.task. Raises UserError if it is not there."""
-    try:
-        return importlib.import_module("search.task")
-    except ModuleNotFoundError as error:
-        if error.name not in ("search", "search.task"):
-            raise
-        raise UserError("the folder search/ is missing, which has --task qa: put it back, or "
-                        "give another --task") from None
-
-
-# name -> function of the settings, to a Task
-TASKS = {"kk": kk_task, "math": math_task, "qa": qa_task}
+def add_extras():
+    """Import the plugin of each optional folder, extras/*/plugin.py, which registers what
+    the folder has, such as the task qa."""
+    for path in sorted((ROOT / "extras").glob("*/plugin.py")):
+        importlib.import_module(f"extras.{path.parent.name}.plugin")

@@ -10,7 +10,6 @@ import random
 import re
 
 from support.program import UserError, first_line, say, suggest
-from support.tiny import is_tiny
 from verify.final_answer import final_answer
 
 # --data or --eval_data: the set's name on the hub, its configuration, its split there
@@ -169,6 +168,24 @@ def read_line(line, example, where):
 
 # ---- Which sets, and what is held out ----
 
+def is_tiny(cfg):
+    """Return whether the run's model is the tiny one."""
+    if not cfg.resume:
+        return is_tiny_model(cfg.model)
+    # The folder that the run began with may have moved.
+    folders = (os.path.join(cfg.out, name) for name in ("checkpoint", "checkpoint.before"))
+    return any(map(is_tiny_model, folders))
+
+
+def is_tiny_model(name):
+    """Return whether --model names the tiny model ("" does), or a folder that has one."""
+    try:
+        with open(os.path.join(name, "config.json")) as file:
+            return name == "" or "tiny" in json.load(file)
+    except (OSError, ValueError):
+        return name == ""
+
+
 def check_name(flag, name, known, *, files=True):
     """Raises UserError, with a suggestion, unless the name is known or, with `files`,
     ends in .jsonl."""
@@ -188,7 +205,7 @@ def choose_eval_data(cfg, pairs):
         raise UserError(f"--data {cfg.data} has no test problems: name a set or another file, "
                         f"--eval_data")
     check_name("--eval_data", eval_data, pairs.values())
-    if is_tiny(cfg.model) and {cfg.data, eval_data} != {"synthetic"}:
+    if is_tiny(cfg) and {cfg.data, eval_data} != {"synthetic"}:
         raise UserError("the tiny model can only read synthetic problems, not --data "
                         f"{cfg.data} and --eval_data {eval_data}: add --model")
     return eval_data

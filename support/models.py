@@ -1,5 +1,5 @@
-"""A causal language model and its tokenizer: from a folder or the hub, to the device,
-and back to a folder; what a prompt looks like to it, and what ends its completions."""
+"""Loading a causal language model and its tokenizer, moving the model to its device,
+saving both; encoding prompts; finding what ends a completion."""
 import datetime
 import inspect
 import json
@@ -7,19 +7,20 @@ import math
 import os
 import re
 
+import grpo_sg  # before torch: it says how PyTorch allocates memory
 import jinja2
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
 
-from tqdm import tqdm
+from support.program import UserError, first_line, say
 
-from support.program import UserError, call_users, first_line, say
-
-
-TOOL_TOKENS = 500  # most tokens of a tool's answer
 THREADS = torch.get_num_threads()
+# Functions of (policy, cfg, prompt) that optional folders register: each may give the
+# policy another sampler or optimizer that suits its device.
+EQUIP = []
 
 
 # ---- From a folder or the hub, and back ----
@@ -31,17 +32,8 @@ def read_model(folder, local):
 
 
 def read_parameters(folder, local):
-    """The model, its parameters in float32. Dropout is 0 in all layers, so that it is off
-    in training mode too, in which layers that are checkpointed must be: in the first
-    update r = 1, exactly."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=local, trust_remote_code=False)
-    # one and the same, or the language part of two
-    for part in (config, config.get_text_config()):
-        for name, value in part.to_dict().items():
-            if re.search("drop|jitter", name) and type(value) is float:
-                setattr(part, name, 0.0)
-    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype="float32",
-                                                local_files_only=local,
+    """The model, with its parameters in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local,
                                                 trust_remote_code=False)
 
 
@@ -123,107 +115,45 @@ def find_device(name):
 
 
 def prepare(model, gradient_checkpointing, device="auto"):
-    """The model on the device, in eval mode; on a GPU of CUDA, with its vocabulary matrix
-    in float32."""
+    """Move the model to the device that --device names, with grpo_sg.prepare, and choose
+    how PyTorch computes there."""
     found = find_device(device)
     torch.set_num_threads(THREADS)
     if found == "cuda":
         set_up_gpu()
-        keep_logits_in_float32(model)
     elif found == "cpu" and model.num_parameters() < 1_000_000:
-        # Threads wait for each other at each of thousands of small operations: with
-        # one, a tiny model is not slower, also beside other work, and its sums are the
-        # same on any number of cores.
+        # With a tiny model several threads wait for each other at each of thousands of
+        # small operations. One thread is not slower, even next to other work, and gives
+        # the same sums on any number of cores.
         torch.set_num_threads(1)
     elif device == "auto":
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         # parameters, gradients, and AdamW's two averages, of 4 bytes each
         least = 16 * model.num_parameters() / 1e9
-        say(f"no GPU that PyTorch {torch.__version__}, built for {built}, can use: computing "
-            f"on the CPU (threads: {torch.get_num_threads()}). Training takes {least:.1f} GB "
-            "of memory, and more for the completions: README.md, \"A real model\", has "
-            "sizes for a laptop")
+        say(f"PyTorch {torch.__version__}, built for {built}, finds no GPU that it can use: "
+            f"computing on the CPU (threads: {torch.get_num_threads()}). Training takes "
+            f"{least:.1f} GB of memory, and more for the completions: README.md, \"A real "
+            "model\", has sizes for a laptop")
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return model.to(found).eval()
+    return grpo_sg.prepare(model, found)
 
 
 def set_up_gpu():
-    # PyTorch prefers cuDNN's attention on H100, H200 and B200. It plans anew for each
-    # shape, and a decode step has one of its own each time: minutes a step
-    # (huggingface/transformers#48163). On B200 it is silently wrong for models with
-    # fewer than 8 key-value heads (pytorch/pytorch#193893).
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    # for what stays in float32: the vocabulary matrix
-    torch.backends.cuda.matmul.allow_tf32 = True
     if torch.cuda.get_device_capability() < (8, 0):
-        # Where there is no mask, transformers leaves it to PyTorch to share keys and
-        # values among the heads of queries. On GPUs older than these only the kernel
-        # that holds a score for each pair of tokens can.
+        # Without a mask, transformers lets PyTorch share keys and values among the heads
+        # of queries. On GPUs older than these, only the kernel that stores a score for
+        # each pair of tokens can do that.
         sdpa_attention.use_gqa_in_sdpa = repeat_keys
-    if not bfloat16_works("cuda"):
+    if not grpo_sg.has_bfloat16("cuda"):
         say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in "
-            "float32. Keys, values and activations take twice the memory, and products of "
-            "matrices up to eight times as long")
+            "float32. Keys, values and activations take twice the memory, and matrix "
+            "products up to eight times as long")
 
 
 def repeat_keys(attention_mask, key, value):
-    """In place of transformers' own: no, keys and values are to be repeated for each head
-    of queries."""
+    """Replaces transformers' own check: no, repeat keys and values for each head."""
     return False
-
-
-def keep_logits_in_float32(model):
-    """Take the vocabulary matrix out of autocast: from logits in bfloat16 the ratio r
-    would be off by more than the clip allows."""
-    head = model.get_output_embeddings()
-    multiply = head.forward
-
-    def forward(hidden):
-        with torch.autocast(hidden.device.type, enabled=False):
-            return multiply(hidden.float())
-    head.forward = forward
-
-
-def bfloat16_works(device_type):  # not on a T4 or V100, where it would be slow
-    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def in_bfloat16(device):
-    """On a GPU matrices are multiplied in bfloat16, while the parameters stay in float32:
-    at a learning rate of 1e-6 bfloat16 ones would round most updates away."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_works(device.type))
-
-
-# ---- Sampling within a device's memory ----
-
-class Cache(transformers.DynamicCache):
-    """Keeps keys in the type of the values: under autocast rotary embedding makes them
-    float32, which takes twice the memory."""
-
-    def update(self, keys, values, *more, **named):
-        return super().update(keys.to(values.dtype), values, *more, **named)
-
-
-def sample_in_parts(policy, contexts, most, generator, **settings):
-    """A completion of each context, by the policy's sampler on `most` rows at once; on
-    half as many if a GPU's memory is full, with the same random numbers."""
-    completions = []
-    while len(completions) < len(contexts):
-        part = contexts[len(completions):][:most]
-        state = generator.get_state()
-        try:
-            with in_bfloat16(policy.model.device):
-                completions += policy.sampler(policy.model, part, generator=generator,
-                                              **settings)
-        except torch.OutOfMemoryError:
-            if len(part) == 1:
-                raise
-            most = len(part) // 2
-            generator.set_state(state)
-            say(f"out of GPU memory: sampling {most} at once; with --sample_batch {most} "
-                "no attempt may fail")
-    return completions
 
 
 # ---- Prompts, and what ends a completion ----
@@ -235,7 +165,7 @@ def encode_problems(task, policy, cfg):
     context = policy.model.config.get_text_config()
     context = getattr(context, "max_position_embeddings", math.inf)
     answers = task.max_turns if task.observe else 0
-    most = context - (answers + 1) * cfg.max_new_tokens - answers * TOOL_TOKENS
+    most = context - (answers + 1) * cfg.max_new_tokens - answers * grpo_sg.TOOL_TOKENS
     encoded = {}
     for split in ("train", "valid", "test"):
         problems = []
@@ -251,9 +181,9 @@ def encode_problems(task, policy, cfg):
                     f"long (of {min(lengths)} to {max(lengths)} tokens): in the model's "
                     f"context of {context} a prompt, {answers + 1} times --max_new_tokens "
                     f"{cfg.max_new_tokens} and {answers} answers of a tool, of up to "
-                    f"{TOOL_TOKENS} tokens each, must have room")
+                    f"{grpo_sg.TOOL_TOKENS} tokens each, must have room")
             if gone == len(problems):
-                left = (context - min(lengths) - answers * TOOL_TOKENS) // (answers + 1)
+                left = (context - min(lengths) - answers * grpo_sg.TOOL_TOKENS) // (answers + 1)
                 hint = f"at most --max_new_tokens {left}" if left > 0 else "another model"
                 raise UserError(f"{line}: {hint}")
             print(f"dropped: {line}")
@@ -316,52 +246,6 @@ def render_chat(tokenizer, system, question, template_kwargs):
         except jinja2.TemplateError as error:
             reason = first_line(error)
     raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
-
-
-def call_tool(task, texts):
-    """The answers of the task's tool to texts that end with a call of it. Raises
-    UserError if it raises, or returns something else than as many texts."""
-    if not texts:
-        return []
-    words = f"the tool of --task {task.name}, for {texts[0]!r}"
-    answers = call_users(task.observe, texts, words=words)
-    right = isinstance(answers, (list, tuple)) and len(answers) == len(texts)
-    if not right or not all(isinstance(answer, str) for answer in answers):
-        raise UserError(f"{words}: observe gets {len(texts)} texts and must return a list of "
-                        f"as many, not {answers!r:.60}")
-    return answers
-
-
-def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
-    """Token ids of a tool's answer: at most `most` in all, of which the last are its
-    last line, so that </information> is never cut off. A special token that the text
-    spells, such as <|im_end|>, becomes ordinary ones: what a tool says opens no turn
-    and closes none. Half a character, which JSON may hold, becomes a question mark."""
-    text = text.encode(errors="replace").decode()
-    end = text.rfind("\n") if "\n" in text else len(text)
-    plain = {"add_special_tokens": False, "split_special_tokens": True}
-    body = tokenizer(text[:end], **plain)["input_ids"]
-    last = tokenizer(text[end:], **plain)["input_ids"][:most]
-    return body[:most - len(last)] + last
-
-
-class StopText(transformers.StoppingCriteria):
-    """True of rows of token ids (B, t) that have just completed a text, which ends in
-    many spellings, also in the middle of a token. (transformers' StopStringCriteria
-    cannot read tokenizers that know words alone.)"""
-
-    def __init__(self, tokenizer, text):
-        self.tokenizer = tokenizer
-        self.text = text
-
-    def of(self, tokens):
-        """Whether one list of token ids does."""
-        return self(torch.tensor([tokens])).item()
-
-    def __call__(self, ids, scores=None):
-        tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more
-        found = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
-        return torch.tensor(found, device=ids.device)
 
 
 def find_stop_ids(model, tokenizer):

@@ -1,7 +1,6 @@
 """A run: its folder, its steps, its logs, its checkpoints, and the signals that it
-gets."""
+receives."""
 import contextlib
-import glob
 import json
 import os
 import secrets
@@ -9,33 +8,35 @@ import shutil
 import signal
 import threading
 import time
-from statistics import fmean as mean
 
 import filelock
 import torch
 from tqdm import tqdm
 
-from support import logs, models, page
+from support import models, page
 from support.program import (
-    UserError, exit_status, first_line, resume_command, say, say_in_handler, shown, suggest)
+    UserError, exit_status, first_line, resume_command, say, say_in_handler)
 
 MAX_BAD_STEPS = 5  # a run ends after so many steps in a row without a finite update
 SAVE_SECONDS = 600  # a checkpoint is at most so old
 LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
+CHECK_FOLDER = "check that the folder exists and that its disk has space"
 
 
 class Run:
-    """What `train` needs besides the algorithm.
+    """What `train` needs besides the algorithm: logs, checkpoints, signals.
 
-    cfg: the settings. policy: a grpo_sg.Policy. state: of the checkpoint that is
-    resumed.
-
-    Used as a context, it makes the run's folder if it is new, and holds it for this
-    process alone; else nothing is written. A signal that arrives while a step is done
-    ends the run after that step, which is saved; a second one, or one that arrives
+    Used as a context, it creates the run's folder, or takes an empty one, and locks it
+    for this process; otherwise nothing is written. A signal that arrives during a step
+    ends the run after that step, which is saved. A second signal, or one that arrives
     before or after the training, ends it at once. If something raises, what the steps
-    before have learned is saved; but between two updates of a step nothing is, as its
-    parameters would be those of half a step.
+    before have learned is saved, except between two updates of a step: the parameters
+    would be those of half a step.
+
+    Args:
+        cfg: the settings.
+        policy: a grpo_sg.Policy.
+        state: that of the checkpoint to resume.
     """
 
     def __init__(self, cfg, policy=None, state=None):
@@ -43,28 +44,39 @@ class Run:
         self.policy = policy
         self.state = state or {"step": 0, "sizes": {}}
         self.out = None  # the folder
-        self.rows = []  # of the training steps, from this process alone
+        self.rows = []  # of the training steps of this process
         self.ending = "finished"  # or "not finite", or the name of a signal
+        self.stopping = False  # no step follows
         self.stepping = False  # a signal waits
         self.updating = False  # some of a step's updates were made, and not all
         self.last_save = time.time()
 
+    @property
+    def logs_tokens(self):
+        return self.out is not None
+
     def __enter__(self):
         out = self.cfg.out or new_name(self.cfg)
         if self.cfg.steps < self.state["step"]:
-            raise UserError(f"--steps {self.cfg.steps}, but the run in {out} has done "
-                            f"{self.state['step']} already: give more")
-        os.makedirs(out, exist_ok=True)
-        self.lock = filelock.FileLock(os.path.join(out, ".lock"))
-        try:
-            self.lock.acquire(blocking=False)
-        except filelock.Timeout:
-            raise UserError(f"another process works on {out}: wait for it, or name another "
-                            "--out") from None
-        self.out = out
-        for path in self.logs():  # what was logged after the checkpoint
-            cut_file(path, self.state["sizes"].get(os.path.basename(path), 0))
-        write_json(os.path.join(out, "config.json"), vars(self.cfg))
+            raise UserError(f"--steps {self.cfg.steps}, but the run in {out} has already done "
+                            f"{self.state['step']}: give more")
+        with one_line_if_not_writable(out):
+            os.makedirs(out, exist_ok=True)
+            self.lock = filelock.FileLock(os.path.join(out, ".lock"))
+            try:
+                self.lock.acquire(blocking=False)
+            except filelock.Timeout:
+                raise UserError(f"another process works on {out}: wait for it, or name "
+                                "another --out") from None
+            # Only now, because another run may have filled the folder meanwhile.
+            if not self.cfg.resume and os.listdir(out) != [".lock"]:
+                self.release(out)
+                raise UserError(f"--out {out} is not empty: name another folder, or add "
+                                "--resume to continue the run in it")
+            self.out = out
+            for path in self.logs():  # what was logged after the checkpoint
+                cut_file(path, self.state["sizes"].get(os.path.basename(path), 0))
+            write_json(os.path.join(out, "config.json"), vars(self.cfg))
         self.handlers = hold_signals(self.receive)
         return self
 
@@ -76,13 +88,18 @@ class Run:
             self.write_page()
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
-            # A new run that ended before anything was logged.
-            empty = not self.logs() and not self.cfg.resume
-            with contextlib.suppress(OSError):
-                os.remove(self.lock.lock_file)
-            self.lock.release()
-            if empty:
-                shutil.rmtree(self.out, ignore_errors=True)
+            if not self.logs() and not self.cfg.resume:  # nothing was learned: leave nothing
+                with contextlib.suppress(OSError):
+                    os.remove(os.path.join(self.out, "config.json"))
+            self.release(self.out)
+
+    def release(self, out):
+        """Unlock the folder, and remove it if it is empty."""
+        with contextlib.suppress(OSError):
+            os.remove(self.lock.lock_file)
+        self.lock.release()
+        with contextlib.suppress(OSError):
+            os.rmdir(out)
 
     def receive(self, number, frame):
         name = signal.Signals(number).name
@@ -94,14 +111,14 @@ class Run:
 
     def way_on(self):
         if self.out and os.path.isdir(os.path.join(self.out, "checkpoint")):
-            return f"to go on: {resume_command(self.out)}"
+            return f"to continue: {resume_command(self.out)}"
         return "there is no checkpoint yet"
 
     # ---- The steps ----
 
     def restore(self, optimizer):
-        """Give the optimizer the state of the checkpoint, if there is one. From now on
-        the run knows when parameters change."""
+        """Give the optimizer the state of the checkpoint, if there is one. From now on the
+        run knows when parameters change."""
         if "optimizer" in self.state:
             try:
                 optimizer.load_state_dict(self.state.pop("optimizer"))
@@ -114,29 +131,29 @@ class Run:
         self.updating = True
 
     def steps(self, total):
-        """The numbers of the steps that are left of `total`. Each must be logged by
-        log_step before the next."""
+        """Yield the numbers of the steps that are left of `total`."""
         done = self.state["step"]
-        bar = tqdm(range(done + 1, total + 1), "training", initial=done, total=total)
+        self.bar = tqdm(range(done + 1, total + 1), "training", initial=done, total=total)
         self.stepping = True
-        for step in bar:
+        for step in self.bar:
             self.started = time.time()
             yield step
-            row = self.rows[-1]
-            keys = ("reward", "accuracy", "grad_norm")
-            bar.set_postfix({key: f"{row[key]:.2f}" for key in keys})
-            if self.ending == "finished" and self.count_bad_steps() == MAX_BAD_STEPS:
-                self.ending = "not finite"
-            ended = self.ending != "finished" or step == total
-            if ended or time.time() - self.last_save > SAVE_SECONDS:
-                self.save()
-            if ended:
-                break
-        bar.close()
         self.stepping = False
 
+    def save_if_due(self):
+        """Save if the last checkpoint is old or the run ends after this step."""
+        if self.ending == "finished" and self.count_bad_steps() == MAX_BAD_STEPS:
+            self.ending = "not finite"
+        last_step = self.rows[-1]["step"] == self.bar.total
+        self.stopping = last_step or self.ending != "finished"
+        if self.stopping or time.time() - self.last_save > SAVE_SECONDS:
+            self.save()
+        if self.stopping:
+            self.bar.close()
+            self.stepping = False
+
     def count_bad_steps(self):
-        """The last steps in a row of which no update was finite."""
+        """Return the number of last steps in a row without a finite update."""
         count = 0
         for row in reversed(self.rows):
             if row["skipped"] == 0 or row["grad_norm"] > 0:
@@ -144,23 +161,9 @@ class Run:
             count += 1
         return count
 
-    def compare_tests(self, row):
-        """Lines on the test before training and the one after it, of which this is the
-        row."""
-        with open(os.path.join(self.out, "metrics.jsonl")) as file:
-            logged = [json.loads(line) for line in file]
-        steps = [each for each in logged if "split" not in each]
-        if steps and all(step["equal_groups"] == 1 for step in steps):
-            return ["no group ever had different rewards, so nothing was learned: README.md, "
-                    '"Is it broken?"']
-        for before in logged:
-            if before["step"] == 0 and before.get("split") == "test":
-                return logs.compare_tests(before, row, self.cfg.eval_samples)
-        return []
-
     def check_ending(self):
-        """Raise UserError if the steps were ended early, or in the last one a signal came:
-        then the test is left out."""
+        """Raise UserError if the steps ended early, or if a signal came in the last one:
+        then there is no test."""
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
@@ -176,18 +179,15 @@ class Run:
         paths = [os.path.join(self.out, name) for name in LOGS]
         return list(filter(os.path.exists, paths))
 
-    def log_step(self, step, completions, updates, seconds_update):
-        """Log a step's row with one group, whose rewards differ if there is such a one,
-        and with all completions if an update was skipped."""
+    def log_step(self, row, completions, seconds_update):
+        """Log a step's row with one group of its completions, whose rewards differ if
+        there is such a group, and with all completions if an update was skipped."""
         size = self.cfg.group_size
         groups = [completions[i:i + size] for i in range(0, len(completions), size)]
         unequal = [group for group in groups if any(c.advantage for c in group)]
         seconds = time.time() - self.started
         tokens = sum(sum(c.mask) for c in completions)
-        row = {"step": step, "reward": mean(c.reward for c in completions),
-               **logs.describe(completions), **logs.summarize(updates),
-               "equal_groups": 1 - len(unequal) / len(groups),
-               "tokens_per_second": tokens / (seconds - seconds_update),
+        row = {**row, "tokens_per_second": tokens / (seconds - seconds_update),
                "seconds_sampling": seconds - seconds_update,
                "seconds_update": seconds_update, "seconds": seconds}
         if torch.cuda.is_available():
@@ -197,6 +197,8 @@ class Run:
         self.updating = False
         if self.out:
             self.sizes = {os.path.basename(path): os.path.getsize(path) for path in self.logs()}
+        keys = ("reward", "accuracy", "grad_norm")
+        self.bar.set_postfix({key: f"{row[key]:.2f}" for key in keys})
 
     def log(self, row, completions):
         """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl."""
@@ -204,17 +206,17 @@ class Run:
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
                             "question": c.problem.question, "answer": c.problem.answer,
-                            "completion": c.transcript, **logs.verdict_of(c)})
+                            "completion": c.transcript, **verdict_of(c)})
         self.append("metrics.jsonl", [row])
         self.append("samples.jsonl", samples)
 
     def log_evaluation(self, row, completions, groups):
-        """Log an evaluation, and what the policy and the weights say of each token of
-        some groups: for each completion (c, logps, weights), both (T,)."""
+        """Log an evaluation, with the probability and the weight of each token of some
+        groups, as grpo_sg.watch_tokens returns them."""
         self.log(row, completions)
-        for group in groups if self.out else []:
+        for group in groups:
             problem = group[0][0].problem
-            shown_tokens = [logs.show_tokens(self.policy.tokenizer, *each) for each in group]
+            shown_tokens = [show_tokens(self.policy.tokenizer, *each) for each in group]
             self.append("tokens.jsonl", [{"step": row["step"], "question": problem.question,
                                           "answer": problem.answer,
                                           "completions": shown_tokens}])
@@ -222,14 +224,15 @@ class Run:
         self.started = time.time()  # an evaluation is no part of a step's time
 
     def append(self, name, rows):
-        """What JSON does not know, such as a set, is written as its text."""
+        """Append rows of JSON. Values that JSON cannot represent are written with str()."""
         if self.out:
             lines = [json.dumps(row, default=str) + "\n" for row in rows]
-            with open(os.path.join(self.out, name), "a") as file:
+            path = os.path.join(self.out, name)
+            with one_line_if_not_writable(self.out), open(path, "a") as file:
                 file.writelines(lines)
 
     def write_page(self):
-        """A page is made from the logs, at any time: it never costs a run."""
+        """Write report.html from the logs. A failure does not end the run."""
         if self.out and self.logs():
             try:
                 page.write(self.out)
@@ -254,20 +257,20 @@ class Run:
         except Exception as error:  # no space, no permission: each library has its own
             raise UserError(
                 f"cannot write the checkpoint of step {step} to {self.out} "
-                f"({first_line(error)}): make room; {self.way_on()}")
+                f"({first_line(error)}): {CHECK_FOLDER}; {self.way_on()}")
         self.state["step"] = step
         self.last_save = time.time()
 
 
 def read_checkpoint(out):
-    """(model, tokenizer, state) of the newest checkpoint of a run, state: its step, the
-    sizes of the logs, the optimizer's state. Raises UserError if there is none, or if it
-    cannot be read, and changes nothing."""
+    """Return (model, tokenizer, state) of the newest checkpoint of a run; state has its
+    step, the sizes of the logs, and the optimizer's state. Raises UserError if there is
+    none, or if it cannot be read, and changes nothing."""
     folder = os.path.join(out, "checkpoint")
     if not os.path.isdir(folder):
         folder = f"{folder}.before"  # the program was stopped between two renames
     if not os.path.isdir(folder):
-        raise UserError(f"--out {out} has no checkpoint to go on from: start another run, "
+        raise UserError(f"--out {out} has no checkpoint to continue from: start another run, "
                         "in another folder")
     try:
         model, tokenizer = models.read_model(folder, local=True)
@@ -288,9 +291,9 @@ def unreadable(folder, error):
     return UserError(f"{folder} cannot be read ({first_line(error)}){hint}")
 
 
-def read_settings(settings, run):
-    """The settings in the config.json of a run's folder, a dict; {} if there is none that
-    a run wrote. settings: the dataclass."""
+def read_settings(run, known):
+    """Read the settings with known names from the config.json of a run's folder, as a
+    dict; {} if there is no such file, or if another program wrote it."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
     except FileNotFoundError:
@@ -299,39 +302,38 @@ def read_settings(settings, run):
         raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): name "
                         "another run") from None
     if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
-        return {}  # another program's
-    known = settings.__dataclass_fields__
+        return {}
     return {name: value for name, value in saved.items() if name in known}
 
 
-def find_saved(settings, given):
-    """The settings of the run that those given name, a dict; {} if they name none.
-    --resume --out RUN goes on with the run's settings but for those that are
-    resumable. --model RUN/checkpoint begins with them, if the run had the same task."""
-    out = given.get("out", "")
-    if given.get("resume"):
-        saved = read_settings(settings, out) if out else {}
-        if not saved:
-            runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
-            problem = f"{out} is no run{suggest(out, runs)}" if out else "there is none"
-            newest = ", ".join(runs[-5:]) or "none"
-            raise UserError(f"--resume needs --out and the folder of a run, but {problem}; "
-                            f"the newest under runs/: {newest}")
-        for name, value in given.items():
-            resumable = settings.__dataclass_fields__[name].metadata["resumable"]
-            if not resumable and name in saved and saved[name] != value:
-                raise UserError(f"--resume goes on with the run's own --{name} "
-                                f"{shown(saved[name])}: leave it out, or start another run")
-        return saved
-    folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
-    saved = read_settings(settings, folder)
-    if not saved or given.get("task", saved["task"]) != saved["task"]:
-        return {}
-    print(f"settings that are not given are those of {folder}/config.json")
-    return {**saved, "out": "", "resume": False, "eval_only": False}
+# ---- Rows ----
+
+def verdict_of(c):
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
+            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def show_tokens(tokenizer, c, logps, weights):
+    """Return a completion's tokens as text, with their probabilities and weights to four
+    digits."""
+    return {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
+            "pi": round_all(logps.exp()), "w": round_all(weights), **verdict_of(c)}
+
+
+def round_all(x):
+    return [float(f"{value:.4g}") for value in x.tolist()]
 
 
 # ---- Files, folders, signals ----
+
+@contextlib.contextmanager
+def one_line_if_not_writable(out):
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {out} ({first_line(error)}): {CHECK_FOLDER}, or name "
+                        "another --out") from None
+
 
 def write_json(path, content):
     with open(f"{path}.tmp", "w") as file:
@@ -345,7 +347,7 @@ def read_json(path):
 
 
 def new_name(cfg):
-    """A name for a run's new folder."""
+    """Return a name for a run's new folder."""
     kind = "test" if cfg.eval_only else cfg.shaping
     start = f"runs/{cfg.task}-{kind}-seed{cfg.seed}"
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -353,9 +355,9 @@ def new_name(cfg):
 
 @contextlib.contextmanager
 def whole_folder(path):
-    """A folder to write into, which becomes `path` when the block is left without an
-    error. What was there before becomes PATH.before: whatever stops the program, even
-    while it writes, one of the two is whole."""
+    """Yield a folder to write into, which becomes `path` when the block ends without an
+    error. The previous one becomes PATH.before: whatever stops the program, even during
+    a write, one of the two is complete."""
     shutil.rmtree(f"{path}.tmp", ignore_errors=True)
     os.makedirs(f"{path}.tmp")
     yield f"{path}.tmp"
@@ -371,10 +373,10 @@ def cut_file(path, size):
 
 
 def hold_signals(handler):
-    """Let the handler have SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal).
-    Returns those that it replaces, number -> handler. A signal that the user has set to
-    be ignored, as nohup does, stays ignored; and Python knows signals in its main thread
-    alone."""
+    """Let the handler receive SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal), and
+    return the handlers that it replaces, number -> handler. A signal that the user has
+    set to be ignored, as nohup does, stays ignored. Python receives signals only in its
+    main thread."""
     before = {}
     if threading.current_thread() is not threading.main_thread():
         return before

@@ -1,19 +1,16 @@
-"""The tiny models, small enough to learn on a laptop: what they are, their warm-up, which
-stands for pretraining, and those that come ready with the project.
-
-    python -m support.tiny kk     makes the ready one of a task anew, with seed 0
+"""The tiny model, small enough to learn on a laptop: its shape, its tokenizer, and its
+supervised warm-up (SFT), which replaces pretraining. The project comes with pretrained
+ones: `python -m experiments.pretrain` made them.
 
 A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
 bad habit.
 """
-import argparse
-import glob
 import json
 import os
 import random
 import statistics
-import subprocess
 
+import grpo_sg
 import torch
 import torch.nn.functional as F
 import transformers
@@ -21,40 +18,28 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from support.models import call_tool, encode_tool_answer
+import tasks
 from support.program import UserError
 
 BATCH = 64  # texts in a step of the warm-up
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# The settings that decide what a warm-up is made of, but for the seed.
-MADE_WITH = ("task", "data", "people", "train_problems")
 
 
-def is_tiny(name):
-    """Whether --model names the tiny model ("" does), or a folder in which one lies."""
-    try:
-        with open(os.path.join(name, "config.json")) as file:
-            return name == "" or "tiny" in json.load(file)
-    except (OSError, ValueError):
-        return name == ""
-
-
-def find_ready(cfg):
-    """The folder of the ready tiny model of cfg's task and data; "" if there is none, or
-    if its own warm-up is wanted. One of any seed has seen no test problem of another."""
-    if cfg.model or cfg.warm_up:
+def find_pretrained(cfg):
+    """Return the folder of the pretrained tiny model for cfg's task and data; "" if there
+    is none, or if --warm_up asks for a new one. It serves every seed: it has seen no test
+    problem of any."""
+    folder = tasks.PRETRAINED.get(tasks.TASKS[cfg.task])
+    if cfg.model or cfg.warm_up or not folder:
         return ""
-    for folder in glob.glob(os.path.join(ROOT, "*", "ready", glob.escape(cfg.task))):
-        with open(os.path.join(folder, "about.json")) as file:
-            made_with = json.load(file)["settings"]
-        if all(getattr(cfg, name) == value for name, value in made_with.items()):
-            return folder
-    return ""
+    with open(os.path.join(folder, "about.json")) as file:
+        made_with = json.load(file)["settings"]
+    fits = all(getattr(cfg, name) == value for name, value in made_with.items())
+    return str(folder) if fits else ""
 
 
 def tiny_model(task):
-    """(model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is what
-    matches task.tokens in the task's texts. Raises UserError for a task without
+    """Return (model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is
+    what matches task.tokens in the task's texts. Raises UserError for a task without
     solutions."""
     if not task.train[0].solution:
         raise UserError(f"--task {task.name} has no texts for the tiny model to learn "
@@ -77,8 +62,8 @@ def tiny_model(task):
 
 
 def tiny_tokenizer(task):
-    """Its words are all that occur in the task's texts. The chat template leaves the
-    system prompt out: a model that can read nothing else has no need of it."""
+    """Make a tokenizer whose vocabulary is all words in the task's texts. Its chat template
+    leaves out the system prompt, which the tiny model does not need."""
     words = set()
     try:
         pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
@@ -88,7 +73,8 @@ def tiny_tokenizer(task):
     problems = [*task.train, *task.valid, *task.test]
     for problem in tqdm(problems, "words", leave=False, delay=2):
         texts = [problem.question, problem.solution, problem.shortcut]
-        texts += call_tool(task, calls_of(task, problem.solution))
+        calls = calls_of(task, problem.solution)
+        texts += task.observe(calls) if calls else []
         for text in texts:
             words.update(word for word, _ in pieces.pre_tokenize_str(text))
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
@@ -102,7 +88,7 @@ def tiny_tokenizer(task):
 
 
 def calls_of(task, text):
-    """The beginnings of a scripted completion that end with a call of the task's
+    """Return the beginnings of a scripted completion that end with a call of the task's
     tool."""
     if not task.observe:
         return []
@@ -111,14 +97,14 @@ def calls_of(task, text):
 
 
 def write_script(tokenizer, task, problem, text):
-    """(ids, mask) of a prompt and a scripted completion, with the tool's answers to its
-    calls, as a rollout would have them; mask: True where the policy writes."""
+    """Return (ids, mask) of a prompt and a scripted completion, with the tool's answers to
+    its calls, as a rollout would have them; mask: True where the policy writes."""
     ids = list(problem.prompt)
     mask = [False] * len(ids)
     written = ""
     for said in [*calls_of(task, text), f"{text}<|im_end|>"]:
         if written:
-            answer = encode_tool_answer(tokenizer, *call_tool(task, [written]))
+            answer = grpo_sg.encode_tool_answer(tokenizer, *task.observe([written]))
             ids += answer
             mask += [False] * len(answer)
         turn = tokenizer(said.removeprefix(written))["input_ids"]
@@ -133,9 +119,9 @@ def length_of(script):
 
 
 def warm_up(policy, task, cfg):
-    """task.warmup steps of maximum likelihood on the solutions of training problems, a
-    share of them (task.shortcuts) with their shortcuts in place of solutions: so that
-    reinforcement learning can start, and has something to find out. Raises UserError if
+    """Train on the solutions of training problems for task.warmup steps of maximum
+    likelihood; a fraction task.shortcuts of them are shortcuts instead. Reinforcement
+    learning can then start, and has something to find out. Raises UserError if
     cfg.max_new_tokens is below the length of most texts."""
     model, tokenizer = policy.model, policy.tokenizer
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
@@ -161,30 +147,10 @@ def warm_up(policy, task, cfg):
         bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
 
 
-def make_ready(name, folder):
-    """Make the ready model of the task in a folder, with what it was made of."""
-    import grpo_sg  # which imports this file
-    cfg = grpo_sg.parse(["--task", name, "--warm_up"])
-    policy, task, _ = grpo_sg.load(cfg)
-    warm_up(policy, task, cfg)
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
-    about = {"command": f"python -m support.tiny {name}", "commit": commit,
-             "torch": torch.__version__, "transformers": transformers.__version__,
-             "settings": {key: getattr(cfg, key) for key in MADE_WITH},
-             "test": {key: row[key] for key in ("eval/accuracy", "eval/avg@4")}}
-    with open(os.path.join(folder, "about.json"), "w") as file:
-        json.dump(about, file, indent=1)
-    print(f"{folder}: accuracy {row['eval/accuracy']:.3f}, avg@4 {row['eval/avg@4']:.3f}")
-
-
 def add_gradient(model, scripts):
-    """Backward passes of minus the mean log-probability of the tokens that the policy
-    writes, which is returned: in two parts, the shorter scripts and the longer ones, so
-    that few tokens are pads."""
+    """Add the gradient of minus the mean log-probability of the tokens that the policy
+    writes, and return that loss. The shorter and the longer scripts make two batches,
+    which saves padding."""
     scripts.sort(key=length_of)
     count = sum(int(mask.sum()) for _, mask in scripts)
     half = (len(scripts) + 1) // 2
@@ -202,11 +168,3 @@ def add_gradient(model, scripts):
         loss.backward()
         total += loss.item()
     return total
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="make ready tiny models anew")
-    parser.add_argument("tasks", nargs="+", choices=["kk", "math", "qa"])
-    for name in parser.parse_args().tasks:
-        room = "search" if name == "qa" else "support"
-        make_ready(name, os.path.join(ROOT, room, "ready", name))

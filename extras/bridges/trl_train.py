@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import grpo_sg
 import tasks
-from bridges.trl_grpo_sg import GRPOSGTrainer
+from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 from support import models
 from support.program import UserError
 

@@ -5,7 +5,7 @@ import functools
 import random
 import re
 
-from search.text import bm25, plain_answers
+from extras.search.text import bm25, plain_answers
 from verify.text import FAKE_TURN, visible, without_end
 
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "

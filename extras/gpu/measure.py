@@ -29,7 +29,7 @@ import grpo_sg  # before torch: it says how PyTorch is to allocate memory
 import tasks
 import torch
 import transformers
-from gpu import graph, laptop, memory, seconds
+from extras.gpu import graph, laptop, memory, seconds
 from support import models, program, tiny
 
 GPU = torch.cuda.is_available()

@@ -23,7 +23,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
-from bridges import cases, trl_train
+from extras.bridges import cases, trl_train
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results" / "processes.json"

@@ -3,7 +3,7 @@ generated world, HotpotQA or a file, and its verifier. The parts are in qa.py.""
 import functools
 import random
 
-from search import qa, retriever
+from extras.search import qa, retriever
 from support import data
 from tasks import NAMES, Problem, Task, Verdict, as_answers, most_frequent
 

@@ -28,7 +28,7 @@ from verl.workers import config as settings  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
-from bridges import cases, verl_data, verl_grpo_sg  # noqa: E402
+from extras.bridges import cases, verl_data, verl_grpo_sg  # noqa: E402
 from support.program import UserError  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import grpo_sg
-from gpu import laptop, memory, seconds
+from extras.gpu import laptop, memory, seconds
 
 HERE = pathlib.Path(__file__).parent
 PAGE = (HERE / "hardware.md").read_text()

@@ -10,8 +10,8 @@ from transformers import Gemma3Config, Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations import sdpa_attention
 
 import grpo_sg
-from gpu import graph, memory
-from gpu.memory import peaks
+from extras.gpu import graph, memory
+from extras.gpu.memory import peaks
 from support import models
 
 

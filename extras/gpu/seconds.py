@@ -25,7 +25,7 @@ if not __package__:  # started by its path
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import grpo_sg
-from gpu import graph, memory
+from extras.gpu import graph, memory
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import gpu
+import extras.gpu as gpu
 import grpo_sg
-from gpu import graph, offload
-from gpu.test_graph import PROMPTS, tiny
+from extras.gpu import graph, offload
+from extras.gpu.test_graph import PROMPTS, tiny
 
 WANTED = SimpleNamespace(sampler="auto", offload=True)
 

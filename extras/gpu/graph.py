@@ -158,7 +158,7 @@ def cuda_errors():
         yield
     except torch.AcceleratorError as error:
         raise UserError(f"CUDA failed while steps were recorded ({first_line(error)}): add "
-                        "--sampler plain, with --resume if there is a checkpoint") from error
+                        "--sampler plain, with --resume if there is a checkpoint") from None
 
 
 @torch.no_grad()

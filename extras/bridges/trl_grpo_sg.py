@@ -1,7 +1,7 @@
 """GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL
 1.16.0, from this folder's parent, in place of trl.GRPOTrainer:
 
-    from bridges.trl_grpo_sg import GRPOSGTrainer
+    from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 
 With bf16, give cast_lm_head_to_fp32=True, too. It logs weight_mean and low_prob_frac beside the
 trainer's own metrics. README.md has the settings."""

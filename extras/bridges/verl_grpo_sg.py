@@ -19,7 +19,7 @@ from verl.utils.torch_functional import masked_mean
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
-from bridges.verl_data import encode  # noqa: E402
+from extras.bridges.verl_data import encode  # noqa: E402
 from support import models  # noqa: E402
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import grpo_sg
 import tasks
-from search import qa, task as room
-from search.text import bm25
+from extras.search import qa, task as room
+from extras.search.text import bm25
 from support import data, tiny
 from support.program import UserError
 from support.test_tiny import check_ready

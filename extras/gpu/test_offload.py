@@ -1,6 +1,6 @@
 import torch
 
-from gpu.offload import HostAdamW
+from extras.gpu.offload import HostAdamW
 
 
 def trained(optimizer_class):

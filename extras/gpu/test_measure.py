@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tasks
-from gpu import measure, seconds
+from extras.gpu import measure, seconds
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it takes ten minutes")

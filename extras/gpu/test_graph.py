@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo_sg import sample as plain
-from gpu import graph
+from extras.gpu import graph
 from support.program import UserError
 
 PROMPTS = [[5, 6, 7], [9] * 9, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2]]

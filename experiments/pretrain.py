@@ -1,0 +1,44 @@
+"""Train the pretrained tiny model of a task again, with seed 0.
+
+    python -m experiments.pretrain kk math qa     writes the folders in tasks.PRETRAINED
+"""
+import argparse
+import json
+import os
+import subprocess
+
+import grpo_sg
+import tasks
+import torch
+import transformers
+from support import cli, tiny
+
+# The settings that decide what a warm-up learns from, except for the seed.
+MADE_WITH = ("task", "data", "people", "train_problems")
+
+
+def pretrain(name):
+    """Write the pretrained model of a task, with a record of how it was made."""
+    cfg = cli.parse(["--task", name, "--warm_up"])
+    policy, task, _ = cli.load(cfg)
+    tiny.warm_up(policy, task, cfg)
+    folder = tasks.PRETRAINED[tasks.TASKS[name]]
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=tasks.ROOT,
+                            capture_output=True, text=True).stdout.strip()
+    about = {"command": f"python -m experiments.pretrain {name}", "commit": commit,
+             "torch": torch.__version__, "transformers": transformers.__version__,
+             "settings": {key: getattr(cfg, key) for key in MADE_WITH},
+             "test": {key: row[key] for key in ("eval/accuracy", "eval/avg@4")}}
+    with open(os.path.join(folder, "about.json"), "w") as file:
+        json.dump(about, file, indent=1)
+    print(f"{folder}: accuracy {row['eval/accuracy']:.3f}, avg@4 {row['eval/avg@4']:.3f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="train the pretrained tiny models again")
+    parser.add_argument("tasks", nargs="+", choices=["kk", "math", "qa"])
+    for name in parser.parse_args().tasks:
+        pretrain(name)

@@ -1,0 +1,14 @@
+"""Registers the task qa, questions that are answered with a search tool."""
+import pathlib
+
+import tasks
+
+
+def qa_task(cfg):
+    """Make the task qa: see extras.search.task."""
+    from extras.search import task  # only when the task is wanted
+    return task.qa_task(cfg)
+
+
+if tasks.TASKS.setdefault("qa", qa_task) is qa_task:
+    tasks.PRETRAINED[qa_task] = pathlib.Path(__file__).parent / "pretrained" / "qa"

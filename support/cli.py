@@ -1,0 +1,551 @@
+"""The command line of grpo_sg.py: flags, checks, and the whole run: load, test, train,
+test. Functions here raise UserError for a user's mistake."""
+import argparse
+import functools
+import glob
+import json
+import math
+import os
+import sys
+import typing
+
+import grpo_sg  # before torch: it says how PyTorch allocates memory
+import torch
+import transformers
+
+import tasks
+from support import data, models, run, tiny
+from support.page import with_error
+from support.program import UserError, first_line, one_line_errors, say, suggest
+
+# ---- The settings: tables ----
+
+GROUPS = {
+    "model and data": "model task data eval_data people train_problems eval_problems "
+                      "chat_template_kwargs warm_up",
+    "method": "shaping alpha tau mu low high clip_low clip_high beta loss_agg_mode lr temperature",
+    "sizes": "steps prompts group_size updates max_new_tokens",
+    "memory": "tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler device",
+    "run": "eval_every eval_samples eval_only resume seed out",
+    "questions with a search tool": "max_turns retriever"}
+# Numbers must be above 0, or from these on, and at most MOST.
+LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
+         "eval_samples": 0, "max_turns": 0, "group_size": 2}
+MOST = 1e9
+# What may change on --resume, because the run stays what it is.
+RESUMABLE = ("steps tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler "
+             "device eval_every retriever resume out").split()
+# Defaults of the tiny model. A GPU would wait for the CPU.
+TINY = dict(
+    people=[3], train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
+    lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
+    sample_batch=1024, device="cpu")
+# Settings of optional folders.
+NEEDS = {"offload": "extras/gpu", "max_turns": "extras/search", "retriever": "extras/search"}
+# What other libraries call a setting.
+ALIASES = {
+    "batch_size": "prompts", "per_device_train_batch_size": "prompts",
+    "train_batch_size": "prompts", "learning_rate": "lr", "num_generations": "group_size",
+    "max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens",
+    "max_steps": "steps", "epochs": "steps", "num_train_epochs": "steps",
+    "num_iterations": "updates", "epsilon": "clip_low", "epsilon_low": "clip_low",
+    "epsilon_high": "clip_high", "kl_coef": "beta", "loss_type": "loss_agg_mode",
+    "model_name_or_path": "model", "model_name": "model", "dataset": "data",
+    "dataset_name": "data", "output_dir": "out", "num_samples": "eval_samples"}
+FIELDS = typing.get_type_hints(grpo_sg.Config, include_extras=True)
+
+
+# ---- Flags ----
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        if message.endswith("expected one argument"):
+            message += " (write a value that begins with - as --NAME=VALUE)"
+        raise UserError(f"{message}; --help lists all settings")
+
+
+def parse(argv=None, **script):
+    """Return the settings as a checked Config. Each comes from the first of these that has
+    it: the flags that were typed; the run that --resume or --model RUN/checkpoint names;
+    `script`, the settings of a script that calls main; TINY, if the model is the tiny one;
+    Config's own."""
+    tasks.add_extras()
+    for name, value in script.items():
+        check_value(name, value)
+    script = data.find_files(script)
+    given = data.find_files(read_flags(argv))
+    own_task = {"task": script["task"]} if "task" in script else {}
+    saved = find_saved({**own_task, **given})
+    base = TINY if data.is_tiny_model({**script, **given}.get("model", "")) else {}
+    cfg = grpo_sg.Config(**{**base, **script, **saved, **given})
+    for name, value in vars(cfg).items():
+        check_value(name, value)
+    check(cfg)
+    return cfg
+
+
+def read_flags(argv):
+    """Return what a command line gives, as a dict: `--group_size 4`, or `--group-size 4`,
+    is {"group_size": 4}. argv: a list of strings, None for those of the process."""
+    if isinstance(argv, str):
+        raise UserError('main takes a list of flags, such as main(["--steps", "1"]), or '
+                        f"settings, such as main(steps=1), not the text {argv!r}")
+    if argv is None:
+        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # in a notebook they are not ours
+    tiny_flags = ", ".join(f"{name} {shown(value)}" for name, value in TINY.items())
+    parser = Parser(
+        description=f"Train by GRPO-SG. Defaults of the tiny model, without --model: {tiny_flags}.",
+        usage="%(prog)s [--setting value ...]", argument_default=argparse.SUPPRESS,
+        allow_abbrev=False)
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names.split():
+            add_flag(group, name)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(explain_unknown(unknown[0]))
+    return vars(given)
+
+
+def add_flag(group, name):
+    """Add a setting to the group of a parser, in both spellings, of which --help lists the
+    one with underscores."""
+    kind, text = typing.get_args(FIELDS[name])
+    default = getattr(grpo_sg.Config(), name)
+    if default != "" and kind is not bool:
+        text += f" (default: {shown(default)})"
+    flag = {"dest": name, "help": text.replace("%", "%%")}
+    hyphened = name.replace("_", "-")
+    if kind is bool:
+        group.add_argument(f"--{name}", action="store_true", **flag)
+        flag["help"] = argparse.SUPPRESS
+        if hyphened != name:
+            group.add_argument(f"--{hyphened}", action="store_true", **flag)
+        group.add_argument(f"--no_{name}", f"--no-{hyphened}", action="store_false", **flag)
+        return
+    if typing.get_origin(kind) is typing.Literal:
+        flag["choices"] = typing.get_args(kind)
+    elif kind == list[int]:
+        flag.update(type=int, nargs="+", metavar="N")
+    else:
+        flag.update(type=kind, metavar={int: "N", float: "X", str: "TEXT"}[kind])
+    group.add_argument(f"--{name}", **flag)
+    if hyphened != name:
+        group.add_argument(f"--{hyphened}", **{**flag, "help": argparse.SUPPRESS})
+
+
+def explain_unknown(argument):
+    """Return what is wrong with an argument that is not a setting, and what may be meant."""
+    if not argument.startswith("-"):
+        return (f"{argument} belongs to no setting: name a model with --model, a run to "
+                "continue with --resume --out")
+    name = argument.split("=")[0].lstrip("-").replace("-", "_")
+    if name in ALIASES:
+        return f"there is no setting {argument} (did you mean --{ALIASES[name]}?)"
+    return f"there is no setting {argument}{suggest(name, FIELDS)}"
+
+
+def shown(value):
+    """Return a setting as one would type it."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---- Checks ----
+
+def check_value(name, value):
+    """Raise UserError unless the setting exists and the value has its type and range."""
+    if name not in FIELDS:
+        raise UserError(explain_unknown(f"--{name}"))
+    kind = typing.get_args(FIELDS[name])[0]
+    least = LEAST.get(name)
+    words = f"{least} or more" if least is not None else "above 0"
+    allowed = {bool: "True or False", str: "a text", int: f"a whole number, {words}, up to 1e9",
+               float: f"a number, {words}, up to 1e9",
+               list[int]: "a list of whole numbers above 0"}.get(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        allowed = f"one of {', '.join(typing.get_args(kind))}"
+        right = value in typing.get_args(kind)
+    elif kind == list[int]:
+        right = isinstance(value, list) and value and all(
+            type(each) is int and 0 < each <= MOST for each in value)
+    elif kind in (bool, str):
+        right = type(value) is kind
+    else:
+        right = type(value) in (int, kind) and value <= MOST and (
+            value > 0 if least is None else value >= least)
+    if not right:
+        raise UserError(f"--{name} must be {allowed}, not {value!r}")
+
+
+def check(cfg):
+    """Raise UserError if settings do not fit together."""
+    check_folders(cfg)
+    if cfg.task not in tasks.TASKS:
+        hint = suggest(cfg.task, tasks.TASKS)
+        raise UserError(f"there is no --task {cfg.task}{hint}: give one of "
+                        f"{', '.join(tasks.TASKS)}, or start the script that defines it")
+    if cfg.eval_only and not (cfg.model or tiny.find_pretrained(cfg)):
+        raise UserError("--eval_only needs --model, for example runs/NAME/checkpoint")
+    models.find_device(cfg.device)
+    if cfg.updates > cfg.prompts * cfg.group_size:
+        raise UserError(
+            f"--updates {cfg.updates}, but a step has --prompts {cfg.prompts} times "
+            f"--group_size {cfg.group_size} completions, each for one update: give fewer")
+    if cfg.low > cfg.high:
+        raise UserError(f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
+    empty = os.path.isdir(cfg.out) and not os.listdir(cfg.out)
+    if os.path.lexists(cfg.out) and not cfg.resume and not empty:
+        raise UserError(f"--out {cfg.out} exists: name another folder, or add --resume to "
+                        "continue the run in it")
+    if cfg.shaping == "sg":
+        ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
+        least, greatest = grpo_sg.weigh(ends, cfg)
+        if greatest == 0:
+            raise UserError("these settings give every token the weight 0, so nothing is "
+                            "learned: raise --alpha or --low")
+        if least == greatest:
+            say(f"warning: these settings give every token the weight {least:.4g}, which is "
+                "plain GRPO, scaled by it")
+
+
+def check_folders(cfg):
+    """Raise UserError if a setting or the task needs an optional folder that is missing."""
+    usual = grpo_sg.Config()
+    needed = {f"--{name}": folder for name, folder in NEEDS.items()
+              if getattr(cfg, name) != getattr(usual, name)}
+    if cfg.task == "qa" and "qa" not in tasks.TASKS:
+        needed["--task qa"] = "extras/search"
+    for flag, folder in needed.items():
+        if not (tasks.ROOT / folder / "plugin.py").exists():
+            raise UserError(f"{flag} needs the folder {folder}/, which is missing: put it "
+                            "back, or leave the flag out")
+
+
+def find_saved(given):
+    """Return the settings of the run that those given name, a dict; {} if they name none.
+    --resume --out RUN continues with the run's settings except for those that are
+    resumable. --model RUN/checkpoint starts with them, if the run had the same task."""
+    out = given.get("out", "")
+    if given.get("resume"):
+        saved = run.read_settings(out, FIELDS) if out else {}
+        if not saved:
+            runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
+            problem = f"{out} is not a run{suggest(out, runs)}" if out else "no --out was given"
+            newest = ", ".join(runs[-5:]) or "none"
+            raise UserError(f"--resume needs --out and the folder of a run, but {problem}; "
+                            f"the newest under runs/: {newest}")
+        for name, value in given.items():
+            if name not in RESUMABLE and name in saved and saved[name] != value:
+                raise UserError(f"--resume continues with the run's own --{name} "
+                                f"{shown(saved[name])}: leave it out, or start another run")
+        return saved
+    folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
+    saved = run.read_settings(folder, FIELDS)
+    if not saved or given.get("task", saved["task"]) != saved["task"]:
+        return {}
+    print(f"settings that are not given come from {folder}/config.json")
+    return {**saved, "out": "", "resume": False, "eval_only": False}
+
+
+# ---- A task's functions, which may be a user's own ----
+
+def guard(task):
+    """Return the task with each call of its functions checked: what goes wrong in one is
+    a UserError that names the function and what it was given."""
+    return task._replace(verify=functools.partial(call_verify, task),
+                         reward=functools.partial(call_reward, task),
+                         observe=task.observe and functools.partial(call_tool, task))
+
+
+def call_verify(task, response, answer):
+    words = f"verify of --task {task.name}, for {response!r}"
+    verdict = call(words, task.verify, response, answer)
+    if not (isinstance(verdict, tuple) and len(verdict) == 2 and all(map(is_bool, verdict))):
+        raise UserError(f"{words}: {verdict!r} must be a tasks.Verdict of True and False; "
+                        "partial credit is for Task.reward")
+    return verdict
+
+
+def is_bool(value):
+    try:
+        return bool(value in (True, False))
+    except Exception:  # an array's truth value is ambiguous
+        return False
+
+
+def call_reward(task, completion):
+    words = f"reward of --task {task.name}, for {completion.response!r}"
+    reward = call(words, float, call(words, task.reward, completion))
+    if not math.isfinite(reward):
+        raise UserError(f"{words}: {reward} is not finite")
+    return reward
+
+
+def call_tool(task, texts):
+    words = f"the tool of --task {task.name}, for {texts[0]!r}"
+    answers = call(words, task.observe, texts)
+    right = isinstance(answers, (list, tuple)) and len(answers) == len(texts)
+    if not right or not all(isinstance(answer, str) for answer in answers):
+        raise UserError(f"{words}: observe got a list of {len(texts)} and must return a list "
+                        f"of as many texts, not {answers!r:.60}")
+    return answers
+
+
+def call(words, function, *given):
+    try:
+        return function(*given)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{words}: {first_line(error)}") from error
+
+
+# ---- Loading ----
+
+def load(cfg):
+    """Return (policy, task, state): all that a run needs, tried once. state: of the
+    checkpoint to resume, else None."""
+    torch.manual_seed(cfg.seed)
+    print(f"making the problems of --task {cfg.task}")
+    task = guard(tasks.make_task(cfg))
+    state = None
+    pretrained = tiny.find_pretrained(cfg)
+    if cfg.resume:
+        model, tokenizer, state = run.read_checkpoint(cfg.out)
+    elif cfg.model or pretrained:
+        model, tokenizer = models.load_model(cfg.model or pretrained)
+    else:
+        model, tokenizer = tiny.tiny_model(task)
+    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
+    policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
+    task = models.encode_problems(task, policy, cfg)
+    check_start(policy, task, cfg)
+    for equip in models.EQUIP:
+        equip(policy, cfg, task.test[0].prompt)
+    return policy, task, state
+
+
+@torch.no_grad()
+def check_start(policy, task, cfg):
+    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities
+    once, before anything that takes long."""
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
+        raise UserError("the tokenizer saved with the model is not usable: it has no stop "
+                        "token, or one that the model does not know")
+    unknown, words, last_word = 0, 0, 0
+    for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
+        c = grpo_sg.Completion(problem, problem.prompt)
+        unknown += c.prompt.count(policy.tokenizer.unk_token_id)
+        words += len(c.prompt)
+        last_word = max(last_word, *c.prompt)
+        c.add(policy.tokenizer(problem.solution or problem.question)["input_ids"], own=True)
+        if task.observe:
+            task.observe([policy.tokenizer.decode(c.tokens)])
+        grpo_sg.grade(c, policy, task)
+    if unknown > words / 20:
+        raise UserError(
+            f"the tokenizer of --model {cfg.model} does not know {unknown} of {words} "
+            f"words of --task {cfg.task}: it was made for another task or other settings")
+    if last_word >= vocabulary:
+        raise UserError(
+            f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
+            "of its model: it belongs to another one")
+    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # of unequal lengths
+    try:
+        drawn = grpo_sg.sample(policy.model, prompts, max_new_tokens=4, stop_ids=[],
+                               temperature=0)
+        for prompt, tokens in zip(prompts, drawn):
+            compare_passes(policy.model, prompt, tokens)
+    except Exception as error:
+        reason = first_line(error)
+        raise UserError(f"--model {cfg.model} cannot be sampled or trained here: {reason}")
+
+
+def compare_passes(model, prompt, tokens):
+    """Raise ValueError unless a plain forward pass agrees that each of the greedy tokens is
+    the most likely one, and with token_logps, both within a hundredth of the largest
+    logit: otherwise the model's cache, padding or positions do not work as they do for
+    most models. Also checks that the model is causal."""
+    ids = torch.tensor([prompt + tokens], device=model.device)
+    mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
+    logits = model(input_ids=ids).logits[0].float()
+    most = logits.abs().max()
+    if not most.isfinite():
+        raise ValueError("its logits are not finite: are its parameters?")
+    alone = model(input_ids=ids[:, :1]).logits[0, 0].float()
+    if (alone - logits[0]).abs().max() > 0.01 * most:
+        raise ValueError("it is not a causal model: it reads what follows a token")
+    logits = logits[len(prompt) - 1:-1]
+    chosen = ids[0, len(prompt):, None]
+    behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
+    logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+    off = (grpo_sg.token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
+    if not (torch.cat([behind, off]) <= 0.01 * most).all():
+        raise ValueError("it gives other tokens than a plain forward pass")
+
+
+# ---- The whole run ----
+
+def main(argv=None, **script):
+    transformers.utils.logging.disable_progress_bar()  # it would cut through a run's own
+    with one_line_errors(out_of_memory=advise_on_memory()):
+        cfg = parse(argv, **script)
+        policy, task, state = load(cfg)
+        with run.Run(cfg, policy, state) as this_run:
+            carry_out(policy, task, cfg, this_run)
+
+
+def advise_on_memory():
+    offload = " or --offload" if (tasks.ROOT / NEEDS["offload"]).is_dir() else ""
+    return ("lower --tokens_per_micro_batch or --sample_batch, or add "
+            f"--gradient_checkpointing{offload}; --resume takes all of these. A smaller "
+            "--model and --beta 0 need less")
+
+
+def carry_out(policy, task, cfg, run):
+    """Do a whole run: warm-up, test, training, test; or what is left of a resumed one."""
+    describe_run(policy, task, cfg, run)
+    start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
+    if not cfg.resume:
+        pretrained = tiny.find_pretrained(cfg)
+        if pretrained:
+            print(f"starting from the pretrained tiny model, {os.path.relpath(pretrained)}; "
+                  "--warm_up trains a new one")
+        elif not cfg.model:
+            tiny.warm_up(policy, task, cfg)
+        warmed_up = not (cfg.model or pretrained)
+        if (cfg.beta or warmed_up) and not cfg.eval_only:
+            models.save_model(start, policy.model, policy.tokenizer)
+        run_test(policy, task, cfg, run, 0)
+    if cfg.eval_only:
+        return
+    reference = None
+    if cfg.beta:
+        parameters = models.read_parameters(start, local=True)
+        reference = models.prepare(parameters, False, policy.model.device.type)
+    grpo_sg.train(policy, task, cfg, run, reference)
+    run.check_ending()  # raises UserError if the run was stopped early: then no test
+    run_test(policy, task, cfg, run, cfg.steps)
+    print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
+
+
+def describe_run(policy, task, cfg, run):
+    """Print the settings of the run, and one problem as the model reads it."""
+    print(f"files of this run: {run.out}/")
+    print(f"settings that differ from the defaults: {tell_changes(cfg)}")
+    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
+          f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
+          f"constant answer: {task.floor:.2f} right)")
+    problem = task.train[0]
+    read = policy.tokenizer.decode(problem.prompt)
+    print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
+    if len(task.train) < cfg.prompts:
+        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
+              "has all of them")
+
+
+def tell_changes(cfg):
+    """Return the settings that differ from the usual ones, in words."""
+    usual = vars(grpo_sg.Config(**TINY if data.is_tiny(cfg) else {}))
+    changed = [f"{name} {shown(value) or 'none'}" for name, value in vars(cfg).items()
+               if value != usual[name]]
+    return ", ".join(changed) or "none"
+
+
+def run_test(policy, task, cfg, run, step):
+    """Evaluate on the test set, and print the result and what it means."""
+    row = grpo_sg.evaluate_split(policy, task, cfg, run, step, "test")
+    if cfg.eval_only:
+        print(f"test: {in_words(row)}")
+    elif step == 0:
+        print(f"test before training: {in_words(row)}")
+        print("\n".join(describe_start(row, cfg.eval_samples)))
+    else:
+        print(f"test after training: {in_words(row)}")
+        print("\n".join(describe_end(run, row)))
+
+
+# ---- What a test means ----
+
+def in_words(row):
+    """Return the means in a row that have a standard error, KEY_se, as text."""
+    parts = []
+    for key in row:
+        if f"{key}_se" in row:
+            parts.append(f"{key.removeprefix('eval/')} {with_error(row, key)}")
+    return ", ".join(parts)
+
+
+def describe_start(row, k):
+    """Return lines on the test before training, from k samples a problem (0: from greedy
+    completions): the rates that decide whether anything will be learned, and what to
+    change if one of them is bad."""
+    samples = f"@{k}" if k else ""
+    formed = row[f"eval/format_rate{samples}"]
+    cut = row[f"eval/truncated{samples}"]
+    right = row.get(f"eval/avg@{k}")
+    equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
+    whose = f"{k} samples a problem" if k else "greedy completions"
+    line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off"
+    if k > 1:
+        line += f"; {100 * equal:.0f}% of the problems have equal rewards: no learning signal"
+    lines = [line]
+    if cut > 0.5:
+        lines.append("most completions are cut off, and so count as badly formed: raise "
+                     "--max_new_tokens, or use a model that stops sooner")
+    elif formed < 0.05:
+        lines.append("almost no completion is well formed, and if none is, nothing is "
+                     "learned: use an Instruct model, or easier problems (kk: --people 2 3)")
+    elif right == 0:
+        lines.append("no completion is right, and if none ever is, only the form is learned: "
+                     "use a better model, or easier problems (kk: --people 2 3); with the "
+                     "tiny model a task of your own may need other tokens, or a longer warmup "
+                     "(tasks.Task)")
+    elif equal > 0.9 and right > 0.5:
+        lines.append("almost no problem has different rewards, because the model solves "
+                     "nearly all: use harder problems (kk: --people 5 6 7)")
+    elif equal > 0.9:
+        lines.append("almost no problem has different rewards, because the model solves too "
+                     "few: use easier problems (kk: --people 2 3), or raise --group_size")
+    return lines
+
+
+def describe_end(run, after):
+    """Return lines on the test after training, of which `after` is the row: how it compares
+    with the test before."""
+    with open(os.path.join(run.out, "metrics.jsonl")) as file:
+        logged = [json.loads(line) for line in file]
+    steps = [row for row in logged if "split" not in row]
+    if steps and all(row["equal_groups"] == 1 for row in steps):
+        return ["no group ever had different rewards, so nothing was learned: README.md, "
+                '"Is it broken?"']
+    for row in logged:
+        if row["step"] == 0 and row.get("split") == "test":
+            return compare_tests(row, after, run.cfg.eval_samples)
+    return []
+
+
+def compare_tests(before, after, k):
+    """Return lines on the tests before and after training: accuracy and reward, and a
+    warning if accuracy has fallen by more than two standard errors."""
+    accuracy, reward = (f"eval/avg@{k}", f"eval/reward@{k}") if k else (
+        "eval/accuracy", "eval/reward")
+    lines = [f"from before to after training: {accuracy.removeprefix('eval/')} "
+             f"{before[accuracy]:.3f} -> {after[accuracy]:.3f}, reward "
+             f"{before[reward]:.3f} -> {after[reward]:.3f}"]
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    if after[accuracy] >= before[accuracy] - 2 * error:
+        return lines
+    if after[reward] > before[reward]:
+        lines.append("warning: the reward has risen and accuracy has fallen: the model is "
+                     "exploiting the reward; read samples.jsonl")
+    else:
+        lines.append("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
