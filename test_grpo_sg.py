@@ -811,16 +811,16 @@ def test_a_pass_with_nan_is_refused(monkeypatch):
     policy, completions, _ = rolled()
     prompt = completions[0].prompt
     likeliest = policy.model(torch.tensor([prompt])).logits[0, -1:].argmax(-1).tolist()
-    grpo_sg.compare_passes(policy.model, prompt, likeliest)
+    cli.compare_passes(policy.model, prompt, likeliest)
 
     def give_nan(model, ids, mask):
         return mask * math.nan
     monkeypatch.setattr(grpo_sg, "token_logps", give_nan)
     with pytest.raises(ValueError, match="other tokens"):
-        grpo_sg.compare_passes(policy.model, prompt, likeliest)
+        cli.compare_passes(policy.model, prompt, likeliest)
     policy.model.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(ValueError, match="not finite: are its parameters"):
-        grpo_sg.compare_passes(policy.model, prompt, likeliest)
+        cli.compare_passes(policy.model, prompt, likeliest)
 
 
 # ==== Knights and Knaves, sums and products ====
@@ -1034,14 +1034,14 @@ def test_no_one_and_several_calls_and_their_limits(converse):
     assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
     assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
     assert long.truncated and sum(long.mask) == len(call) + 60
-    assert logs.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
+    assert grpo_sg.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
     closed, = converse([[call + end]], max_turns=0)
     assert closed.tool_calls == 0 and closed.tokens == call + end
     short = spell("\n<information>\nbbbbb\n</end>")  # a long answer is cut off, but for its last line
     answer = f"\n<information>\n{'b' * 99}\n</end>"
-    assert models.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
+    assert grpo_sg.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
     half = spell("a?\n")  # half a character, as a server may send
-    assert models.encode_tool_answer(letters_tokenizer(), "a\ud83d\n") == half
+    assert grpo_sg.encode_tool_answer(letters_tokenizer(), "a\ud83d\n") == half
 
 
 def test_what_a_tool_says_has_no_special_token():
@@ -1050,7 +1050,7 @@ def test_what_a_tool_says_has_no_special_token():
     core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    assert models.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
+    assert grpo_sg.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
     assert tokenizer("a <|im_end|>")["input_ids"] == [5, 1]  # in a text of ours it stays what it is
 
 
@@ -1066,7 +1066,7 @@ def test_a_warm_up_text_is_what_a_rollout_would_make_of_it(converse):
 
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
-    cfg = grpo_sg.parse(f"--task {name} --train_problems 60 --eval_problems 8".split())
+    cfg = cli.parse(f"--task {name} --train_problems 60 --eval_problems 8".split())
     task = tasks.TASKS[name](cfg)
     _, tokenizer = tiny.tiny_model(task)
     for problem in task.train:
@@ -1075,7 +1075,7 @@ def test_the_tiny_models_tokens_spell_every_text_as_it_is(name):
 
 
 def test_the_warm_up_teaches_the_texts_in_as_many_steps_as_the_task_says(monkeypatch):
-    cfg = grpo_sg.parse(["--train_problems", "4", "--eval_problems", "8"])
+    cfg = cli.parse(["--train_problems", "4", "--eval_problems", "8"])
     task = tasks.kk_task(cfg)._replace(shortcuts=0.0, warmup=80)
     torch.manual_seed(0)
     policy = grpo_sg.Policy(*tiny.tiny_model(task), {0})
@@ -1093,10 +1093,10 @@ def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
     def sampler(*given, **settings):
         raise torch.OutOfMemoryError
     policy = grpo_sg.Policy(build_model(), None, {1}, sampler=sampler)
-    with pytest.raises(SystemExit), program.one_line_errors(grpo_sg.FULL_MEMORY):
-        models.sample_in_parts(policy, PROMPTS, 8, torch.Generator())
+    with pytest.raises(SystemExit), program.one_line_errors(cli.advise_on_memory()):
+        grpo_sg.sample_in_parts(policy, PROMPTS, 8, torch.Generator())
     assert re.search("error: out of GPU memory: lower --tokens.*--resume takes all", capsys.readouterr().err)
-    names = re.findall(r"--(\w+)", grpo_sg.FULL_MEMORY)
+    names = re.findall(r"--(\w+)", cli.advise_on_memory())
     resumable = {name for name, field in grpo_sg.Config.__dataclass_fields__.items() if field.metadata["resumable"]}
     assert {"sample_batch", "tokens_per_micro_batch", "gradient_checkpointing"} <= resumable & {*names}
 
@@ -1143,7 +1143,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
             "weight_mean low_prob_frac seconds")
     assert all(isinstance(rows[1][key], float) for key in keys.split())
-    test = make_few(grpo_sg.parse(flags.split())).test
+    test = make_few(cli.parse(flags.split())).test
     assert [row["question"] for row in samples if row["split"] == "test"] == [p.question for p in test] * 2
     accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
     assert accuracy in printed and str(out) in printed
@@ -1211,7 +1211,7 @@ def test_an_encoder_is_refused_however_long_the_prompt_is():
         prompt = torch.randint(2, 50, (length,)).tolist()
         tokens, = grpo_sg.sample(model, [prompt], max_new_tokens=4, stop_ids=[], temperature=0)
         with pytest.raises(ValueError, match="no causal model"):
-            grpo_sg.compare_passes(model, prompt, tokens)
+            cli.compare_passes(model, prompt, tokens)
 
 
 def test_half_a_model_and_another_tasks_tokenizer_are_refused(tmp_path, capsys):
@@ -1330,7 +1330,7 @@ def test_a_start_from_which_nothing_is_learned_is_said_before_training(capsys):
         cfg.eval_only = eval_only
         run = Run(cfg)
         run.compare_tests = give([])
-        grpo_sg.test(policy, task, cfg, run, step)
+        cli.run_test(policy, task, cfg, run, step)
         printed = capsys.readouterr().out
         shares = "2 samples a problem: 100 % well formed, 0 % cut off; 100 % of the problems have equal rewards"
         assert (shares in printed) == ("no completion is right" in printed) == said
@@ -1339,19 +1339,19 @@ def test_a_start_from_which_nothing_is_learned_is_said_before_training(capsys):
 def test_settings_without_effect_are_announced(capsys):
     """tau = 9, for example: sigmoid(pi / 9) hardly changes, and all weights are clipped to 1: GRPO."""
     for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):
-        grpo_sg.parse(flags.split())
+        cli.parse(flags.split())
         assert ("plain GRPO" in capsys.readouterr().err) == bool(flags)
     with pytest.raises(program.UserError, match="the weight 0"):
-        grpo_sg.parse("--alpha 0 --low 0".split())
+        cli.parse("--alpha 0 --low 0".split())
 
 
 def test_a_scripts_own_settings_come_after_those_of_the_command_line(tmp_path):
     """And before the usual ones: which are the tiny model's for who names no other model."""
-    cfg = grpo_sg.parse(["--lr", "0.5"], lr=0.1, steps=7, people=[2, 3])
+    cfg = cli.parse(["--lr", "0.5"], lr=0.1, steps=7, people=[2, 3])
     assert (cfg.lr, cfg.steps, cfg.people, cfg.prompts) == (0.5, 7, [2, 3], 32)
-    assert grpo_sg.parse([], model="Qwen/Qwen2.5-0.5B").prompts == 64
+    assert cli.parse([], model="Qwen/Qwen2.5-0.5B").prompts == 64
     with pytest.raises(program.UserError, match="--steps: a whole number above 0"):
-        grpo_sg.parse([], steps=0)
+        cli.parse([], steps=0)
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):

@@ -95,9 +95,9 @@ def begin(name, seed, warmup, smoke):
     """(policy, task, cfg, path): the tiny model's, and the parameters, each as one vector, of
     the warm start, path[0], and after steps of GRPO; with warmup steps of a warm-up, 0 for the
     task's own, and then the warm start alone. The path is kept in a file under runs/."""
-    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
+    cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
     cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
-    policy, task, _ = grpo_sg.load(cfg)
+    policy, task, _ = cli.load(cfg)
     folder = pathlib.Path("runs", f"angle-{name_commit()}")
     file = folder / f"{name}-{seed}-{warmup}-{cfg.prompts}.pt"
     if file.exists():
@@ -322,7 +322,6 @@ def main():
     parser.add_argument("--smoke", action="store_true",
                         help="small steps of everything, seed 0, into smoke.jsonl")
     args = parser.parse_args()
-    models.hide_bars()
     torch.set_num_threads(1)
     if args.smoke:
         args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")

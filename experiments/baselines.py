@@ -70,7 +70,7 @@ def answer_blindly(problem, task, golds, commonest, rng):
         answers |= follow_claims(problem)
     if task.name == "qa" and task.observe:
         call = f"<search>{problem.question}</search>"
-        found = re.findall(r"Doc 1: (.*)", models.call_tool(task, [call])[0])
+        found = re.findall(r"Doc 1: (.*)", task.observe([call])[0])
         answers["last word that the tool finds"] = found[0].split()[-1] if found else ""
     responses = {policy: f"{before}{answer}{after}" for policy, answer in answers.items()}
     return {**responses, "question, without the form": problem.question, "nothing": ""}
@@ -145,15 +145,15 @@ def find_tasks(name):
     if name.endswith(".py"):
         with mock.patch.object(grpo_sg, "main") as main:
             runpy.run_path(name, run_name="__main__")
-        cfg = grpo_sg.parse([], **main.call_args.kwargs)
+        cfg = cli.parse([], **main.call_args.kwargs)
         yield cfg.task, tasks.make_task(cfg)
     elif name == "kk":
         for people in ("3", "7"):
             # as a real model reads them, told as a story
-            cfg = grpo_sg.parse(["--task", name, "--model", "any", "--people", people, *sizes])
+            cfg = cli.parse(["--task", name, "--model", "any", "--people", people, *sizes])
             yield f"kk, {people} people", tasks.make_task(cfg)
     else:
-        yield name, tasks.make_task(grpo_sg.parse(["--task", name, *sizes]))
+        yield name, tasks.make_task(cli.parse(["--task", name, *sizes]))
 
 
 def main():

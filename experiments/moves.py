@@ -194,7 +194,6 @@ def main():
     parser.add_argument("--smoke", action="store_true",
                         help="a small rollout of seed 0, into smoke.jsonl")
     args = parser.parse_args()
-    models.hide_bars()
     torch.set_num_threads(1)
     if args.smoke:
         args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")

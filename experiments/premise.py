@@ -86,9 +86,9 @@ def thin_out(rows):
 def measure(name, seed, steps=30, problems=32, own=True):
     """A row. own: after its own warm-up, else from the ready model."""
     flags = ["--task", name, "--seed", str(seed), "--eval_every", "1000000"]
-    cfg = grpo_sg.parse(flags + ["--warm_up"] * own)
+    cfg = cli.parse(flags + ["--warm_up"] * own)
     cfg = dataclasses.replace(cfg, steps=steps)
-    policy, task, _ = grpo_sg.load(cfg)
+    policy, task, _ = cli.load(cfg)
     if own:
         tiny.warm_up(policy, task, cfg)
     grpo_sg.train(policy, task, cfg, Run(cfg))

@@ -313,9 +313,9 @@ def start_of(name, warmup, seed, flags):
     """(policy, task, cfg): a task's tiny model after a warm-up of so many steps; 0: the ready
     one. It is for copying: the next call may return the same."""
     own = ["--warm_up"] if warmup else []
-    cfg = grpo_sg.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
+    cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
                          *flags, *own])
-    policy, task, _ = grpo_sg.load(cfg)
+    policy, task, _ = cli.load(cfg)
     if warmup:
         task = task._replace(warmup=warmup)
         tiny.warm_up(policy, task, cfg)
@@ -377,10 +377,10 @@ def run_command(experiment, arm, seed, rate, split, smoke=False):
         if smoke:
             flags += ["--steps", "1", "--eval_problems", "4"]
             stack.enter_context(mock.patch.object(tiny, "warm_up"))
-        cfg = grpo_sg.parse([*flags, "--seed", str(seed), "--out", f"{folder}/run"])
-        policy, task, state = grpo_sg.load(cfg)
+        cfg = cli.parse([*flags, "--seed", str(seed), "--out", f"{folder}/run"])
+        policy, task, state = cli.load(cfg)
         with Run(cfg, policy, state) as run:
-            grpo_sg.carry_out(policy, task, cfg, run)
+            cli.carry_out(policy, task, cfg, run)
         rows = read_rows(pathlib.Path(run.out, "metrics.jsonl"))
     before, after = [row for row in rows if row.get("split") == "test"]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

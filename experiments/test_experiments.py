@@ -314,9 +314,9 @@ def test_the_readme_shows_what_was_printed():
     run, = [row for row in analysis.read("default")
             if row["arm"] == "kk, ready" and row["seed"] == 0]
     before, after = run["tests"]
-    printed = [f"test before training: {logs.in_words(before)}",
-               f"test after training: {logs.in_words(after)}",
-               *logs.foresee(before, 4), *logs.compare_tests(before, after, 4)]
+    printed = [f"test before training: {cli.in_words(before)}",
+               f"test after training: {cli.in_words(after)}",
+               *cli.describe_start(before, 4), *cli.compare_tests(before, after, 4)]
     for path in ("experiments/results/my_task.txt", "lesson/results/ladder_10.txt"):
         printed += (numbers.ROOT / path).read_text().splitlines()
     readme = (numbers.ROOT / "README.md").read_text()

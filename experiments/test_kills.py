@@ -9,7 +9,7 @@ import time
 import grpo_sg
 from support import run, tiny
 
-FLAGS = ["--model", os.path.join(tiny.ROOT, "support", "ready", "math"), "--task", "math",
+FLAGS = ["--model", os.path.join(tasks.ROOT, "support", "pretrained", "math"), "--task", "math",
          "--train_problems", "200", "--eval_problems", "4", "--eval_samples", "0",
          "--eval_every", "4", "--prompts", "4", "--group_size", "4", "--beta", "0.01"]
 KILLS = 4

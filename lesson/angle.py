@@ -199,13 +199,12 @@ def tell(found, cfg):
 
 
 def main(argv=None):
-    models.hide_bars()
-    with program.one_line_errors(out_of_memory=grpo_sg.FULL_MEMORY):
-        cfg = grpo_sg.parse(argv)
+    with program.one_line_errors(out_of_memory=cli.advise_on_memory()):
+        cfg = cli.parse(argv)
         if cfg.shaping == "none":
             raise program.UserError("--shaping none is GRPO itself: give --shaping sg or ar")
-        policy, task, _ = grpo_sg.load(cfg)
-        if not (cfg.model or cfg.resume or tiny.find_ready(cfg)):
+        policy, task, _ = cli.load(cfg)
+        if not (cfg.model or cfg.resume or tiny.find_pretrained(cfg)):
             tiny.warm_up(policy, task, cfg)
         count = min(cfg.prompts, len(task.train))
         print(f"sampling {cfg.group_size} completions of each of {count} problems")

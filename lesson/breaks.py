@@ -81,9 +81,9 @@ MEASURED = {
 def start_policy(seed, default):
     """(policy, task, cfg) before training: after a short warm-up, or as in the default run."""
     settings = {} if default else {**REGIME, "warm_up": True}
-    cfg = grpo_sg.parse([], seed=seed, **settings)
+    cfg = cli.parse([], seed=seed, **settings)
     cfg.eval_every = cfg.steps  # no validation, which takes time and is not needed here
-    policy, task, _ = grpo_sg.load(cfg)
+    policy, task, _ = cli.load(cfg)
     if not default:
         task = task._replace(warmup=WARMUP)
         tiny.warm_up(policy, task, cfg)

@@ -20,7 +20,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(ROOT)  # `python lesson/one_page.py` sees its own folder alone
 import tasks
 
-folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/ready/kk"
+folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/pretrained/kk"
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 torch.manual_seed(seed)
 STEPS, G, UPDATES = 40, 8, 4

@@ -13,7 +13,7 @@ from grpo_sg import Completion, Config, Policy
 from lesson import angle
 from support.program import UserError
 
-CFG = Config(**{**grpo_sg.TINY, "group_size": 2, "tokens_per_micro_batch": 24})
+CFG = Config(**{**cli.TINY, "group_size": 2, "tokens_per_micro_batch": 24})
 
 
 @pytest.fixture

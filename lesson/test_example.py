@@ -69,7 +69,7 @@ def test_the_page_has_what_the_command_printed():
 
 def test_the_ready_model_gives_what_was_recorded(capsys):
     """Its words; its numbers up to what another processor may round otherwise."""
-    example.main(f"{example.ROOT}/support/ready/kk")
+    example.main(f"{example.ROOT}/support/pretrained/kk")
     number = r"[+-]?\d+(?:\.\d+)?"
     recorded = (pathlib.Path(example.__file__).parent / "results" / "example.md").read_text()
     recorded = recorded.split("\n", 1)[1]

@@ -54,7 +54,7 @@ def test_the_cells_to_copy_with_the_sections_that_they_need(tmp_path, monkeypatc
     sections = "import math, warnings, torch\nimport torch.nn.functional as F\n"
     sections += "from tqdm import tqdm\nfrom transformers import DynamicCache\n"
     sections += code[code.index("# ---- 1."):code.index("# ---- 4.")]
-    sections = sections.replace("models.Cache(", "DynamicCache(")  # which does as well
+    sections = sections.replace("grpo_sg.Cache(", "DynamicCache(")  # which does as well
     first_two, rest = LADDER.split("# %% The loop")
     last = rest[rest.index("# %% 8. The same in one piece"):rest.index("# %% The rungs as a")]
     own = first_two.replace("from grpo_sg import", "# ") + last

@@ -307,6 +307,7 @@ def call(words, function, *given):
 def load(cfg):
     """Return (policy, task, state): all that a run needs, tried once. state: of the
     checkpoint to resume, else None."""
+    transformers.utils.logging.disable_progress_bar()  # it would cut through a run's own
     torch.manual_seed(cfg.seed)
     print(f"making the problems of --task {cfg.task}")
     task = guard(tasks.make_task(cfg))
@@ -390,7 +391,6 @@ def compare_passes(model, prompt, tokens):
 # ---- The whole run ----
 
 def main(argv=None, **script):
-    transformers.utils.logging.disable_progress_bar()  # it would cut through a run's own
     with one_line_errors(out_of_memory=advise_on_memory()):
         cfg = parse(argv, **script)
         policy, task, state = load(cfg)

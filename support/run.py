@@ -149,6 +149,7 @@ class Run:
         if self.stopping or time.time() - self.last_save > SAVE_SECONDS:
             self.save()
         if self.stopping:
+            self.bar.update()
             self.bar.close()
             self.stepping = False
 

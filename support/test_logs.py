@@ -17,7 +17,7 @@ from support import logs
     (1.00, 0.00, 0.02, 0.95, "easier problems (kk: --people 2 3), or raise --group_size")])
 def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, right, equal, advice):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
-    shares, *rest = logs.foresee(row, 4)
+    shares, *rest = cli.describe_start(row, 4)
     assert f"4 samples a problem: {100 * formed:.0f} % well formed, {100 * cut:.0f} % cut off" in shares
     assert f"{100 * equal:.0f} % of the problems have equal rewards" in shares
     assert advice in rest[0] if advice else not rest
@@ -26,10 +26,10 @@ def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, rig
 def test_without_samples_the_greedy_completions_are_looked_at():
     """One completion of a problem has nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
-    shares, advice = logs.foresee(greedy, 0)
+    shares, advice = cli.describe_start(greedy, 0)
     assert "greedy completions: 1 % well formed, 20 % cut off" in shares and "Instruct" in advice
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
-    assert logs.foresee({**greedy, **one}, 1) == ["1 samples a problem: 100 % well formed, 0 % cut off"]
+    assert cli.describe_start({**greedy, **one}, 1) == ["1 samples a problem: 100 % well formed, 0 % cut off"]
 
 
 UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, "entropy": 30.0,
@@ -63,9 +63,9 @@ def test_a_run_whose_accuracy_falls_says_so(accuracy, reward, words, k):
     def row(accuracy, reward, error):
         return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error,
                 f"eval/{names[1]}": reward}
-    first, *rest = logs.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
+    first, *rest = cli.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
     assert first == (f"from before to after training: {names[0]} 0.500 -> {accuracy:.3f}, "
                      f"reward 1.000 -> {reward:.3f}")
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
-    alone = logs.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
+    alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
     assert len(alone) == 1  # of one problem there is no standard error

@@ -137,7 +137,7 @@ def test_the_vocabulary_matrix_is_taken_out_of_autocast():
     model = build_model(tie_word_embeddings=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
-        models.keep_logits_in_float32(model)
+        grpo_sg.keep_logits_in_float32(model)
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
         hidden = torch.randn(2, 32, dtype=torch.bfloat16)
         logits = model.lm_head(hidden)
@@ -185,7 +185,7 @@ def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_lef
     found = []
     for sampler in (halving, grpo_sg.sample):
         policy = grpo_sg.Policy(model, None, {0}, sampler=sampler)
-        found.append(models.sample_in_parts(policy, PROMPTS * 4, 8, generator.manual_seed(0),
+        found.append(grpo_sg.sample_in_parts(policy, PROMPTS * 4, 8, generator.manual_seed(0),
                                             max_new_tokens=6, stop_ids=[0]))
     assert found[0] == found[1] and len(left) == 2
     assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_a_gpu_is_set_up(monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
         models.set_up_gpu()
         assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
-        assert models.bfloat16_works("cuda") == supported and not models.bfloat16_works("cpu")
+        assert grpo_sg.has_bfloat16("cuda") == supported and not grpo_sg.has_bfloat16("cpu")
         assert ("T4 has no bfloat16" in capsys.readouterr().err) != supported
 
 
@@ -241,6 +241,6 @@ def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monke
     monkeypatch.setattr(models, "THREADS", threads)
     models.prepare(model, False, "mps")
     model.to.assert_called_with("mps")
-    with models.in_bfloat16(torch.device("mps")):
+    with grpo_sg.in_bfloat16(torch.device("mps")):
         assert not torch.is_autocast_enabled("mps")
     assert torch.get_num_threads() == threads and capsys.readouterr().err == ""

@@ -96,7 +96,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
         first, *flags = shlex.split(command)
         if first == "grpo_sg.py":
             if "--help" not in flags:
-                grpo_sg.parse(flags)
+                cli.parse(flags)
         elif first != "my_task.py":  # the next test has it
             name, flags = (flags[0], flags[1:]) if first == "-m" else (first, flags)
             check_script(name, flags, monkeypatch, capsys)

@@ -17,8 +17,8 @@ def test_a_ready_model_is_what_the_code_would_make(name):
 
 
 def check_ready(name):
-    cfg = grpo_sg.parse(["--task", name])
-    folder = tiny.find_ready(cfg)
+    cfg = cli.parse(["--task", name])
+    folder = tiny.find_pretrained(cfg)
     # The first of its problems, which have all of the words.
     task = tasks.make_task(dataclasses.replace(cfg, train_problems=200))
     made, words = tiny.tiny_model(task)
@@ -41,5 +41,5 @@ def check_ready(name):
 
 @pytest.mark.parametrize("flags", ["--warm_up", "--people 2 3", "--train_problems 100"])
 def test_other_data_and_a_flag_make_their_own(flags):
-    assert tiny.find_ready(grpo_sg.parse(flags.split())) == ""
-    assert tiny.find_ready(grpo_sg.parse(["--seed", "1"]))  # of any seed
+    assert tiny.find_pretrained(cli.parse(flags.split())) == ""
+    assert tiny.find_pretrained(cli.parse(["--seed", "1"]))  # of any seed

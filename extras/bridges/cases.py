@@ -48,7 +48,7 @@ def save_model(folder, opened):
 def make(folder, name, opened, *flags):
     """(cfg, policy, task), with the model in the folder. name: the task's."""
     save_model(folder, opened)
-    cfg = grpo_sg.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
+    cfg = cli.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
     model, tokenizer = models.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
     return cfg, policy, models.encode_problems(tasks.make_task(cfg), policy, cfg)

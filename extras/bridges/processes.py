@@ -42,7 +42,7 @@ def save(**results):
 def one_step(out, *flags):
     """In each process: a step of SGD on completions that depend on their prompt alone, and not
     on the process that asks for them. The parameters before and after go to the file `out`."""
-    cfg = grpo_sg.parse([*flags, "--updates", "1"])
+    cfg = cli.parse([*flags, "--updates", "1"])
     run = trl_train.make_trainer(cfg, output_dir=f"{out}.trainer", max_steps=1, logging_steps=1,
                                  optim="sgd", learning_rate=1.0, max_grad_norm=1e9)
 
@@ -130,7 +130,7 @@ def cost(B=4, T=128):
         cases.save_model(folder, True)  # for its tokenizer, which knows all bytes
         model.save_pretrained(folder)
         for shaping in ("none", "sg"):
-            cfg = grpo_sg.parse([*FLAGS, "--train_problems", "200", "--model", folder,
+            cfg = cli.parse([*FLAGS, "--train_problems", "200", "--model", folder,
                                  "--shaping", shaping])
             trainers[shaping] = trl_train.make_trainer(cfg, output_dir=folder, use_cpu=True)
     ids = torch.randint(1, 4096, (B, 2 * T))

@@ -192,7 +192,7 @@ def test_completions_that_cannot_be_shared_evenly_are_refused():
 def one_step(folder):
     """A process's part of a step of SGD on scripted completions; the parameters after it go to
     FOLDER/PROCESSES."""
-    cfg = grpo_sg.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
+    cfg = cli.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
     processes = int(os.environ["WORLD_SIZE"])
     trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd",
                                      max_grad_norm=1e9, **OTHERS)

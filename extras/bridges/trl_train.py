@@ -32,7 +32,7 @@ SAVE_EVERY = 50  # training steps
 def parse(argv=None):
     """(settings, the run's folder). Raises UserError for a flag that has no effect on TRL."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # Not for grpo_sg.parse, which refuses a folder that another process has made by now.
+    # Not for cli.parse, which refuses a folder that another process has made by now.
     flags.add_argument("--out", default="")
     for name in REFUSED:
         flags.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="*")
@@ -40,7 +40,7 @@ def parse(argv=None):
     refused = [f"--{name}" for name in REFUSED if getattr(own, name) is not None]
     if refused:
         raise UserError(f"TRL does not know {', '.join(refused)}: leave out, or use grpo_sg.py")
-    cfg = grpo_sg.parse(ours)
+    cfg = cli.parse(ours)
     if not cfg.model:
         raise UserError("on TRL --model is needed: a hub name, or a folder such as "
                         "runs/NAME/checkpoint")
@@ -84,7 +84,7 @@ def make_trainer(cfg, **others):
             "that is built as Llama's or Qwen's are, or grpo_sg.py")
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
     task = models.encode_problems(tasks.make_task(cfg), policy, cfg)
-    grpo_sg.check_start(policy, task, cfg)
+    cli.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     # A prompt is the number of its problem: its text is roll_out's business.
     numbers = [str(i) for i in range(len(task.train))]
@@ -99,7 +99,7 @@ def make_trainer(cfg, **others):
     if trainer.accelerator.device.type == "cuda":
         models.set_up_gpu()
     # TRL's setting is for its own passes; this is for those of our sampler.
-    models.keep_logits_in_float32(model)
+    grpo_sg.keep_logits_in_float32(model)
     trainer.weigh = functools.partial(grpo_sg.weigh, cfg=cfg)
     return trainer
 

@@ -22,7 +22,7 @@ KNOWN = ("model", "task", "data", "eval_data", "people", "train_problems", "eval
 
 def parse(argv):
     """The settings. Raises UserError for a flag that verl would not heed."""
-    cfg = grpo_sg.parse(argv)
+    cfg = cli.parse(argv)
     flags = [word.split("=")[0] for word in argv if word.startswith("--")]
     refused = [flag for flag in flags if flag[2:].replace("-", "_") not in KNOWN]
     if refused:
@@ -58,7 +58,7 @@ def main(train, valid, *argv):
         datasets.Dataset.from_list(rows).to_parquet(path)
         print(f"{path}: {len(rows)} problems")
     turns = task.max_turns if task.observe else 0
-    most = (turns + 1) * cfg.max_new_tokens + turns * models.TOOL_TOKENS
+    most = (turns + 1) * cfg.max_new_tokens + turns * grpo_sg.TOOL_TOKENS
     print(f"for verl, or more: data.max_prompt_length={longest} "
           f"data.max_response_length={most}")
 

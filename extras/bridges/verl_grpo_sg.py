@@ -60,7 +60,7 @@ class AgentLoop(AgentLoopBase):
         tokenizer = policy.tokenizer
         problem = encode(tokenizer, task, getattr(task, info["split"])[info["index"]], cfg)
         c = grpo_sg.Completion(problem, problem.prompt)
-        ends_in_call = models.StopText(tokenizer, task.stop_text)
+        ends_in_call = grpo_sg.StopText(tokenizer, task.stop_text)
         params = {**sampling_params, "max_tokens": cfg.max_new_tokens,
                   "stop_token_ids": sorted(policy.stop_ids)}
         request = uuid.uuid4().hex
@@ -79,7 +79,7 @@ class AgentLoop(AgentLoopBase):
             # a state.
             texts = [tokenizer.decode(c.own_tokens())]
             answer, = await asyncio.to_thread(models.call_tool, task, texts)
-            answer = models.encode_tool_answer(tokenizer, answer)
+            answer = grpo_sg.encode_tool_answer(tokenizer, answer)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []
             c.tool_calls += 1

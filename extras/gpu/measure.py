@@ -99,7 +99,7 @@ def save_random_model(folder):
 
 def draw(model, sampler, prompts, rows, new, **settings):
     """As a run does it, after models.prepare."""
-    with models.in_bfloat16(model.device):
+    with grpo_sg.in_bfloat16(model.device):
         return SAMPLERS[sampler](model, prompts, n=rows // len(prompts), max_new_tokens=new,
                                  stop_ids=[], **settings)
 
@@ -196,7 +196,7 @@ def pass_both_ways(model, cfg):
     ids = torch.full((4, 1 + cfg.tokens_per_micro_batch // 4), 5, device=model.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 0] = False
-    with models.in_bfloat16(model.device):
+    with grpo_sg.in_bfloat16(model.device):
         logps = grpo_sg.token_logps(model, ids, mask, temperature=cfg.temperature)
     advantages = torch.ones(len(ids), device=model.device)
     loss, _ = grpo_sg.grpo_sg_loss(logps, logps.detach(), advantages, mask)
@@ -216,7 +216,7 @@ def measure_distance(model, sampler):
         completions = draw(model, sampler, prompts, 4, NEW)
     hook.remove()
     ids = torch.tensor([p + c for p, c in zip(prompts, completions)], device=model.device)
-    with models.in_bfloat16(model.device):
+    with grpo_sg.in_bfloat16(model.device):
         trained = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
     drawn = torch.stack(logits, 1).log_softmax(-1)  # (4, NEW, V)
     difference = drawn - trained.log_softmax(-1)
@@ -341,7 +341,7 @@ def main():
             save_random_model(folder)
         flags = [*FLAGS.split(), *choose_flags().split(), "--model", folder, *more]
         try:
-            cfg = grpo_sg.parse(flags)
+            cfg = cli.parse(flags)
             print(f"| on {NAME} | measured | computed for {CARD} |\n|---|---|---|")
             measure(cfg, flags, runs)
         except program.UserError as error:

@@ -116,7 +116,7 @@ def print_ladder():
     print("| card | Instruct model | GB of memory | sampling, seconds a step "
           "| updates, seconds a step | steps | hours |\n|---|---|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
-        config, cfg = memory.qwen(size), grpo_sg.parse(shlex.split(command)[1:])
+        config, cfg = memory.qwen(size), cli.parse(shlex.split(command)[1:])
         for card in cards:
             needs = memory.peaks(
                 config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,

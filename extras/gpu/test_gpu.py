@@ -49,9 +49,9 @@ def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_said(capsys):
 
 
 def test_the_flags_are_the_programs():
-    cfg = grpo_sg.parse([])
+    cfg = cli.parse([])
     assert (cfg.sampler, cfg.offload) == ("auto", False)
-    cfg = grpo_sg.parse(["--sampler", "plain", "--offload"])
+    cfg = cli.parse(["--sampler", "plain", "--offload"])
     assert (cfg.sampler, cfg.offload) == ("plain", True)
 
 

@@ -74,7 +74,7 @@ def test_an_update(shape, float32, checkpointing, monkeypatch):
     model = made(*shape)
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    models.keep_logits_in_float32(model)
+    grpo_sg.keep_logits_in_float32(model)
     model.train(checkpointing)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
@@ -100,7 +100,7 @@ def test_sampling(prompt, n, new, read, float32, monkeypatch):
     monkeypatch.setattr(memory, "READ", read)
     monkeypatch.setattr(graph, "READ", read)
     model = made(448, 2432, 7, 3)
-    models.keep_logits_in_float32(model)
+    grpo_sg.keep_logits_in_float32(model)
     prompts = [[i] * prompt for i in range(32 // n)]
     with Peak(model.parameters()) as peak, computing(float32):
         graph.sample(model, prompts, n=n, max_new_tokens=new, stop_ids=[])

@@ -38,7 +38,7 @@ def test_each_command_of_the_page_is_one_of_the_table_and_can_be_parsed():
     given = [each.replace("\\ ", "") for each in COMMANDS]
     assert given == [small, *(command for *_, command in seconds.LADDER)]
     for command in given:
-        grpo_sg.parse(command.split()[1:])
+        cli.parse(command.split()[1:])
 
 
 @pytest.mark.parametrize("script", ["seconds", "measure", "laptop"])

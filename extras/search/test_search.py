@@ -23,7 +23,7 @@ CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
 
 def make_task(*flags):
-    return tasks.make_task(grpo_sg.parse(["--task", "qa", *flags]))
+    return tasks.make_task(cli.parse(["--task", "qa", *flags]))
 
 
 # ---- The search ----
@@ -199,7 +199,7 @@ def test_the_number_of_searches_is_told_and_kept():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
     assert task.max_turns == 5 and "At most 5 searches" in task.system
     with pytest.raises(UserError, match="--max_turns: a whole number of 0 or more"):
-        grpo_sg.parse(["--task", "qa", "--max_turns", "-1"])
+        cli.parse(["--task", "qa", "--max_turns", "-1"])
 
 
 def test_without_the_room_the_task_is_one_line(monkeypatch):
