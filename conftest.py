@@ -1,6 +1,7 @@
 """What the tests build: tiny, untrained models of any family, tokenizers, and a toy task
 with the policy that is to learn it. Offline, on a CPU."""
 import json
+import pathlib
 
 import tokenizers
 import torch
@@ -12,6 +13,7 @@ import tasks
 from support import models
 
 torch.set_num_threads(1)
+ROOT = pathlib.Path(__file__).parent
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
 LAST_MESSAGE = "{{ messages[-1]['content'] }}"
 

@@ -797,27 +797,30 @@ def compute_logps(model, batch, cfg):
 
 
 def describe_step(completions, updates, group_size):
-    """Summarize a training step as a row: means over completions; grad_norm, the largest
-    norm before clipping (0: nothing was trained on, or no update was finite); skipped,
-    the number of updates that were not finite; loss, the mean over updates; and the
-    loss's statistics, means over what was trained on. None: nothing was, or not finite.
-    """
+    """Return the row of a training step: means over completions and over updates."""
     groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
     unequal = [group for group in groups if any(c.advantage for c in group)]
+    return {"reward": mean(c.reward for c in completions), **describe(completions),
+            **summarize(updates), "equal_groups": 1 - len(unequal) / len(groups)}
+
+
+def summarize(updates):
+    """Summarize what `learn` returns: grad_norm, the largest norm before clipping (0:
+    nothing was trained on, or no update was finite); skipped, the number of updates that
+    were not finite; loss, the mean over updates; and the loss's statistics, means over
+    what was trained on. None: nothing was trained on, or not finite."""
     norms = []
     for found in updates:
         if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
             norms.append(found["norm"])
-    statistics = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
+    means = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
     count = sum(found["count"] for found in updates)
     for key in ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"):
-        statistics[key] = sum(found[key] for found in updates) / max(1, count)
-    for key, value in statistics.items():
+        means[key] = sum(found[key] for found in updates) / max(1, count)
+    for key, value in means.items():
         if not updates or not math.isfinite(value):
-            statistics[key] = None  # JSON has no NaN
-    return {"reward": mean(c.reward for c in completions), **describe(completions),
-            "grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms),
-            **statistics, "equal_groups": 1 - len(unequal) / len(groups)}
+            means[key] = None  # JSON has no NaN
+    return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
 
 
 # ---- 6. Evaluation ----

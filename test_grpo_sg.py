@@ -32,7 +32,7 @@ from conftest import (
     PROMPTS, WORDS, build_model, build_toy, byte_tokenizer, parameters_of, rows_of,
     word_tokenizer)
 from grpo_sg import sample
-from support import data, logs, models, program, tiny
+from support import cli, data, models, program, puzzles, tiny
 from support.run import Run
 
 # The module whose functions the lesson tests.
@@ -461,7 +461,7 @@ def stepped(policy, completions, cfg, rate=0.1, **more):
     """(statistics, parameters) after grpo_sg.learn, by plain gradient descent."""
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
     updates = grpo_sg.learn(policy, optimizer, completions, cfg, **more)
-    return logs.summarize(updates), parameters_of(policy.model)
+    return grpo_sg.summarize(updates), parameters_of(policy.model)
 
 
 def test_greedy_completions_belong_to_their_prompts():
@@ -859,7 +859,7 @@ def claims_of(problem):
     names, claims = list(problem.answer), {}
     told = problem.question.split(f" and {names[-1]}. ", 1)[1].split(" Who is a knight and")[0]
     for sentence in re.split(r"(?<=\.) ", told):
-        for saying in tasks.SAYINGS:
+        for saying in puzzles.SAYINGS:
             before, middle, after = map(re.escape, saying.split("{}"))
             if said := re.fullmatch(f"{before}({'|'.join(names)}){middle}(.*){after}", sentence):
                 claims[said[1]] = said[2]
@@ -1097,8 +1097,7 @@ def test_one_row_that_does_not_fit_ends_the_run_in_one_line(capsys):
         grpo_sg.sample_in_parts(policy, PROMPTS, 8, torch.Generator())
     assert re.search("error: out of GPU memory: lower --tokens.*--resume takes all", capsys.readouterr().err)
     names = re.findall(r"--(\w+)", cli.advise_on_memory())
-    resumable = {name for name, field in grpo_sg.Config.__dataclass_fields__.items() if field.metadata["resumable"]}
-    assert {"sample_batch", "tokens_per_micro_batch", "gradient_checkpointing"} <= resumable & {*names}
+    assert {"sample_batch", "tokens_per_micro_batch", "gradient_checkpointing"} <= {*cli.RESUMABLE} & {*names}
 
 
 @pytest.mark.parametrize("given, expected", [("", "expandable_segments:True None"),
@@ -1133,9 +1132,10 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     def make_few(cfg):  # 20,000 puzzles take seconds
         return kk(dataclasses.replace(cfg, train_problems=100))
     monkeypatch.setitem(tasks.TASKS, "kk", make_few)
+    monkeypatch.setitem(tasks.PRETRAINED, make_few, tasks.PRETRAINED[kk])
     flags = "--eval_problems 10"
     printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
-    assert "beginning with the ready tiny model" in printed
+    assert "starting from the pretrained tiny model" in printed
     rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
@@ -1210,7 +1210,7 @@ def test_an_encoder_is_refused_however_long_the_prompt_is():
     for length in (2, 400):
         prompt = torch.randint(2, 50, (length,)).tolist()
         tokens, = grpo_sg.sample(model, [prompt], max_new_tokens=4, stop_ids=[], temperature=0)
-        with pytest.raises(ValueError, match="no causal model"):
+        with pytest.raises(ValueError, match="not a causal model"):
             cli.compare_passes(model, prompt, tokens)
 
 
@@ -1232,11 +1232,11 @@ def test_a_device_that_is_not_there_is_one_line_before_a_model_is_loaded(tmp_pat
 
 @pytest.mark.parametrize("argv, message", [
     ("--task chess", "chess"), ("--model ./nowhere", "./nowhere"),
-    ("--group_size 1", "--group_size: a whole number of 2 or more"), ("--lr inf", "--lr"),
-    ("--temperature 0", "--temperature: a number above 0"), ("--low 2 --high 1", "--high"),
-    ("--clip_high 1e308", "up to 1e+09"), ("--out ..", "exists"), ("--people 1", "2 to 8"),
+    ("--group_size 1", "--group_size must be a whole number, 2 or more"), ("--lr inf", "--lr"),
+    ("--temperature 0", "--temperature must be a number, above 0"), ("--low 2 --high 1", "--high"),
+    ("--clip_high 1e308", "up to 1e9, not 1e+308"), ("--out ..", "exists"), ("--people 1", "2 to 8"),
     ("--people 9", "2 to 8"), ("--max_new_tokens 2047", "--max_new_tokens"),
-    ("--out /proc/run", "cannot read or write"), ("--data published", "add --model"),
+    ("--out /proc/run", "cannot write to /proc/run"), ("--data published", "add --model"),
     ("--device tpu", "--device"), ("--chat_template_kwargs [1]", "must be a JSON object")])
 def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -1322,17 +1322,17 @@ def test_a_run_on_files_is_tested_from_elsewhere_without_its_training_data(tmp_p
     assert "test: accuracy" in printed
 
 
-def test_a_start_from_which_nothing_is_learned_is_said_before_training(capsys):
+def test_a_start_from_which_nothing_is_learned_is_said_before_training(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "describe_end", give([]))
     change = {"verify": give(tasks.Verdict(False, True))}
     policy, task, cfg = build_toy(change=change, eval_samples=2)
     policy.stop_ids = set(range(len(WORDS)))
     for step, eval_only, said in ((0, False, True), (60, False, False), (0, True, False)):
         cfg.eval_only = eval_only
         run = Run(cfg)
-        run.compare_tests = give([])
         cli.run_test(policy, task, cfg, run, step)
         printed = capsys.readouterr().out
-        shares = "2 samples a problem: 100 % well formed, 0 % cut off; 100 % of the problems have equal rewards"
+        shares = "2 samples a problem: 100% well formed, 0% cut off; 100% of the problems have equal rewards"
         assert (shares in printed) == ("no completion is right" in printed) == said
 
 
@@ -1350,7 +1350,7 @@ def test_a_scripts_own_settings_come_after_those_of_the_command_line(tmp_path):
     cfg = cli.parse(["--lr", "0.5"], lr=0.1, steps=7, people=[2, 3])
     assert (cfg.lr, cfg.steps, cfg.people, cfg.prompts) == (0.5, 7, [2, 3], 32)
     assert cli.parse([], model="Qwen/Qwen2.5-0.5B").prompts == 64
-    with pytest.raises(program.UserError, match="--steps: a whole number above 0"):
+    with pytest.raises(program.UserError, match="--steps must be a whole number, above 0"):
         cli.parse([], steps=0)
 
 

@@ -91,6 +91,7 @@ class Run:
             if not self.logs() and not self.cfg.resume:  # nothing was learned: leave nothing
                 with contextlib.suppress(OSError):
                     os.remove(os.path.join(self.out, "config.json"))
+                shutil.rmtree(os.path.join(self.out, "warm_start"), ignore_errors=True)
             self.release(self.out)
 
     def release(self, out):

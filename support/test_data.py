@@ -12,7 +12,7 @@ import tasks
 from support import data
 from support.program import UserError
 
-CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_problems=5)
+CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_problems=5, resume=False)
 
 
 PASSAGES_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}

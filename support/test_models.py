@@ -3,7 +3,6 @@ import datetime
 import json
 import sys
 import weakref
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -162,7 +161,7 @@ def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeyp
     models.prepare(model, False)
     assert seen == [7, 1] and capsys.readouterr().err == ""
     monkeypatch.setattr(model, "num_parameters", lambda: 135_000_000)
-    for cuda, words in ((None, "built for CPUs alone"), ("13.0", "built for CUDA 13.0")):
+    for cuda, words in ((None, "built for CPUs only"), ("13.0", "built for CUDA 13.0")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         models.prepare(model, False)
         said = capsys.readouterr().err
@@ -188,17 +187,26 @@ def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_lef
         found.append(grpo_sg.sample_in_parts(policy, PROMPTS * 4, 8, generator.manual_seed(0),
                                             max_new_tokens=6, stop_ids=[0]))
     assert found[0] == found[1] and len(left) == 2
-    assert "sampling 2 at once; with --sample_batch 2" in capsys.readouterr().err
+    assert "sampling 2 at once; --sample_batch 2 avoids" in capsys.readouterr().err
 
 
-def test_a_gpu_is_set_up(monkeypatch, capsys):
-    """cuDNN's attention off, TF32 for what stays in float32, and no emulated bfloat16, which is said."""
+def test_prepare_sets_up_a_gpu(monkeypatch):
+    """cuDNN's attention off, TF32 and no autocast for the vocabulary matrix."""
+    model = build_model()
+    monkeypatch.setattr(model, "to", lambda device: model)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    head = model.get_output_embeddings().forward
+    assert grpo_sg.prepare(model.train(), "cuda") is model and not model.training
+    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+    assert model.get_output_embeddings().forward != head
+
+
+def test_bfloat16_that_is_only_emulated_is_not_used_and_that_is_said(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
         models.set_up_gpu()
-        assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
         assert grpo_sg.has_bfloat16("cuda") == supported and not grpo_sg.has_bfloat16("cpu")
         assert ("T4 has no bfloat16" in capsys.readouterr().err) != supported
 
@@ -237,10 +245,11 @@ def test_the_device_is_the_one_named_or_a_line_says_which_there_are(monkeypatch)
 
 def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monkeypatch, capsys):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    model, threads = Mock(), torch.get_num_threads()
+    model, threads, devices = build_model(), torch.get_num_threads(), []
+    monkeypatch.setattr(model, "to", lambda device: devices.append(device) or model)
     monkeypatch.setattr(models, "THREADS", threads)
     models.prepare(model, False, "mps")
-    model.to.assert_called_with("mps")
+    assert devices == ["mps"]
     with grpo_sg.in_bfloat16(torch.device("mps")):
         assert not torch.is_autocast_enabled("mps")
     assert torch.get_num_threads() == threads and capsys.readouterr().err == ""

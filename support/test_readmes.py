@@ -11,20 +11,20 @@ import pytest
 
 import grpo_sg
 import tasks
-from support import tiny
+from support import cli, tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
-ROOMS = "lesson", "search", "gpu", "bridges", "experiments"
-ENGINES = "bridges/"  # these commands need engines of their own
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")]
+OPTIONAL = "lesson", "extras", "experiments"
+ENGINES = "extras/bridges/"  # these commands need engines of their own
 SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
          "--eval_samples 0")
 
 
 def is_away(path):
-    """Whether it is in a room that was deleted."""
-    room = path.relative_to(ROOT).parts[:1]
-    return bool(room) and room[0] in ROOMS and not (ROOT / room[0]).exists()
+    """Return whether it is in an optional folder that was deleted."""
+    top = path.relative_to(ROOT).parts[:1]
+    return bool(top) and top[0] in OPTIONAL and not (ROOT / top[0]).exists()
 
 
 def anchors_of(page):

@@ -19,7 +19,7 @@ import torch
 import grpo_sg
 import tasks
 from conftest import build_toy, rows_of
-from support import models, page, run, tiny
+from support import cli, models, page, run, tiny
 from support.program import UserError
 from support.run import Run
 
@@ -166,14 +166,14 @@ def test_a_second_signal_stops_at_once(start, whole, tmp_path, monkeypatch, caps
         at_call(patch, grpo_sg, "grpo_sg_loss", 6, signal.SIGTERM)
         assert start(tmp_path / "run") == 143
     assert saved_step(tmp_path / "run") == 2
-    assert "SIGTERM; to go on: python " in capsys.readouterr().err
+    assert "SIGTERM; to continue: python " in capsys.readouterr().err
     assert start(tmp_path / "run", resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
 
 
 @pytest.mark.parametrize("number, step, words", [
     (1, None, "stopped by SIGHUP; there is no checkpoint yet"),
-    (3, 4, "stopped by SIGHUP; to go on: python ")])
+    (3, 4, "stopped by SIGHUP; to continue: python ")])
 def test_before_and_after_the_steps_a_signal_stops_at_once(number, step, words, start, tmp_path,
                                                            monkeypatch, capsys):
     """In the first test and in the last; of the first one nothing is left."""
@@ -241,7 +241,7 @@ def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole,
         shutil.rmtree(tmp_path / "run" / folder)
     before = contents(tmp_path / "run")
     assert start(tmp_path / "run", resume=True) == 2
-    assert "has no checkpoint to go on from: start another run" in one_error(capsys)
+    assert "has no checkpoint to continue from: start another run" in one_error(capsys)
     assert contents(tmp_path / "run") == before
 
 
@@ -271,7 +271,7 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
         assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
     before = contents(tmp_path / "run")
     assert start(tmp_path / "run", "--steps", 3, resume=True) == 2
-    assert "has done 4 already" in one_error(capsys) and contents(tmp_path / "run") == before
+    assert "has already done 4" in one_error(capsys) and contents(tmp_path / "run") == before
     assert start(tmp_path / "run", "--steps", 6, resume=True) == 0
     assert start(tmp_path / "long", "--steps", 6) == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "long")
@@ -292,7 +292,7 @@ def test_a_run_that_cannot_go_on_says_so_in_one_line(start, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         at_call(patch, grpo_sg, "learn", 2, lambda: shutil.rmtree(tmp_path / "removed"))
         assert start(tmp_path / "removed") == 2
-    assert "cannot read or write a file" in one_error(capsys)
+    assert "cannot write to" in one_error(capsys)
     monkeypatch.setattr(run, "MAX_BAD_STEPS", 2)
     loss = grpo_sg.grpo_sg_loss
 
@@ -408,8 +408,26 @@ def test_a_folder_has_one_process_and_goes_if_nothing_was_logged(tmp_path, monke
     assert os.listdir("runs") == []
     os.mkdir("empty")  # may be named, also after a start that failed
     for _ in range(2):
-        with pytest.raises(UserError), Run(dataclasses.replace(cfg, out="empty"), policy):
+        with pytest.raises(UserError, match="a mistake"), Run(dataclasses.replace(cfg, out="empty")):
             raise UserError("a mistake")
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "metrics.jsonl"])
+def test_a_folder_with_files_is_refused_and_keeps_them(name, tmp_path):
+    """Another run may have finished in the folder since it was seen to be empty."""
+    (tmp_path / name).write_text("mine")
+    cfg = grpo_sg.Config(out=str(tmp_path))
+    with pytest.raises(UserError, match="is not empty: name another folder, or add --resume"):
+        Run(cfg).__enter__()
+    assert contents(tmp_path) == {tmp_path / name: b"mine"}
+
+
+def test_a_file_that_is_put_into_a_new_run_stays(tmp_path):
+    """Although the run leaves nothing of its own, having logged nothing."""
+    with pytest.raises(UserError, match="a mistake"), Run(grpo_sg.Config(out=str(tmp_path))):
+        (tmp_path / "mine.txt").write_text("mine")
+        raise UserError("a mistake")
+    assert contents(tmp_path) == {tmp_path / "mine.txt": b"mine"}
 
 
 # ---- The settings of a run ----
@@ -423,32 +441,31 @@ def write_run(folder, **settings):
 
 def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    find, settings = run.find_saved, grpo_sg.Config
     folder = write_run(tmp_path / "runs" / "first", lr=0.5, gone=1)
-    assert find(settings, {"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
+    assert cli.find_saved({"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
     with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
-        find(settings, {"resume": True, "out": folder, "lr": 0.1})
-    with pytest.raises(UserError, match="there is none; the newest under runs/: runs/first"):
-        find(settings, {"resume": True})
-    with pytest.raises(UserError, match="runs/firts is no run .did you mean runs/first"):
-        find(settings, {"resume": True, "out": "runs/firts"})
-    saved = find(settings, {"model": f"{folder}/checkpoint"})
+        cli.find_saved({"resume": True, "out": folder, "lr": 0.1})
+    with pytest.raises(UserError, match="no --out was given; the newest under runs/: runs/first"):
+        cli.find_saved({"resume": True})
+    with pytest.raises(UserError, match="runs/firts is not a run .did you mean runs/first"):
+        cli.find_saved({"resume": True, "out": "runs/firts"})
+    saved = cli.find_saved({"model": f"{folder}/checkpoint"})
     assert saved["lr"] == 0.5 and saved["out"] == "" and "gone" not in saved
-    assert f"are those of {folder}/config.json" in capsys.readouterr().out
-    assert find(settings, {"model": f"{folder}/checkpoint", "task": "math"}) == {}
-    assert find(settings, {"model": "Qwen/Qwen2.5-0.5B"}) == {}
+    assert f"come from {folder}/config.json" in capsys.readouterr().out
+    assert cli.find_saved({"model": f"{folder}/checkpoint", "task": "math"}) == {}
+    assert cli.find_saved({"model": "Qwen/Qwen2.5-0.5B"}) == {}
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"seed": 5}', '{"model_type": "qwen2"}'])
 def test_another_programs_config_is_not_a_runs(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    assert run.read_settings(grpo_sg.Config, tmp_path) == {}
+    assert run.read_settings(tmp_path, cli.FIELDS) == {}
 
 
 def test_a_torn_config_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"lr": ')
     with pytest.raises(UserError, match="config.json cannot be read .JSONDecodeError"):
-        run.read_settings(grpo_sg.Config, tmp_path)
+        run.read_settings(tmp_path, cli.FIELDS)
 
 
 # ---- Streams that nobody reads ----
@@ -627,7 +644,7 @@ def test_ctrl_c_in_a_terminal(launcher, model, tmp_path):
     assert started.end() == (130, True)
     said = read_all(window)
     assert "finishing this step, then saving" in said
-    assert "error: stopped by SIGINT; to go on: python " in said
+    assert "error: stopped by SIGINT; to continue: python " in said
     os.close(terminal)
     os.close(window)
 

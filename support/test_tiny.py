@@ -1,4 +1,4 @@
-"""The ready tiny models are what the code would make: their words, their shape, their accuracy."""
+"""The pretrained tiny models are what the code would make: their words, their shape, their accuracy."""
 import dataclasses
 import json
 import os
@@ -8,15 +8,15 @@ from transformers import AutoTokenizer
 
 import grpo_sg
 import tasks
-from support import models, tiny
+from support import cli, models, tiny
 
 
 @pytest.mark.parametrize("name", ["kk", "math"])
-def test_a_ready_model_is_what_the_code_would_make(name):
-    check_ready(name)
+def test_a_pretrained_model_is_what_the_code_would_make(name):
+    check_pretrained(name)
 
 
-def check_ready(name):
+def check_pretrained(name):
     cfg = cli.parse(["--task", name])
     folder = tiny.find_pretrained(cfg)
     # The first of its problems, which have all of the words.

@@ -17,7 +17,7 @@ from extras.search import qa, task as room
 from extras.search.text import bm25
 from support import data, tiny
 from support.program import UserError
-from support.test_tiny import check_ready
+from support.test_tiny import check_pretrained
 
 CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
@@ -115,7 +115,7 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
 # ---- The verifier ----
 
 def test_the_ready_model_is_what_the_code_would_make():
-    check_ready("qa")
+    check_pretrained("qa")
 
 
 def test_labelled_responses():

@@ -1,0 +1,157 @@
+"""The layout: grpo_sg.py works when it is copied alone, and imports run one way."""
+import ast
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+# ---- The file stands alone ----
+
+# A random Qwen2 of two layers, a tokenizer with a word for each token, and a task: answer a
+# question with one of three words.
+ALONE = '''
+import importlib.abc, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("support", "tasks", "verify", "extras", "conftest"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Refuse())
+from types import SimpleNamespace
+import grpo_sg
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+WORDS = ["<end>", "yes", "no", "maybe", "who", "what", "why"]
+
+class WordTokenizer:
+    def decode(self, ids):
+        return " ".join(WORDS[i] for i in ids)
+
+def verify(response, answer):
+    return answer in response.split(), response != ""
+
+def reward(completion):
+    return float(completion.correct and completion.formatted)
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+config = Qwen2Config(vocab_size=7, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+                     initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=0)
+model = grpo_sg.prepare(Qwen2ForCausalLM(config), "cpu")
+policy = grpo_sg.Policy(model, WordTokenizer(), stop_ids={0})
+problems = [SimpleNamespace(question=q, answer=a, prompt=[WORDS.index(q)], opening="")
+            for q, a in (("who", "yes"), ("what", "no"), ("why", "maybe"))]
+task = SimpleNamespace(name="toy", train=problems, valid=problems, test=problems,
+                       verify=verify, reward=reward, observe=None, stop_text="", max_turns=0)
+cfg = grpo_sg.Config(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0,
+                     max_new_tokens=6)
+rows = grpo_sg.train(policy, task, cfg)
+row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
+print(len(rows), rows[0]["reward"], rows[-1]["reward"], row["eval/avg@4"], len(greedy))
+'''
+
+
+def run_alone(folder, *command):
+    shutil.copy(ROOT / "grpo_sg.py", folder)
+    environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=120)
+
+
+def test_the_file_alone_trains_a_toy_policy(tmp_path):
+    done = run_alone(tmp_path, "-c", ALONE)
+    assert done.returncode == 0, done.stderr
+    *progress, last = done.stdout.splitlines()
+    steps, before, after, accuracy, problems = map(float, last.split())
+    assert (steps, problems) == (25, 3)
+    assert before < 0.4 and after > 0.8 and accuracy > 0.8
+    assert progress[0].startswith("step 10: validation accuracy")
+
+
+@pytest.mark.parametrize("command", [["grpo_sg.py"], ["-c", "import grpo_sg; grpo_sg.main([])"]])
+def test_the_file_alone_says_that_the_command_line_needs_the_project(command, tmp_path):
+    done = run_alone(tmp_path, *command)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("the command line needs the whole project") and \
+        done.stderr.count("\n") == 1
+
+
+# ---- Imports run one way ----
+
+# A module may import those on the lines above its own, and nothing of the project on its
+# own line; grpo_sg only where it is named.
+ORDER = """
+verify.text verify.final_answer verify.math_equal support.program
+support.puzzles support.page
+support.data support.models+
+tasks
+support.run support.tiny+
+support.cli+
+"""
+# Inside verify/ the imports are checked by its own order.
+WITHIN = {("verify.final_answer", "verify.text"), ("verify.math_equal", "verify.text")}
+# grpo_sg.py imports the project in two places only: where it is started as a script, and
+# in main().
+EXCEPTIONS = {("grpo_sg", "support.program"), ("grpo_sg", "support.cli")}
+TOPS = ("verify", "support", "tasks", "grpo_sg", "lesson", "extras", "experiments", "conftest")
+
+
+def imports_of(path):
+    """Return the modules of the project that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                is_module = (ROOT / f"{inner.replace('.', '/')}.py").exists()
+                found.add(inner if is_module else node.module)
+    return {name for name in found if name.split(".")[0] in TOPS}
+
+
+def test_imports_of_the_core_run_one_way():
+    lines = [line.split() for line in ORDER.strip().splitlines()]
+    floor = {name.rstrip("+"): i for i, names in enumerate(lines) for name in names}
+    may_import_it = {name.rstrip("+") for names in lines for name in names if name.endswith("+")}
+    files = [ROOT / "tasks.py", *(ROOT / "support").glob("*.py"), *(ROOT / "verify").glob("*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
+    core = {name: path for name, path in names.items() if ".test_" not in name}
+    assert core.keys() == floor.keys()
+    for name, path in core.items():
+        for other in imports_of(path):
+            if other == "grpo_sg":
+                assert name in may_import_it, f"{name} imports grpo_sg"
+            elif (name, other) not in WITHIN:
+                assert floor.get(other, 99) < floor[name], f"{name} imports {other}"
+    assert imports_of(ROOT / "grpo_sg.py") == {other for _, other in EXCEPTIONS}
+
+
+@pytest.mark.parametrize("folder, allowed", [
+    ("extras", ("verify", "support", "tasks", "grpo_sg", "extras")),
+    ("lesson", ("verify", "support", "tasks", "grpo_sg", "lesson"))])
+def test_optional_folders_import_the_core_and_themselves(folder, allowed):
+    """Only experiments/ may import other optional folders."""
+    for path in (ROOT / folder).rglob("*.py"):
+        if not path.name.startswith("test_"):
+            for other in imports_of(path):
+                assert other.split(".")[0] in allowed, f"{path.relative_to(ROOT)} imports {other}"
+
+
+@pytest.mark.parametrize("command", [["grpo_sg.py"], ["-m", "support.cli"]])
+def test_memory_allocation_is_set_before_torch_is_imported(command, tmp_path):
+    """However the command line is started."""
+    (tmp_path / "torch.py").write_text(
+        "import os; os.write(1, os.environ.get('PYTORCH_ALLOC_CONF', 'unset').encode()); os._exit(0)")
+    environment = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True,
+                          env={**environment, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "expandable_segments:True"
