@@ -49,7 +49,7 @@ from experiments import analysis
 from experiments.run import name_commit
 from lesson.angle import (
     add_gradient, cosine, degrees, draw_rollout, weigh_none, weigh_unlikely, yardstick)
-from support import models, tiny
+from support import cli, tiny
 from support.run import Run
 
 TASKS = "kk", "math", "qa"
@@ -132,10 +132,10 @@ class Watched(Run):
         self.watched, self.wanted, self.kept = policy, steps, {}
         return self
 
-    def log_step(self, step, *given):
-        super().log_step(step, *given)
-        if step in self.wanted:
-            self.kept[step] = flat(self.watched)
+    def log_step(self, row, *given):
+        super().log_step(row, *given)
+        if row["step"] in self.wanted:
+            self.kept[row["step"]] = flat(self.watched)
 
 
 def train_from(policy, task, cfg, parameters, steps, **settings):

@@ -1,14 +1,14 @@
-"""What does a reward pay a policy that knows nothing? That is what a reward is judged by.
+"""What do trivial baselines score? A reward should pay them less than honest attempts.
 
-    python -m experiments.ignorant kk math qa     a minute; writes results/ignorant.jsonl
-    python -m experiments.ignorant my_task.py     a task of your own, a script that ends in
-                                                  grpo_sg.main(task=NAME): nothing is trained
+    python -m experiments.baselines kk math qa    a minute; writes results/ignorant.jsonl
+    python -m experiments.baselines my_task.py    a task of your own: a script that ends in
+                                                  grpo_sg.main(task=NAME); trains nothing
 
-Each policy answers all test problems without having understood one: with the commonest answer
-of the training problems, the question itself, the form without an answer, the answer of another
-problem. Printed are its accuracy and its mean reward. The warning at the end is for the reward
-that pays for giving up: a policy that is hardly ever right earns more than honest attempts that
-are wrong, so that a policy that is seldom right learns the former.
+Each baseline answers all test problems without understanding them: with the most frequent
+answer of the training problems, the question itself, the form without an answer, or the answer
+of another problem. The script prints its accuracy and its mean reward. It warns if the reward
+pays for giving up: if a baseline that is almost never right earns more than honest attempts
+that are wrong. A policy that is seldom right would then learn to give up.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ from unittest import mock
 import grpo_sg
 import tasks
 from experiments.analysis import RESULTS
-from support import models
+from support import cli
 from support.program import one_line_errors
 
 NEVER = 0.02    # an accuracy up to which a policy counts as never right
@@ -77,7 +77,7 @@ def answer_blindly(problem, task, golds, commonest, rng):
 
 
 def follow_claims(problem):
-    """Not quite ignorant: what the people of a puzzle say of each other."""
+    """Not quite trivial: answer what the people of a puzzle say of each other."""
     first, last = [], []
     for name in problem.answer:
         pattern = rf"\b{re.escape(name)} is a (knight|knave)"
@@ -92,10 +92,10 @@ def follow_claims(problem):
 # ---- What they earn ----
 
 def judge(task, problem, response):
-    """(right and well formed, reward)"""
+    """Return (right and well formed, reward)."""
     c = grpo_sg.Completion(problem, [], [0], [True], transcript=response, response=response)
-    tasks.judge(task, c)
-    return c.solved, c.reward
+    c.correct, c.formatted = task.verify(response, problem.answer)
+    return c.solved, task.reward(c)
 
 
 def measure(label, task):
@@ -140,20 +140,26 @@ def warn(rows, wrong, right):
 
 
 def find_tasks(name):
-    """Yields (label, task): of a task's name, or of a script that ends in grpo_sg.main."""
+    """Yield (label, task) for the name of a task or of a script that ends in grpo_sg.main."""
+    for label, cfg in find_settings(name):
+        yield label, cli.guard(tasks.make_task(cfg))
+
+
+def find_settings(name):
+    """Yield (label, settings) for the same names."""
     sizes = ["--train_problems", "1000", "--eval_problems", "1000"]
     if name.endswith(".py"):
         with mock.patch.object(grpo_sg, "main") as main:
             runpy.run_path(name, run_name="__main__")
         cfg = cli.parse([], **main.call_args.kwargs)
-        yield cfg.task, tasks.make_task(cfg)
+        yield cfg.task, cfg
     elif name == "kk":
         for people in ("3", "7"):
             # as a real model reads them, told as a story
             cfg = cli.parse(["--task", name, "--model", "any", "--people", people, *sizes])
-            yield f"kk, {people} people", tasks.make_task(cfg)
+            yield f"kk, {people} people", cfg
     else:
-        yield name, tasks.make_task(cli.parse(["--task", name, *sizes]))
+        yield name, cli.parse(["--task", name, *sizes])
 
 
 def main():

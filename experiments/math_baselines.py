@@ -1,18 +1,18 @@
-"""What a policy gets that knows no mathematics: it boxes the question. A verifier should pay it nothing.
+"""What do trivial baselines score in mathematics, such as boxing the question? A verifier should accept none.
 
-    python verify/ignorant_math.py FILE.jsonl ...     rows with "problem" and "answer"; a minute for
-                                                           7,000 problems, with math-verify an hour
+    python -m experiments.math_baselines FILE.jsonl ...     rows with "problem" and "answer"; a minute for
+                                                            7,000 problems, with math-verify an hour
 
 Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
 of its formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent answer;
 `hedges` is right where one of a few answers is that say several things at once. A formula stands between
 dollar signs, \\( and \\), or \\[ and \\]; a question without such signs is one. Counts go to
-results/ignorant_math.json: of the generated problems, of each file named, and by math-verify too, where it is
+results/math_baselines.json: of the generated problems, of each file named, and by math-verify too, where it is
 installed. What is left on real sets are questions in which the answer stands as it should be written, and
 questions that ask for another form of an expression with symbols, to be expanded or factored: both forms count
 as equal.
 
-The files of README.md are made from those of public repositories on GitHub:
+The files of verify/README.md are made from those of public repositories on GitHub:
 
     math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl, as
                                 it is; the set is HuggingFaceH4/MATH-500
@@ -34,9 +34,8 @@ from collections import Counter
 
 from tqdm import tqdm
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
-import tasks  # noqa: E402
+import tasks
+from experiments.analysis import RESULTS
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 verifiers = {"verify_math": lambda response, gold: tasks.verify_math(response, gold).correct}
@@ -83,7 +82,7 @@ for path in sys.argv[1:]:
     with open(path, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     sets[os.path.basename(path).removesuffix(".jsonl")] = [(row["problem"], row["answer"]) for row in rows]
-path, results = os.path.join(HERE, "results", "ignorant_math.json"), {}
+path, results = RESULTS / "math_baselines.json", {}
 if os.path.exists(path):  # what was counted before stays: other files, the other verifier
     with open(path) as file:
         results = json.load(file)

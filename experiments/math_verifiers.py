@@ -1,8 +1,8 @@
 """verify_math, math-verify where it is installed, and others' verdicts, on labelled answers.
 
-    python verify/math_verifiers.py               verify/math_pairs.jsonl; some seconds
-    python verify/math_verifiers.py --outputs F   answers that models gave, from clones of REPOSITORIES in
-                                                       the folder F; a minute. -v prints our wrong verdicts
+    python -m experiments.math_verifiers               verify/math_pairs.jsonl; some seconds
+    python -m experiments.math_verifiers --outputs F   answers that models gave, from clones of REPOSITORIES
+                                                       in the folder F; a minute. -v prints our wrong verdicts
 
 The 1,389 pairs were written for the tests, and what they found was repaired: what is printed of them is no
 measurement on unseen answers. The outputs are 18,972 answers of 31 models to MATH, MATH-500, AIME, MATH-Vision
@@ -12,7 +12,7 @@ the last repairs of verify_math, the second when they were done.
 results/math_labels.json has the first 12 digits of the SHA-256 of each pair of a gold and an answer that is
 right, and of each left out: extractions that broke, golds that are broken, and "yes" or "no" where the answer's
 words decide only with the question. All other pairs are wrong. Where all verdicts agreed, and no near miss was
-seen, that is the label; the others were labelled by hand, by the rules in README.md. Golds that are
+seen, that is the label; the others were labelled by hand, by the rules in verify/README.md. Golds that are
 the letter of a choice are left out where the answer is no letter: the options decide.
 """
 import argparse
@@ -25,14 +25,12 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import time
 import zipfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
-from verify.final_answer import final_answer  # noqa: E402
-from tasks import verify_math  # noqa: E402
+from experiments.analysis import RESULTS
+from tasks import ROOT, verify_math
+from verify.final_answer import final_answer
 
 try:
     import math_verify
@@ -44,7 +42,7 @@ except ImportError:
 REPOSITORIES = ("microsoft/rho", "QwenLM/Qwen2.5-Math", "rasbt/reasoning-from-scratch", "mathllm/MathCoder",
                 "mathllm/MATH-V", "WildEval/ZeroEval", "protagolabs/odyssey-math",
                 "suzgunmirac/dynamic-cheatsheet")
-LABELS = os.path.join(HERE, "results", "math_labels.json")
+LABELS = RESULTS / "math_labels.json"
 
 
 def ours(response, gold):
@@ -227,7 +225,7 @@ def main():
             parts[f"half {half}"] = [{**row, "correct": row["key"] in known["right"]} for row in rows
                                      if row["key"] not in known["left out"]]
     else:
-        with open(os.path.join(HERE, "math_pairs.jsonl")) as file:
+        with open(ROOT / "verify" / "math_pairs.jsonl") as file:
             rows = [json.loads(line) for line in file]
         parts = {"first 607 pairs": rows[:607], "other 782 pairs": rows[607:]}
     for part, rows in parts.items():

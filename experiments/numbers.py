@@ -3,7 +3,7 @@
     python -m experiments.numbers            fails where a page is not what the files say
     python -m experiments.numbers --write    puts into the pages what the files say
 
-In a page each stands between <!--=NAME--> and <!--/-->, in any README.md of the project. NAME
+In a page each is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. NAME
 is a key of what the functions below yield: a number, words, or a table.
 """
 import argparse
@@ -474,14 +474,22 @@ def without_source(page):
     return re.findall(MEASURED, re.sub(NOT_MARKED, "", page, flags=re.S))
 
 
+def find_pages():
+    """Return the paths of the pages with marked numbers."""
+    paths = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")])
+    return [path for path in paths if MARK.search(path.read_text())]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="repair the pages")
     write = parser.parse_args().write
-    known, count = values(), 0
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]:
+    known, pages = values(), find_pages()
+    marks, count = 0, 0
+    for path in pages:
         page = path.read_text()
         right, wrong = check(page, known)
+        marks += len(MARK.findall(page))
         if write:
             path.write_text(right)
             wrong = [line for line in wrong if line.startswith("there is")]
@@ -490,7 +498,10 @@ def main():
         for line in wrong:
             print(f"{path.relative_to(ROOT)}: {line}")
         count += len(wrong)
-    print(f"{count} are wrong" if count else "every marked number is what its file says")
+    if count:
+        print(f"{count} are wrong")
+    else:
+        print(f"every marked number is what its file says: {marks} in {len(pages)} pages")
     sys.exit(count > 0)
 
 

@@ -27,8 +27,7 @@ import grpo_sg
 import tasks
 from experiments.analysis import RESULTS, read_rows
 from experiments.run import name_commit
-from support import tiny
-from support.run import Run
+from support import cli, tiny
 
 SAMPLE = "sample: pi, norm, norm at the logits"
 
@@ -84,14 +83,14 @@ def thin_out(rows):
 
 
 def measure(name, seed, steps=30, problems=32, own=True):
-    """A row. own: after its own warm-up, else from the ready model."""
+    """A row. own: after its own warm-up, else from the pretrained model."""
     flags = ["--task", name, "--seed", str(seed), "--eval_every", "1000000"]
     cfg = cli.parse(flags + ["--warm_up"] * own)
     cfg = dataclasses.replace(cfg, steps=steps)
     policy, task, _ = cli.load(cfg)
     if own:
         tiny.warm_up(policy, task, cfg)
-    grpo_sg.train(policy, task, cfg, Run(cfg))
+    grpo_sg.train(policy, task, cfg)
     completions = grpo_sg.rollout(policy, task, task.train[-problems:], cfg, n=8,
                                   temperature=1.0, seed=seed)
     grpo_sg.set_advantages(completions, 8)

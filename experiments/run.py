@@ -67,7 +67,7 @@ import grpo_sg
 import tasks
 from experiments.analysis import DOSES, RESULTS, best_rates, read_rows
 from grpo_sg import grpo_sg_loss
-from support import tiny
+from support import cli, tiny
 from support.run import Run
 
 RADIUS = 12.0  # length of a step aside; the parameters' own norm is about 62
@@ -233,6 +233,7 @@ AFAR = {"none, many": Arm({"shaping": "none"}), "sg, many": Arm(),
         "none, few": Arm({"shaping": "none", "train_problems": 64, "steps": 120}),
         "sg, few": Arm({"train_problems": 64, "steps": 120})}
 COMMANDS = {}
+tasks.add_extras()
 for name in tasks.TASKS:
     COMMANDS[name] = Arm({"task": name, "warm_up": "true"})
     COMMANDS[f"{name}, ready"] = Arm({"task": name})
@@ -299,13 +300,11 @@ def choose_rates(name, results):
 
 # ---- A run ----
 
-class Noted(Run):
-    """A run without a folder that keeps the norms of all updates, before clipping."""
-
-    def log_step(self, step, completions, updates, seconds):
-        super().log_step(step, completions, updates, seconds)
-        norms = [update["norm"] for update in updates]
-        self.rows[-1]["norms"] = [norm for norm in norms if math.isfinite(norm)]
+def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.describe_step):
+    """Return a step's row, with the norms of all its updates, before clipping."""
+    norms = [update["norm"] for update in updates]
+    row = describe(completions, updates, *given)
+    return {**row, "norms": [norm for norm in norms if math.isfinite(norm)]}
 
 
 @functools.lru_cache(1)
@@ -314,7 +313,7 @@ def start_of(name, warmup, seed, flags):
     one. It is for copying: the next call may return the same."""
     own = ["--warm_up"] if warmup else []
     cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
-                         *flags, *own])
+                     *flags, *own])
     policy, task, _ = cli.load(cfg)
     if warmup:
         task = task._replace(warmup=warmup)
@@ -340,12 +339,10 @@ def train_arm(experiment, arm, seed, rate, split, smoke=False):
     found = {}
     if e.before:
         found["before"] = e.measure(policy, task, problems, cfg)["avg@4"]
-    run = Noted(cfg)
-    with contextlib.ExitStack() as stack:
-        for name, replacement in a.patches.items():
-            stack.enter_context(mock.patch.object(grpo_sg, name, replacement))
-        grpo_sg.train(policy, task, cfg, run)
-    return {**e.measure(policy, task, problems, cfg), **describe(run.rows), **found}
+    patches = {"describe_step": describe_step_with_norms, **a.patches}
+    with mock.patch.multiple(grpo_sg, **patches):
+        rows = grpo_sg.train(policy, task, cfg, Run(cfg))
+    return {**e.measure(policy, task, problems, cfg), **describe(rows), **found}
 
 
 def describe(rows):

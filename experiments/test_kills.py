@@ -1,5 +1,5 @@
-"""A run that is killed at random moments, and resumed each time, ends as one that nothing
-disturbed: metrics, transcripts and parameters are equal, bit for bit."""
+"""A run that is killed at random moments, and resumed each time, ends as an uninterrupted
+one: metrics, transcripts and parameters are equal, bit for bit."""
 import json
 import os
 import random
@@ -7,6 +7,7 @@ import signal
 import time
 
 import grpo_sg
+import tasks
 from support import run, tiny
 
 FLAGS = ["--model", os.path.join(tasks.ROOT, "support", "pretrained", "math"), "--task", "math",

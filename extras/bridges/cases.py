@@ -10,7 +10,7 @@ import transformers
 
 import grpo_sg
 import tasks
-from support import models
+from support import cli, models
 
 # The last is an end in generation_config alone.
 ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")
@@ -51,7 +51,8 @@ def make(folder, name, opened, *flags):
     cfg = cli.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
     model, tokenizer = models.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
-    return cfg, policy, models.encode_problems(tasks.make_task(cfg), policy, cfg)
+    task = cli.guard(tasks.make_task(cfg))
+    return cfg, policy, models.encode_problems(task, policy, cfg)
 
 
 def script(tokenizer, task, problem, opened):
@@ -101,6 +102,6 @@ def roll_out(policy, task, cfg, problem, completions):
 def launch(processes, *command):
     """python COMMAND in so many processes, on a CPU: accelerate's --cpu would start one."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+                   "PYTHONPATH": str(tasks.ROOT)}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes]
     subprocess.run([*launcher, *command], env=environment, check=True, timeout=3600)

@@ -1,14 +1,14 @@
 """GRPO-SG on TRL in several processes, on a CPU, from the tiny model after its warm-up:
 
     python grpo_sg.py --task kk --steps 1 --eval_samples 0 --out START     the start of all runs
-    python -m bridges.processes first START/checkpoint    a step: 2 processes against 1
-    python -m bridges.processes learn START/checkpoint    40 steps: 2 against grpo_sg.py
-    python -m bridges.processes cost                      a micro-batch, with and without
-    python -m bridges.processes figure
+    python -m extras.bridges.processes first START/checkpoint    a step: 2 processes against 1
+    python -m extras.bridges.processes learn START/checkpoint    40 steps: 2 against grpo_sg.py
+    python -m extras.bridges.processes cost                      a micro-batch, with and without
+    python -m extras.bridges.processes figure
 
-In an environment made from bridges/requirements-trl.txt; the figure needs matplotlib too. They
-write bridges/results/processes.json and bridges/figures/processes.svg. `first` and `learn` take
-more flags of grpo_sg.py: `--steps 2`, say, for a short look, which is not recorded."""
+In an environment made from requirements-trl.txt; the figure needs matplotlib too. They write
+results/processes.json and figures/processes.svg. `first` and `learn` take more flags of
+grpo_sg.py: `--steps 2`, say, for a short look, which is not recorded."""
 import functools
 import json
 import pathlib
@@ -24,6 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
 from extras.bridges import cases, trl_train
+from support import cli
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results" / "processes.json"
@@ -76,7 +77,7 @@ def first(start, *more):
             runs = []
             for processes in ("1", "2"):
                 out = f"{folder}/{processes}"
-                cases.launch(processes, "-m", "bridges.processes", "one_step", out, *FLAGS,
+                cases.launch(processes, "-m", "extras.bridges.processes", "one_step", out, *FLAGS,
                              "--model", start, "--shaping", shaping, "--loss_agg_mode", mode,
                              *more)
                 runs.append(torch.load(out))
@@ -102,7 +103,7 @@ def learn(start, *more):
                             "--eval_samples", "0", "--eval_every", "1000"], check=True)
             with open(f"{folder}/own/metrics.jsonl") as file:
                 curves["grpo_sg.py"].append(read_rewards(map(json.loads, file)))
-            cases.launch("2", "-m", "bridges.trl_train", *flags, "--out", f"{folder}/trl")
+            cases.launch("2", "-m", "extras.bridges.trl_train", *flags, "--out", f"{folder}/trl")
             with open(f"{folder}/trl/trainer_state.json") as file:
                 history = json.load(file)["log_history"]
             curves["TRL, 2 processes"].append(read_rewards(history))
@@ -131,7 +132,7 @@ def cost(B=4, T=128):
         model.save_pretrained(folder)
         for shaping in ("none", "sg"):
             cfg = cli.parse([*FLAGS, "--train_problems", "200", "--model", folder,
-                                 "--shaping", shaping])
+                             "--shaping", shaping])
             trainers[shaping] = trl_train.make_trainer(cfg, output_dir=folder, use_cpu=True)
     ids = torch.randint(1, 4096, (B, 2 * T))
     batch = {"prompt_ids": ids[:, T:T + 32], "prompt_mask": torch.ones(B, 32, dtype=torch.long),

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import grpo_sg
 from grpo_sg import group_advantages, grpo_sg_loss, token_logps, token_weights
-from support import models
+from support import cli, models
 from support.program import UserError
 
 pytest.importorskip("trl")

@@ -47,7 +47,7 @@ def actor_step(folder, data, mode, beta):
     """(parameters, metrics) after a step of verl's actor: its FSDP2 engine, in one process,
     with SGD."""
     model = settings.HFModelConfig(
-        path=str(folder / "model"), external_lib="bridges.verl_grpo_sg", load_tokenizer=False,
+        path=str(folder / "model"), external_lib="extras.bridges.verl_grpo_sg", load_tokenizer=False,
         use_remove_padding=False, enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "eager"})
     sharding = settings.FSDPEngineConfig(
@@ -244,4 +244,4 @@ def test_the_readmes_command_is_one_that_verl_knows():
     actor = config.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == "grpo_sg" and actor.clip_ratio_c == 1e9
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "grpo_sg"
-    assert config.actor_rollout_ref.model.external_lib == "bridges.verl_grpo_sg"
+    assert config.actor_rollout_ref.model.external_lib == "extras.bridges.verl_grpo_sg"

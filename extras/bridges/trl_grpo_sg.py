@@ -1,5 +1,5 @@
 """GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL
-1.16.0, from this folder's parent, in place of trl.GRPOTrainer:
+1.16.0, from the project's folder, in place of trl.GRPOTrainer:
 
     from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 

@@ -1,6 +1,7 @@
 """Train by GRPO-SG on TRL, on one GPU or many, with the flags of grpo_sg.py:
 
-    accelerate launch --num_processes 8 -m bridges.trl_train --task kk --model Qwen/Qwen2.5-0.5B
+    accelerate launch --num_processes 8 -m extras.bridges.trl_train --task kk \
+        --model Qwen/Qwen2.5-0.5B
 
 Each process makes its share of the completions by grpo_sg.rollout: prompts, searches and
 rewards are those of grpo_sg.py. TRL has the advantages, the loss, and what several processes
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 import grpo_sg
 import tasks
 from extras.bridges.trl_grpo_sg import GRPOSGTrainer
-from support import models
+from support import cli, models
 from support.program import UserError
 
 # Settings of what TRL does in its own way, or not at all.
@@ -83,7 +84,7 @@ def make_trainer(cfg, **others):
             f"TRL cannot keep the logits of a {type(model).__name__} in float32: take a model "
             "that is built as Llama's or Qwen's are, or grpo_sg.py")
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
-    task = models.encode_problems(tasks.make_task(cfg), policy, cfg)
+    task = models.encode_problems(cli.guard(tasks.make_task(cfg)), policy, cfg)
     cli.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     # A prompt is the number of its problem: its text is roll_out's business.

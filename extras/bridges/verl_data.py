@@ -1,6 +1,7 @@
 """A task's problems as the parquet files that verl reads, to train and to validate on:
 
-    python -m bridges.verl_data train.parquet valid.parquet --task kk --model Qwen/Qwen2.5-0.5B
+    python -m extras.bridges.verl_data train.parquet valid.parquet \
+        --task kk --model Qwen/Qwen2.5-0.5B
 
 After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are
 made."""
@@ -12,7 +13,7 @@ import datasets
 
 import grpo_sg
 import tasks
-from support import models
+from support import cli, models
 from support.program import UserError
 
 # What the agent loop takes from the rows; the other settings are verl's own.
@@ -27,7 +28,7 @@ def parse(argv):
     refused = [flag for flag in flags if flag[2:].replace("-", "_") not in KNOWN]
     if refused:
         raise UserError(f"{', '.join(refused)} cannot be given here: see the table in "
-                        "bridges/README.md")
+                        "extras/bridges/README.md")
     if not cfg.model:
         raise UserError("--model is needed: its prompts and their lengths depend on it")
     return cfg

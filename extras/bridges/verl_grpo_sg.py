@@ -20,7 +20,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 import grpo_sg  # noqa: E402
 import tasks  # noqa: E402
 from extras.bridges.verl_data import encode  # noqa: E402
-from support import models  # noqa: E402
+from support import cli, models  # noqa: E402
 
 
 @register_policy_loss("grpo_sg")
@@ -44,7 +44,8 @@ def set_up(settings, model):
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
     policy = grpo_sg.Policy(None, tokenizer, models.find_stop_ids(ends, tokenizer))
-    return cfg, policy, tasks.make_task(cfg)
+    tasks.add_extras()
+    return cfg, policy, cli.guard(tasks.make_task(cfg))
 
 
 @register("grpo_sg")
@@ -73,12 +74,12 @@ class AgentLoop(AgentLoopBase):
                 request, prompt_ids=c.prompt + c.tokens, sampling_params={**params, **stops})
             c.add(output.token_ids, own=True)
             logps += output.log_probs or []
-            if last_turn or not ends_in_call.of(output.token_ids):
+            if last_turn or not ends_in_call.ends(output.token_ids):
                 break
             # In a thread, as the tool may be a server. The tokenizer stays in this one: it has
             # a state.
             texts = [tokenizer.decode(c.own_tokens())]
-            answer, = await asyncio.to_thread(models.call_tool, task, texts)
+            answer, = await asyncio.to_thread(task.observe, texts)
             answer = grpo_sg.encode_tool_answer(tokenizer, answer)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []

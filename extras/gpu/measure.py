@@ -1,7 +1,7 @@
 """What a GPU does with grpo_sg.py, in some ten minutes, beside what was computed of it.
 
-    python -m gpu.measure                   random parameters in the shape of Qwen2.5-0.5B
-    python -m gpu.measure --model FOLDER    a model of yours, as save_pretrained wrote it
+    python -m extras.gpu.measure                   random parameters, Qwen2.5-0.5B's shape
+    python -m extras.gpu.measure --model FOLDER    your model, as save_pretrained wrote it
 
 Any flags of grpo_sg.py will do, too; with less than 20 GB the sizes are smaller by default.
 Prints a table and what it means, and writes both to a .json, which is what to send. A part
@@ -22,15 +22,12 @@ import tempfile
 import time
 import traceback
 
-if not __package__:  # started by its path
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
 import grpo_sg  # before torch: it says how PyTorch is to allocate memory
 import tasks
 import torch
 import transformers
 from extras.gpu import graph, laptop, memory, seconds
-from support import models, program, tiny
+from support import cli, models, program, tiny
 
 GPU = torch.cuda.is_available()
 NAME = torch.cuda.get_device_name() if GPU else "CPU"
@@ -330,7 +327,7 @@ def measure(cfg, flags, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="a folder written by save_pretrained")
-    parser.add_argument("--out", help="a .json; default, on a GPU: gpu/results/ITS-NAME.json")
+    parser.add_argument("--out", help="a .json; default, on a GPU: extras/gpu/results/NAME.json")
     given, more = parser.parse_known_args()
     found.clear()
     usual = laptop.RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"

@@ -1,23 +1,23 @@
 """What of a model's sampling and update fits on a GPU, with a tenth of it to spare:
 computed, not measured.
 
-    python -m gpu.memory                                     the table of hardware.md
-    python -m gpu.memory --gpu 12                            Qwen2.5-0.5B on a card of 12 GB
-    python -m gpu.memory --model FOLDER_OR_NAME --gpu 24     another model
-    python -m gpu.memory --gpu 16 --float32                  on a T4
+    python -m extras.gpu.memory                                  the table of hardware.md
+    python -m extras.gpu.memory --gpu 12                         Qwen2.5-0.5B on 12 GB
+    python -m extras.gpu.memory --model FOLDER_OR_NAME --gpu 24  another model
+    python -m extras.gpu.memory --gpu 16 --float32               on a T4
 
 A cell has --tokens_per_micro_batch and --sample_batch, then gc where
 --gradient_checkpointing and offload where --offload is needed, too. Completions are taken
 to grow to --max_new_tokens, as if none ended before: most end long before. Of the model
 only its configuration is read. test_memory.py holds `peaks` to within 10 % of what is
-allocated, for the sampler of gpu/graph.py and for an update.
+allocated, for the sampler of graph.py and for an update.
 """
 import argparse
 import sys
 
 from transformers import AutoConfig, Qwen2Config
 
-READ = 16_000  # as in gpu/graph.py: tokens of prompts that are read at once
+READ = 16_000  # as in graph.py: tokens of prompts that are read at once
 TOKENS = (2048, 3072, 4096, 8192, 16384)
 ROWS = (16, 32, 64, 128, 256, 512)
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12),

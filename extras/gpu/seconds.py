@@ -1,7 +1,7 @@
 """How long a run takes on a GPU: computed, not measured.
 
-    python -m gpu.seconds            the table of hardware.md
-    python -m gpu.seconds --check    one case beside what another formula had said
+    python -m extras.gpu.seconds            the table of hardware.md
+    python -m extras.gpu.seconds --check    one case beside what another formula had said
 
 A step samples B completions, of a mean length m and at most T tokens each, in parts of
 --sample_batch rows. A decode step of a part launches 43 kernels a layer, each of at least 4
@@ -17,15 +17,11 @@ operations, which are few at these lengths, and all that a host does between are
 """
 import argparse
 import math
-import os
 import shlex
-import sys
-
-if not __package__:  # started by its path
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import grpo_sg
 from extras.gpu import graph, memory
+from support import cli
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import extras.gpu as gpu
+import extras
 import grpo_sg
-from extras.gpu import graph, offload
+from extras.gpu import graph, offload, plugin
 from extras.gpu.test_graph import PROMPTS, tiny
+from support import cli, models
 
 WANTED = SimpleNamespace(sampler="auto", offload=True)
 
@@ -26,25 +27,25 @@ def test_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monke
     policy = make_policy(tiny(), "cuda")
     chosen = graph.sample, "which it is"
     monkeypatch.setattr(graph, "choose", lambda model, plain, prompt: chosen)
-    monkeypatch.setattr(gpu.models, "bfloat16_works", lambda kind: False)
-    gpu.equip(policy, WANTED, PROMPTS[2])
+    monkeypatch.setattr(grpo_sg, "has_bfloat16", lambda kind: False)
+    plugin.equip(policy, WANTED, PROMPTS[2])
     assert policy.sampler is graph.sample and policy.AdamW is offload.HostAdamW
     assert capsys.readouterr().out == "which it is\n"
 
 
 def test_who_asks_for_it_samples_plainly_on_a_gpu(capsys):
     policy = make_policy(tiny(), "cuda")
-    gpu.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
+    plugin.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
     assert capsys.readouterr() == ("", "")
 
 
 def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_said(capsys):
     policy = make_policy(tiny())
-    gpu.equip(policy, WANTED, PROMPTS[2])
+    plugin.equip(policy, WANTED, PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
     assert capsys.readouterr().err.startswith("--offload has no effect on cpu")
-    gpu.equip(policy, SimpleNamespace(sampler="auto", offload=False), PROMPTS[2])
+    plugin.equip(policy, SimpleNamespace(sampler="auto", offload=False), PROMPTS[2])
     assert capsys.readouterr() == ("", "")
 
 
@@ -55,13 +56,16 @@ def test_the_flags_are_the_programs():
     assert (cfg.sampler, cfg.offload) == ("plain", True)
 
 
-def test_a_run_without_a_gpu_loads_neither_sampler_nor_optimizer_of_this_room(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "gpu"]:
+def test_a_run_without_a_gpu_loads_neither_the_sampler_nor_the_optimizer(monkeypatch):
+    monkeypatch.setattr(models, "EQUIP", [])
+    monkeypatch.setattr(extras, "gpu", extras.gpu)  # what is imported here is undone
+    for name in [name for name in sys.modules if name.startswith("extras.gpu")]:
         monkeypatch.delitem(sys.modules, name)
-    fresh = importlib.import_module("gpu")
+    fresh = importlib.import_module("extras.gpu.plugin")
     policy = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
     fresh.equip(policy, WANTED, PROMPTS[2])
-    assert fresh is not gpu and [name for name in sys.modules if name.startswith("gpu.")] == []
+    loaded = [name for name in sys.modules if name.startswith("extras.gpu.")]
+    assert models.EQUIP == [fresh.equip] and loaded == ["extras.gpu.plugin"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -1,4 +1,4 @@
-"""The formula of gpu/memory.py against what is allocated, counted tensor by tensor on a CPU
+"""The formula of memory.py against what is allocated, counted tensor by tensor on a CPU
 in bfloat16."""
 import weakref
 

@@ -2,7 +2,7 @@
 of passages.
 
     pip install bm25s==0.3.16
-    python search/server.py FOLDER
+    python -m extras.search.server FOLDER
     python grpo_sg.py --task qa --retriever http://127.0.0.1:8000/retrieve
 
 FOLDER has .txt files, a passage in each paragraph, which gets the file's name as its title;
@@ -14,7 +14,7 @@ import http.server
 import json
 import pathlib
 
-EXAMPLE = "python search/server.py FOLDER"
+EXAMPLE = "python -m extras.search.server FOLDER"
 LINE = r'{"contents": "Title\nText"}'
 
 

@@ -5,7 +5,8 @@ import random
 
 from extras.search import qa, retriever
 from support import data
-from tasks import NAMES, Problem, Task, Verdict, as_answers, most_frequent
+from support.puzzles import NAMES
+from tasks import Problem, Task, Verdict, as_answers, most_frequent
 
 # What a line of a file looks like. Golds may be text, a number, or a list of these.
 QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}

@@ -11,7 +11,7 @@ import pytest
 
 import grpo_sg
 import tasks
-from support import models
+from support import models, tiny
 from extras.search import qa, retriever, server as our_server
 from extras.search.text import bm25
 from support.program import UserError
@@ -191,8 +191,9 @@ def test_a_hostile_passage_is_never_the_policys_text_and_ends_no_turn(serve):
     server = serve(HOSTILE)
     cfg = grpo_sg.Config(task="qa", train_problems=20, eval_problems=5, retriever=server.url,
                          max_new_tokens=48)
+    tasks.add_extras()
     task = tasks.make_task(cfg)
-    model, tokenizer = grpo_sg.tiny.tiny_model(task)
+    model, tokenizer = tiny.tiny_model(task)
     call = tokenizer(task.train[0].solution.split("</search>")[0] + "</search>")["input_ids"]
     answer = tokenizer(" <answer> Nowhere </answer>")["input_ids"] + [tokenizer.eos_token_id]
     policy = grpo_sg.Policy(model.eval(), tokenizer, {tokenizer.eos_token_id},

@@ -5,7 +5,6 @@ import math
 import pathlib
 import random
 import re
-import sys
 import time
 
 import datasets
@@ -15,7 +14,7 @@ import grpo_sg
 import tasks
 from extras.search import qa, task as room
 from extras.search.text import bm25
-from support import data, tiny
+from support import cli, data, tiny
 from support.program import UserError
 from support.test_tiny import check_pretrained
 
@@ -123,7 +122,7 @@ def test_labelled_responses():
     cheats."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        verdict = tasks.verify_qa(row["response"], row["gold"])._asdict()
+        verdict = room.verify_qa(row["response"], row["gold"])._asdict()
         assert {**verdict, **row} == {**row, **verdict}, row["why"]
     assert len(rows) > 160
 
@@ -132,7 +131,7 @@ def test_the_table_of_cheats_is_what_the_verifier_says():
     table = CASES.with_name("README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| `(.+)` \| (yes|no) \| (yes|no) \|", table, re.M)
     for gold, response, formatted, correct in rows:
-        verdict = tasks.verify_qa(response, [gold])
+        verdict = room.verify_qa(response, [gold])
         assert verdict == (correct == "yes", formatted == "yes"), response
     assert len(rows) == 9
 
@@ -151,7 +150,7 @@ def test_hostile_responses_are_cheap(part):
     for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
                      f"<think>x</think><answer>1{long}</answer>"):
         started = time.thread_time()
-        tasks.verify_qa(response, ["Paris", "9" * 99])
+        room.verify_qa(response, ["Paris", "9" * 99])
         assert time.thread_time() - started < 1, response[:60]
 
 
@@ -193,17 +192,17 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
 
 
-# ---- The room ----
+# ---- The folder ----
 
 def test_the_number_of_searches_is_told_and_kept():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
     assert task.max_turns == 5 and "At most 5 searches" in task.system
-    with pytest.raises(UserError, match="--max_turns: a whole number of 0 or more"):
+    with pytest.raises(UserError, match="--max_turns must be a whole number, 0 or more"):
         cli.parse(["--task", "qa", "--max_turns", "-1"])
 
 
-def test_without_the_room_the_task_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "search.task", None)  # as if it could not be found
-    for use in (make_task, lambda: tasks.verify_qa("x", ["x"])):
-        with pytest.raises(UserError, match="the folder search/ is missing"):
-            use()
+def test_without_its_folder_the_task_is_a_one_line_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(tasks, "ROOT", tmp_path)
+    monkeypatch.delitem(tasks.TASKS, "qa", raising=False)
+    with pytest.raises(UserError, match="needs the folder extras/search/, which is missing"):
+        make_task()
