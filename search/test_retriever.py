@@ -3,6 +3,7 @@ own server."""
 import http.server
 import json
 import re
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -210,24 +211,88 @@ def test_a_hostile_passage_is_never_the_policys_text_and_ends_no_turn(serve):
 
 # ---- Our own server ----
 
-def test_it_answers_with_the_passages_of_its_folder(tmp_path):
+@pytest.fixture
+def serve_ours():
+    """Return a function that starts our server with these passages, ranked by search.text."""
+    with our_server.open_server(0) as server:
+        def start(passages):
+            rank = bm25(passages)
+
+            def search(queries, most):
+                return [[(i, 1.0) for i in rank(query, most)] for query in queries]
+            server.passages = passages
+            server.search = search
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            return server
+        yield start
+        server.shutdown()
+
+
+def test_it_answers_with_the_passages_of_its_folder(tmp_path, serve_ours):
     (tmp_path / "Ada.txt").write_text("She wrote\nprograms.\n\n\n\nShe lived in London.\n")
     (tmp_path / "more.jsonl").write_text('{"contents": "Bob\\nHe read."}\n\n')
     (tmp_path / "other.md").write_text("not read")
     passages = our_server.read_folder(str(tmp_path))
     texts = ["Ada She wrote programs.", "Ada She lived in London.", "Bob He read."]
     assert [" ".join(passage.split()) for passage in passages] == texts
-    rank = bm25(passages)
+    server = serve_ours(passages)
+    search = retriever.connect(f"http://127.0.0.1:{server.server_port}/retrieve")
+    assert search(["programs", "nothing", "bob"], 1) == [[texts[0]], [], [texts[2]]]
 
-    def search_passages(queries, most):
-        return [[(i, 1.0) for i in rank(query, most)] for query in queries]
-    with our_server.open_server(0) as server:
-        server.passages = passages
-        server.search = search_passages
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        search = retriever.connect(f"http://127.0.0.1:{server.server_port}/retrieve")
-        assert search(["programs", "nothing", "bob"], 1) == [[texts[0]], [], [texts[2]]]
-        server.shutdown()
+
+def send(server, content):
+    """Return all that the server answers to these bytes."""
+    with socket.create_connection(server.server_address, timeout=5) as connection:
+        connection.sendall(content)
+        return connection.makefile("rb").read().decode()
+
+
+def write_request(body, length=None):
+    length = len(body) if length is None else length
+    return f"POST /retrieve HTTP/1.1\r\nContent-Length: {length}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize("topk", ["", ', "topk": null', ', "topk": 3'])
+def test_three_passages_are_found_unless_topk_says_otherwise(serve_ours, topk):
+    server = serve_ours(["Ada"] * 5)
+    answer = send(server, write_request('{"queries": ["Ada"]' + topk + "}"))
+    result = json.loads(answer.partition("\r\n\r\n")[2])["result"]
+    assert [len(hits) for hits in result] == [3]
+
+
+GOOD = '{"queries": ["Ada"]}'
+
+
+@pytest.mark.parametrize("request_bytes, message", [
+    (write_request('{"queries": '), "the body must be a JSON object"),
+    (write_request("[" * 100_000), "the body must be a JSON object"),
+    (write_request('["Ada"]'), "the body must be a JSON object"),
+    (write_request('{"topk": 3}'), "queries must be a list of strings"),
+    (write_request('{"queries": "abc"}'), "queries must be a list of strings"),
+    (write_request('{"queries": [1]}'), "queries must be a list of strings"),
+    (write_request('{"queries": ["Ada"], "topk": "3"}'), "topk must be a whole number of 1"),
+    (write_request('{"queries": ["Ada"], "topk": true}'), "topk must be a whole number of 1"),
+    (write_request('{"queries": ["Ada"], "topk": 0}'), "topk must be a whole number of 1"),
+    (f"POST /retrieve HTTP/1.1\r\n\r\n{GOOD}".encode(), "Content-Length must be"),
+    (write_request(GOOD, "-1"), "Content-Length must be"),
+    (write_request(GOOD, "many"), "Content-Length must be"),
+    (write_request(GOOD, "9" * 5000), "Content-Length must be"),
+    (write_request(GOOD, 500), "the body stopped: 0.2 seconds without a byte")],
+    ids=["half", "deep", "list", "no queries", "string", "number", "topk string", "topk true",
+         "topk 0", "no length", "negative", "word", "huge", "slow"])
+def test_a_bad_request_is_answered_with_400_and_one_line(
+        serve_ours, monkeypatch, capsys, request_bytes, message):
+    monkeypatch.setattr(our_server.Handler, "timeout", 0.2)
+    answer = send(serve_ours(["Ada"]), request_bytes)
+    assert answer.startswith(f"HTTP/1.0 400 {message}")
+    body = answer.partition("\r\n\r\n")[2]
+    assert body.startswith(f"error: {message}") and body.count("\n") == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_empty_list_of_queries_has_an_empty_result(serve_ours):
+    answer = send(serve_ours(["Ada"]), write_request('{"queries": []}'))
+    assert answer.endswith('{"result": []}')
 
 
 def test_it_says_when_it_is_ready(tmp_path, monkeypatch, capsys):
@@ -241,20 +306,22 @@ def test_it_says_when_it_is_ready(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
     monkeypatch.setattr(http.server.ThreadingHTTPServer, "serve_forever", serve_forever)
     our_server.main([str(tmp_path), "--port", "0"])
-    assert capsys.readouterr().out == "ended\n"
+    assert capsys.readouterr().out == "stopped\n"
 
 
 def test_a_mistake_is_one_line(tmp_path):
     """Before anything is indexed, and with no need of bm25s."""
-    for name in ("empty", "bad", "good"):
+    for name in ("empty", "bad", "null", "good"):
         (tmp_path / name).mkdir()
     (tmp_path / "bad" / "x.jsonl").write_text('{"contents": "a"}\n{"text": "b"}')
+    (tmp_path / "null" / "x.jsonl").write_text('{"contents": null}')
     (tmp_path / "good" / "x.txt").write_text("one")
     with our_server.open_server(0) as server:
         port = str(server.server_port)
-        mistakes = [([], "nothing is no folder"), (["nowhere"], "nowhere is no folder"),
+        mistakes = [([], "name a folder"), (["nowhere"], "nowhere is not a folder"),
                     ([f"{tmp_path}/empty"], "has no passages"),
                     ([f"{tmp_path}/bad"], "x.jsonl .* line 2 "),
+                    ([f"{tmp_path}/null"], "x.jsonl .* line 1 "),
                     ([f"{tmp_path}/good", "--port", port], f"port {port} .*in use")]
         for argv, message in mistakes:
             with pytest.raises(SystemExit, match=f"^error: .*{message}[^\n]*$"):
