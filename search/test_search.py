@@ -192,6 +192,15 @@ def test_hostile_responses_are_cheap(part):
         assert time.thread_time() - started < 1, response[:60]
 
 
+def test_the_page_has_the_recorded_figures():
+    page = CASES.with_name("README.md").read_text(encoding="utf-8")
+    lines = CASES.with_name("results").joinpath("server.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for name in ("before", "after"):
+        one, two, three = [f"{row[name]['avg@4']:.3f}" for row in rows]
+        assert f"{one}, {two} and {three}" in " ".join(page.split())
+
+
 # ---- The data ----
 
 def hotpot(i):
