@@ -13,7 +13,8 @@ import pytest
 
 import grpo_sg
 import tasks
-from search import qa, task as room
+from search import qa
+from search.task import QA_LINE, load_hotpotqa
 from search.text import bm25
 from support import data, tiny
 from support.program import UserError
@@ -29,7 +30,7 @@ def make_task(*flags):
 # ---- The search ----
 
 def slow_bm25(passages, query, k1=1.2, b=0.75):
-    """Scores by the textbook, passage by passage and word by word."""
+    """Return textbook BM25 scores, computed passage by passage and word by word."""
     texts = [passage.split() for passage in passages]
     average = sum(map(len, texts)) / len(texts)
     scores = [0.0] * len(texts)
@@ -72,8 +73,8 @@ def test_every_query_has_a_clear_answer(text, line):
     assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", answer, re.S)
 
 
-def test_half_of_a_surrogate_pair_in_a_passage_is_a_question_mark():
-    """JSON may bring it; a tokenizer or a log would raise an error, and end the run."""
+def test_a_lone_surrogate_in_a_passage_becomes_a_question_mark():
+    """JSON can contain one, and tokenizers and logs raise an error on it."""
     answer, = qa.answer_calls(lambda queries, most: [["\U0001f600 \ud83d <b>"]],
                               ["<search>x</search>"])
     assert "Doc 1: \U0001f600 ? (b)\n" in answer
@@ -82,12 +83,12 @@ def test_half_of_a_surrogate_pair_in_a_passage_is_a_question_mark():
 # ---- The world ----
 
 def make_whole_world(seed):
-    """The task with all of its problems: no seed has 9,999."""
+    """Return the task with all of its problems, which are fewer than 9,999."""
     return make_task("--seed", str(seed), "--train_problems", "9999", "--eval_problems", "9999")
 
 
 def names_in(problems):
-    """The people, companies and questions of these problems, in one set."""
+    """Return the set of the people, companies and questions of these problems."""
     names = set()
     for problem in problems:
         names.update(re.findall(r"<search> (.*?) </search>", problem.solution))
@@ -151,13 +152,12 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
 
 # ---- The verifier ----
 
-def test_the_ready_model_is_what_the_code_would_make():
+def test_the_pretrained_model_is_what_the_code_would_make():
     check_ready("qa")
 
 
 def test_labelled_responses():
-    """Responses with what the verifier must say of them, and why: right ones, slips, and
-    cheats."""
+    """cases.jsonl has correct responses, near misses and cheats, each with its reason."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         verdict = tasks.verify_qa(row["response"], row["gold"])._asdict()
@@ -182,8 +182,7 @@ PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
 
 @pytest.mark.parametrize("part", PARTS, ids=ascii)
 def test_hostile_responses_are_cheap(part):
-    """A second at most for any verdict, though it has fifty thousand of whatever could
-    multiply."""
+    """A verdict takes at most a second, even if one part is repeated 50,000 times."""
     long = part * 50_000
     for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
                      f"<think>x</think><answer>1{long}</answer>"):
@@ -211,7 +210,7 @@ def hotpot(i):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """HotpotQA by its name, configuration and splits, with the columns that are read."""
+    """Replace the hub by a small HotpotQA with the columns that are read."""
     train = datasets.Dataset.from_list([hotpot(i) for i in range(40)])
     places = {("hotpotqa/hotpot_qa", "distractor", "train"): train,
               ("hotpotqa/hotpot_qa", "distractor", "validation"): train.select([7])}
@@ -219,9 +218,9 @@ def hub(monkeypatch):
 
 
 def test_hotpotqa(hub):
-    assert room.load_hotpotqa("test", 5, 0) == [
+    assert load_hotpotqa("test", 5, 0) == [
         ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
-    first, again, other = ([row[0] for row in room.load_hotpotqa("train", 6, seed)]
+    first, again, other = ([row[0] for row in load_hotpotqa("train", 6, seed)]
                            for seed in (1, 1, 2))
     assert len(set(first)) == 6 and first == again != other
 
@@ -231,7 +230,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     with path.open("w") as file:
         for i in range(20):
             row = {"question": f"Who is {i}?", "passages": [f"Person {i}"]}
-            file.write(json.dumps({**room.QA_LINE, **row}) + "\n")
+            file.write(json.dumps({**QA_LINE, **row}) + "\n")
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
     assert [problem.question for problem in task.test] == ["Where is 7?"]
@@ -239,16 +238,16 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
 
 
-# ---- The room ----
+# ---- The settings ----
 
-def test_the_number_of_searches_is_told_and_kept():
+def test_the_prompt_states_the_number_of_searches():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
     assert task.max_turns == 5 and "At most 5 searches" in task.system
     with pytest.raises(UserError, match="--max_turns: a whole number of 0 or more"):
         grpo_sg.parse(["--task", "qa", "--max_turns", "-1"])
 
 
-def test_without_the_room_the_task_is_one_line(monkeypatch):
+def test_without_the_folder_an_error_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "search.task", None)  # as if it could not be found
     for use in (make_task, lambda: tasks.verify_qa("x", ["x"])):
         with pytest.raises(UserError, match="the folder search/ is missing"):
