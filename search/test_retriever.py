@@ -217,6 +217,8 @@ def test_a_hostile_passage_is_not_graded_and_does_not_end_a_turn(serve):
 def serve_ours():
     """Return a function that starts our server with these passages, ranked by search.text."""
     with our_server.open_server(0) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
         def start(passages):
             rank = bm25(passages)
 
@@ -224,7 +226,6 @@ def serve_ours():
                 return [[(i, 1.0) for i in rank(query, most)] for query in queries]
             server.passages = passages
             server.search = search
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             return server
         yield start
         server.shutdown()
@@ -284,7 +285,7 @@ GOOD = '{"queries": ["Ada"]}'
          "topk 0", "no length", "negative", "word", "huge", "slow"])
 def test_a_bad_request_is_answered_with_400_and_one_line(
         serve_ours, monkeypatch, capsys, request_bytes, message):
-    monkeypatch.setattr(our_server.Handler, "timeout", 0.2)
+    monkeypatch.setattr(our_server.Handler, "timeout", our_server.Handler.timeout / 50)
     answer = send(serve_ours(["Ada"]), request_bytes)
     assert answer.startswith(f"HTTP/1.0 400 {message}")
     body = answer.partition("\r\n\r\n")[2]
