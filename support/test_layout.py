@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+import tasks
 from conftest import ROOT
+from support import cli
+from support.program import UserError
 
 # ---- The file stands alone ----
 
@@ -82,6 +85,20 @@ def test_the_file_alone_says_that_the_command_line_needs_the_project(command, tm
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("the command line needs the whole project") and \
         done.stderr.count("\n") == 1
+
+
+# ---- Optional folders ----
+
+@pytest.mark.parametrize("flags, message", [
+    ("--task qa", "--task qa needs the folder extras/search/, which is missing"),
+    ("--offload", "--offload needs the folder extras/gpu/"),
+    ("--retriever http://x", "--retriever needs the folder extras/search/")])
+def test_a_flag_or_task_of_a_missing_folder_is_one_line(flags, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "ROOT", tmp_path)
+    monkeypatch.delitem(tasks.TASKS, "qa", raising=False)
+    with pytest.raises(UserError, match=message):
+        cli.parse(flags.split())
+    assert "--offload" not in cli.advise_on_memory()
 
 
 # ---- Imports run one way ----

@@ -1,11 +1,12 @@
-"""The parts of the third task, questions that are answered with a search tool: its texts,
-its tool, its generated world, and what is read of a response. The setting is that of
-Search-R1 (arXiv 2503.09516); task.py makes a task of them."""
+"""The parts of the task qa, questions answered with a search tool as in Search-R1 (arXiv
+2503.09516): the system prompt, the tool, the verifier's parser and a generated world.
+task.py assembles them."""
 import functools
 import random
 import re
 
 from extras.search.text import bm25, plain_answers
+from support.puzzles import NAMES, digest, split_of
 from verify.text import FAKE_TURN, visible, without_end
 
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
@@ -18,13 +19,13 @@ SYSTEM = ("Answer the question. Think inside <think> and </think>. To look somet
 
 # ---- The tool ----
 
-PASSAGES = 3  # in an answer
-QUERY = 300  # most characters of a query: more are cut off
+PASSAGES = 3  # for each query
+QUERY = 300  # characters of a query that are used
 NO_TAGS = str.maketrans("<>", "()")
 
 
 def make_search(passages):
-    """search(queries, most): for each query the texts of the best passages, by BM25."""
+    """Return a function search(queries, most): the best passages for each query, by BM25."""
     rank = functools.lru_cache(10_000)(bm25(passages))
 
     def search(queries, most):
@@ -33,9 +34,10 @@ def make_search(passages):
 
 
 def answer_calls(search, texts):
-    """The tool's answers to texts that end with a call <search>query</search>: the best
-    passages. search: as make_search or retriever.connect returns it; it is asked once,
-    for all texts together."""
+    """Return the tool's answers to texts that end with a call, <search>query</search>.
+
+    search: from make_search or retriever.connect. It is called once, for all texts.
+    """
     queries = [read_query(text) for text in texts]
     asked = list(dict.fromkeys(query for query in queries if query))
     found = dict(zip(asked, search(asked, PASSAGES))) if asked else {}
@@ -43,7 +45,7 @@ def answer_calls(search, texts):
 
 
 def write_answer(passages):
-    """The tool's text. passages: None if the call had no query."""
+    """Return the tool's text. passages: None if the call had no query."""
     lines = ["Nothing was found: try other words."]
     if passages is None:
         lines = ["To search, write <search> a few words </search>."]
@@ -53,15 +55,15 @@ def write_answer(passages):
 
 
 def harmless(passage):
-    """A passage may be anybody's text. Without angle brackets it has none of our tags,
-    and no tokenizer's <|end|>; half of a surrogate pair, which no tokenizer can read and
-    no file can hold, becomes a question mark."""
+    """Return an untrusted passage without angle brackets, so without our tags and without
+    special tokens such as <|end|>. Lone surrogates, which no tokenizer can encode, become
+    question marks."""
     return passage.translate(NO_TAGS).encode(errors="replace").decode()
 
 
 def read_query(text):
-    """What stands in the last <search>...</search> of a text that ends with one; None
-    if it does not, or if that is blank."""
+    """Return the query of the call at the end of the text; None if there is no call or if
+    the query is blank."""
     _, opened, query = text.rpartition("</search>")[0].rpartition("<search>")
     if not opened or "</search>" in query:
         return None
@@ -75,11 +77,14 @@ TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
 
 
 def read_answer(response, longest):
-    """The text of the answer; None if the response is badly formed. It is well formed
-    if it ends with its only <answer>...</answer>, outside of thoughts and searches, not
-    empty, and of at most 200 characters more than twice the `longest` gold (a bound on
-    the work); and if nowhere in it is a tag <information>, in whatever spelling, which
-    would make the policy its own witness, nor a faked turn of a dialogue."""
+    """Return the text of the answer; None if the response is badly formed.
+
+    A well-formed response ends with its only <answer>...</answer>, which is outside of
+    thoughts and searches and not empty. To bound the work, the answer may have at most
+    200 characters more than twice the `longest` gold answer. The response contains no
+    <information> tag in any spelling, because the policy would then quote itself as a
+    source, and no faked turn of a dialogue.
+    """
     body = without_end(response)
     shown = visible(body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
@@ -93,13 +98,13 @@ def read_answer(response, longest):
 
 
 def equals_any(answer, golds):
-    """Whether the answer is one of the golds, but for case, accents, articles and
+    """Return True if the answer equals a gold answer, ignoring case, accents, articles and
     punctuation."""
     forms = plain_answers(answer)
     return any(forms & plain_answers(gold) for gold in golds)
 
 
-# ---- A generated world, in which a question takes two searches ----
+# ---- A generated world: each question takes two searches ----
 
 SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale "
             "Hart Holm Jansen Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl "
@@ -117,29 +122,35 @@ CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Genev
           "Vilnius Warsaw Zurich").split()
 
 
-def make_world(names, split, count, seed):
-    """Up to `count` rows (question, golds, passages, solution, shortcut) of a split of
-    a world in which 2,000 people, with these first names, work for 666 companies, each
-    based in one of 40 cities. A question names a person and asks for the city, so it
-    takes two searches. The shortcut is one search and a guess. A seventh of the
-    companies, with all who work there, is for "test", a seventh for "valid": their
-    questions share no person and no company with training."""
-    rng = random.Random(seed)
-    people = rng.sample([f"{name} {surname}" for name in names for surname in SURNAMES], 2000)
-    companies = rng.sample([f"{brand} {firm}" for brand in BRANDS for firm in FIRMS], 666)
-    cities = rng.choices(CITIES, k=666)
-    guesses = random.Random(f"{seed} guesses").choices(CITIES, k=2000)
+def names_of(split, first_words, second_words):
+    """Return the pairs of words whose hash puts them into the split, whatever the seed."""
+    names = [f"{first} {second}" for first in first_words for second in second_words]
+    return [name for name in names if split_of(digest(name)) == split]
+
+
+def make_world(split, count, seed):
+    """Return up to `count` rows (question, golds, passages, solution, shortcut) of a
+    split of a generated world: 2,040 people work for 800 companies in 40 cities.
+
+    A question names a person and asks for the city of their company, which takes two
+    searches; the shortcut searches once and guesses. People work only for companies of
+    their own split. The seed decides who works where, and each company's city.
+    """
+    rng = random.Random(f"{seed} {split}")
+    people = names_of(split, NAMES, SURNAMES)
+    companies = names_of(split, BRANDS, FIRMS)
+    rng.shuffle(people)
+    rng.shuffle(companies)
     rows = []
-    for i, person in enumerate(people):
-        firm = i % 666
-        company = companies[firm]
-        city = cities[firm]
-        if ("test", "valid", *["train"] * 5)[firm % 7] != split:
-            continue
-        staff = [f"{other} works for {company}" for other in people[firm::666]]
-        first = f"<search> {person} </search>"
-        rows.append((f"Where is the company of {person} based ?", [city],
-                     [f"{company} is based in {city}", *staff],
-                     f"{first} <search> {company} </search> <answer> {city} </answer>",
-                     f"{first} <answer> {guesses[i]} </answer>"))
+    for i, company in enumerate(companies):
+        city = rng.choice(CITIES)
+        staff = people[i::len(companies)]
+        passages = [f"{company} is based in {city}"]
+        passages += [f"{person} works for {company}" for person in staff]
+        for person in staff:
+            first = f"<search> {person} </search>"
+            rows.append((
+                f"Where is the company of {person} based ?", [city], passages,
+                f"{first} <search> {company} </search> <answer> {city} </answer>",
+                f"{first} <answer> {rng.choice(CITIES)} </answer>"))
     return rng.sample(rows, min(count, len(rows)))

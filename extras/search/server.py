@@ -1,29 +1,33 @@
-"""A search server for --retriever on a laptop, with Search-R1's protocol: BM25 over a folder
-of passages.
+"""A small search server for --retriever: BM25 over a folder of passages, with Search-R1's
+protocol.
 
     pip install bm25s==0.3.16
     python -m extras.search.server FOLDER
     python grpo_sg.py --task qa --retriever http://127.0.0.1:8000/retrieve
 
-FOLDER has .txt files, a passage in each paragraph, which gets the file's name as its title;
-and .jsonl files in the form of Search-R1's corpus, {"contents": "Title\\nText"} on each line.
-It needs nothing else of this project.
+Each paragraph of a .txt file in FOLDER is a passage, titled with the file's name. Each line
+of a .jsonl file is one as in Search-R1's corpus, {"contents": "Title\\nText"}. Other files
+are ignored. This file needs nothing else of the project.
 """
 import argparse
 import http.server
 import json
 import pathlib
+import re
 
 EXAMPLE = "python -m extras.search.server FOLDER"
 LINE = r'{"contents": "Title\nText"}'
+REQUEST = '{"queries": ["Ada Lovelace"], "topk": 3}'
+TOPK = 3  # passages for each query, unless the request says otherwise
 
 
 def read_folder(folder):
-    """The passages in the folder's files. Raises SystemExit, with one line, if there are
-    none, or a line of a .jsonl is none."""
-    if not folder or not pathlib.Path(folder).is_dir():
-        raise SystemExit(f"error: {folder or 'nothing'} is no folder: name one that has "
-                         f"passages, {EXAMPLE}")
+    """Return the passages in the folder's files. Raises SystemExit, with one line, if there
+    are none or a file cannot be read."""
+    if not folder:
+        raise SystemExit(f"error: name a folder of passages: {EXAMPLE}")
+    if not pathlib.Path(folder).is_dir():
+        raise SystemExit(f"error: {folder} is not a folder: {EXAMPLE}")
     passages = []
     for path in sorted(pathlib.Path(folder).iterdir()):
         try:
@@ -31,14 +35,14 @@ def read_folder(folder):
         except (OSError, ValueError) as error:
             raise SystemExit(f"error: {path} cannot be read: {error}") from None
     if not passages:
-        raise SystemExit(f"error: {folder} has no passages: they are paragraphs of .txt files, "
-                         f"or lines of .jsonl files, {LINE}")
+        raise SystemExit(f"error: {folder} has no passages: add .txt files, with a passage "
+                         f"in each paragraph, or .jsonl files with lines like {LINE}")
     return passages
 
 
 def read_file(path):
-    """The passages of a file; none of one that is neither .txt nor .jsonl. Raises OSError
-    or ValueError."""
+    """Return the passages of a .txt or .jsonl file; none for other files. Raises OSError or
+    ValueError."""
     if path.suffix not in (".txt", ".jsonl"):
         return []
     text = path.read_text(encoding="utf-8")
@@ -50,17 +54,20 @@ def read_file(path):
         if not line.strip():
             continue
         try:
-            passages.append(str(json.loads(line)["contents"]))
-        except (ValueError, LookupError, TypeError):
-            raise ValueError(f"line {number} is not like {LINE}") from None
+            contents = json.loads(line)["contents"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            contents = None
+        if not isinstance(contents, str):
+            raise ValueError(f"line {number} is not like {LINE}")
+        passages.append(contents)
     return passages
 
 
 def make_search(passages):
-    """search(queries, most): for each query the pairs (number of a passage, score), the
-    best first. Raises SystemExit, with one line, if bm25s is not installed."""
+    """Return a function search(queries, most): for each query a list of pairs (index of a
+    passage, score), the best first. Raises SystemExit if bm25s is not installed."""
     try:
-        import bm25s  # which the project itself does not need
+        import bm25s  # only this server needs it
     except ImportError:
         raise SystemExit("error: the search needs bm25s: pip install bm25s==0.3.16") from None
     index = bm25s.BM25()
@@ -76,16 +83,56 @@ def make_search(passages):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by its server's `search` and `passages`."""
+    """Answers requests from its server's `search` and `passages`. Answers a bad request
+    with status 400 and one line."""
+    timeout = 10  # seconds without a byte from the client
+    error_content_type = "text/plain"
+    error_message_format = "error: %(message)s\n"
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        result = []
-        for pairs in self.server.search(asked["queries"], asked["topk"]):
-            result.append([self.write_hit(i, score) for i, score in pairs])
+        try:
+            self.answer()
+        except ConnectionError:
+            pass  # the client has gone
+
+    def answer(self):
+        try:
+            queries, most = self.read_request()
+        except ValueError as error:
+            return self.send_error(400, str(error))
+        found = self.server.search(queries, most) if queries else []
+        result = [[self.write_hit(i, score) for i, score in pairs] for pairs in found]
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"result": result}).encode())
+
+    def read_request(self):
+        """Return the queries, and how many passages to find for each."""
+        asked = self.read_body()
+        queries = asked.get("queries")
+        if not isinstance(queries, list) or not all(isinstance(q, str) for q in queries):
+            raise ValueError(f"queries must be a list of strings, as in {REQUEST}")
+        most = asked.get("topk")
+        if most is None:
+            most = TOPK
+        if type(most) is not int or most < 1:  # True is an int, too
+            raise ValueError(f"topk must be a whole number of 1 or more, as in {REQUEST}")
+        return queries, most
+
+    def read_body(self):
+        """Return the JSON object in the body of the request."""
+        length = self.headers["Content-Length"] or ""
+        if not re.fullmatch("[0-9]{1,8}", length):
+            raise ValueError("Content-Length must be a whole number below 100,000,000")
+        try:
+            asked = json.loads(self.rfile.read(int(length)))
+        except TimeoutError:
+            raise ValueError(f"the body stopped: {self.timeout} seconds without a byte") from None
+        except (ValueError, RecursionError):
+            asked = None
+        if not isinstance(asked, dict):
+            raise ValueError(f"the body must be a JSON object, such as {REQUEST}")
+        return asked
 
     def write_hit(self, i, score):
         contents = self.server.passages[i]
@@ -93,13 +140,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def open_server(port):
-    """A server, whose requests wait until it serves. Raises SystemExit, with one line, if
-    the port is taken."""
+    """Open the port; requests wait until serve_forever is called. Raises SystemExit if the
+    port is taken."""
     try:
         return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except (OSError, OverflowError) as error:
-        raise SystemExit(f"error: cannot listen on port {port} ({error}): end what uses it, or "
-                         f"name another, {EXAMPLE} --port 8001") from None
+        raise SystemExit(f"error: cannot listen on port {port} ({error}): stop what uses it, or "
+                         f"choose another: {EXAMPLE} --port 8001") from None
 
 
 def main(argv=None):
@@ -114,11 +161,11 @@ def main(argv=None):
         server.passages = passages
         server.search = make_search(passages)
         print(f"ready: --retriever http://127.0.0.1:{server.server_port}/retrieve; Ctrl-C "
-              "ends it", flush=True)
+              "stops it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("ended")
+            print("stopped")
 
 
 if __name__ == "__main__":

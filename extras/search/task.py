@@ -1,21 +1,27 @@
-"""The third task, questions that are answered with a search tool: its problems, from the
-generated world, HotpotQA or a file, and its verifier. The parts are in qa.py."""
+"""The task qa, questions answered with a search tool: its problems, from the generated world,
+HotpotQA or a file, and its verifier. qa.py has the parts."""
 import functools
 import random
 
 from extras.search import qa, retriever
 from support import data
-from support.puzzles import NAMES
 from tasks import Problem, Task, Verdict, as_answers, most_frequent
 
-# What a line of a file looks like. Golds may be text, a number, or a list of these.
+# An example line of a data file. The answers may be a string, a number or a list of these.
 QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
 
 
 def verify_qa(response, golds):
-    """Grade one response, what the policy wrote without what the tool answered;
-    `golds`: any will do. `formatted`: by qa.read_answer. `correct`: well formed, and
-    the answer is one of the golds but for case, accents, articles and punctuation."""
+    """Grade one response.
+
+    Args:
+        response: what the policy wrote, without the tool's answers.
+        golds: a gold answer, or a list of which any is accepted.
+
+    Returns:
+        A Verdict. formatted: see qa.read_answer. correct: formatted, and the answer
+        matches a gold answer by qa.equals_any.
+    """
     golds = as_answers(golds)
     answer = qa.read_answer(response, max(map(len, golds), default=0))
     if answer is None:
@@ -24,11 +30,13 @@ def verify_qa(response, golds):
 
 
 def qa_task(cfg):
-    """Question answering. cfg has data ("synthetic", "hotpotqa", or a file), eval_data
-    (the same, or "" for that of data), model, max_turns, retriever, seed,
-    train_problems and eval_problems. The passages of all questions are searched
-    together, or those of the server at the URL cfg.retriever. Raises UserError where
-    the settings do not fit."""
+    """Make the task.
+
+    cfg has data ("synthetic", "hotpotqa" or a file), eval_data (likewise, or "" for the
+    same as data), model, max_turns, retriever, seed, train_problems and eval_problems.
+    The tool searches the passages of all questions, or the server at cfg.retriever.
+    Raises UserError if the settings do not fit.
+    """
     eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
     train_rows = load_rows(cfg.data, "train", cfg.train_problems, cfg.seed)
     test_rows = load_rows(eval_data, "test", cfg.eval_problems, cfg.seed)
@@ -50,18 +58,18 @@ def qa_task(cfg):
 
 
 def load_rows(name, split, count, seed):
-    """Rows (question, golds, passages), to which those of the generated world add a
+    """Return rows (question, golds, passages); those of the generated world also have a
     solution and a shortcut."""
     if name == "synthetic":
-        return qa.make_world(NAMES, split, count, seed)
+        return qa.make_world(split, count, seed)
     if name == "hotpotqa":
         return load_hotpotqa(split, count, seed)
     return data.with_golds(name, data.read_file(name, QA_LINE))
 
 
 def load_hotpotqa(split, count, seed):
-    """`count` rows drawn at random; the test is the set's validation split, its own
-    test has no answers."""
+    """Return `count` random rows. Testing uses HotpotQA's validation split, because its
+    test split has no answers."""
     place = "validation" if split == "test" else split
     rows = data.load_hub("hotpotqa/hotpot_qa", "distractor", place)
     chosen = random.Random(seed).sample(range(len(rows)), min(count, len(rows)))
@@ -78,8 +86,8 @@ def make_problems(rows):
 
 
 def find_passages(rows):
-    """The passages of all rows, each once and in order: of equally good ones the search
-    finds the first."""
+    """Return the passages of all rows, deduplicated, in order: the order breaks ties in the
+    search."""
     passages = {}
     for row in rows:
         passages.update(dict.fromkeys(row[2]))

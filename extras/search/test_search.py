@@ -5,6 +5,9 @@ import math
 import pathlib
 import random
 import re
+import shutil
+import subprocess
+import sys
 import time
 
 import datasets
@@ -12,7 +15,10 @@ import pytest
 
 import grpo_sg
 import tasks
-from extras.search import qa, task as room
+from conftest import ROOT
+from extras.search import qa
+from extras.search import task as qa_verifier
+from extras.search.task import QA_LINE, load_hotpotqa
 from extras.search.text import bm25
 from support import cli, data, tiny
 from support.program import UserError
@@ -28,7 +34,7 @@ def make_task(*flags):
 # ---- The search ----
 
 def slow_bm25(passages, query, k1=1.2, b=0.75):
-    """Scores by the textbook, passage by passage and word by word."""
+    """Return textbook BM25 scores, computed passage by passage and word by word."""
     texts = [passage.split() for passage in passages]
     average = sum(map(len, texts)) / len(texts)
     scores = [0.0] * len(texts)
@@ -71,8 +77,8 @@ def test_every_query_has_a_clear_answer(text, line):
     assert re.fullmatch(f"\n<information>\n.*{line}.*\n</information>", answer, re.S)
 
 
-def test_half_of_a_surrogate_pair_in_a_passage_is_a_question_mark():
-    """JSON may bring it; a tokenizer or a log would raise an error, and end the run."""
+def test_a_lone_surrogate_in_a_passage_becomes_a_question_mark():
+    """JSON can contain one, and tokenizers and logs raise an error on it."""
     answer, = qa.answer_calls(lambda queries, most: [["\U0001f600 \ud83d <b>"]],
                               ["<search>x</search>"])
     assert "Doc 1: \U0001f600 ? (b)\n" in answer
@@ -80,25 +86,62 @@ def test_half_of_a_surrogate_pair_in_a_passage_is_a_question_mark():
 
 # ---- The world ----
 
-def test_the_world_needs_two_searches_and_its_splits_share_nobody():
-    task = make_task("--train_problems", "9999", "--eval_problems", "9999")
-    names = []
+def make_whole_world(seed):
+    """Return the task with all of its problems, which are fewer than 9,999."""
+    return make_task("--seed", str(seed), "--train_problems", "9999", "--eval_problems", "9999")
+
+
+def names_in(problems):
+    """Return the set of the people, companies and questions of these problems."""
+    names = set()
+    for problem in problems:
+        names.update(re.findall(r"<search> (.*?) </search>", problem.solution))
+        names.add(problem.question)
+    return names
+
+
+def test_no_name_of_a_held_out_split_is_in_another_of_any_seed():
+    names = {"train": set(), "valid": set(), "test": set()}
+    for seed in range(4):
+        task = make_whole_world(seed)
+        for split, found in names.items():
+            found |= names_in(getattr(task, split))
+    for one, other in itertools.combinations(names.values(), 2):
+        assert one and other and not one & other
+
+
+def test_another_seed_gives_people_other_employers():
+    one, other = ({p.question: p.solution for p in make_whole_world(seed).test}
+                  for seed in (0, 1))
+    assert one.keys() == other.keys()
+    same = sum(one[question] == other[question] for question in one)
+    assert same < 0.05 * len(one)
+
+
+def test_the_splits_are_as_large_as_the_pages_say():
+    task = make_whole_world(0)
+    assert [len(task.train), len(task.valid), len(task.test)] == [1482, 264, 294]
+    default = make_task()
+    assert len(default.train) == 1482 and len(default.valid) == len(default.test) == 200
+
+
+def test_the_world_needs_two_searches():
+    task = make_whole_world(0)
     for problems in (task.train, task.valid, task.test):
-        queries = [re.findall(r"<search> (.*?) </search>", p.solution) for p in problems]
-        names.append([set(column) for column in zip(*queries)])
-        for problem, (person, company) in zip(problems, queries):
-            question = problem.question
-            assert person in question and company not in question
-            assert problem.answer[0] not in question
-    for one, other in itertools.combinations(names, 2):
-        assert not any(a & b for a, b in zip(one, other))
-    seen = task.observe([f"<search>{p.question}</search>" for p in task.train])
-    alone = ["based in " + p.answer[0] in text for p, text in zip(task.train, seen)]
-    assert sum(alone) / len(alone) < 0.1  # the question alone seldom finds the second passage
-    for problem in task.train[:100]:
-        *_, seen = task.observe(tiny.calls_of(task, problem.solution))
-        assert f"is based in {problem.answer[0]}" in seen.split("\n")[2]
-        assert task.verify(problem.solution, problem.answer) == (True, True)
+        questions = [problem.question for problem in problems]
+        seen = task.observe([f"<search>{question}</search>" for question in questions])
+        found = [f"based in {problem.answer[0]}" in text
+                 for problem, text in zip(problems, seen)]
+        # The question rarely retrieves the second passage.
+        assert sum(found) / len(found) < 0.05
+        for problem in problems:
+            person, company = re.findall(r"<search> (.*?) </search>", problem.solution)
+            assert person in problem.question and company not in problem.question
+            assert problem.answer[0] not in problem.question
+            first, second = task.observe(tiny.calls_of(task, problem.solution))
+            assert f"Doc 1: {person} works for {company}\n" in first
+            assert f"Doc 1: {company} is based in {problem.answer[0]}\n" in second
+            assert task.verify(problem.solution, problem.answer) == (True, True)
 
 
 def test_the_tiny_model_can_write_every_text_of_the_world():
@@ -113,16 +156,15 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
 
 # ---- The verifier ----
 
-def test_the_ready_model_is_what_the_code_would_make():
+def test_the_pretrained_model_is_what_the_code_would_make():
     check_pretrained("qa")
 
 
 def test_labelled_responses():
-    """Responses with what the verifier must say of them, and why: right ones, slips, and
-    cheats."""
+    """cases.jsonl has correct responses, near misses and cheats, each with its reason."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        verdict = room.verify_qa(row["response"], row["gold"])._asdict()
+        verdict = qa_verifier.verify_qa(row["response"], row["gold"])._asdict()
         assert {**verdict, **row} == {**row, **verdict}, row["why"]
     assert len(rows) > 160
 
@@ -131,7 +173,7 @@ def test_the_table_of_cheats_is_what_the_verifier_says():
     table = CASES.with_name("README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| `(.+)` \| (yes|no) \| (yes|no) \|", table, re.M)
     for gold, response, formatted, correct in rows:
-        verdict = room.verify_qa(response, [gold])
+        verdict = qa_verifier.verify_qa(response, [gold])
         assert verdict == (correct == "yes", formatted == "yes"), response
     assert len(rows) == 9
 
@@ -144,14 +186,22 @@ PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
 
 @pytest.mark.parametrize("part", PARTS, ids=ascii)
 def test_hostile_responses_are_cheap(part):
-    """A second at most for any verdict, though it has fifty thousand of whatever could
-    multiply."""
+    """A verdict takes at most a second, even if one part is repeated 50,000 times."""
     long = part * 50_000
     for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
                      f"<think>x</think><answer>1{long}</answer>"):
         started = time.thread_time()
-        room.verify_qa(response, ["Paris", "9" * 99])
+        qa_verifier.verify_qa(response, ["Paris", "9" * 99])
         assert time.thread_time() - started < 1, response[:60]
+
+
+def test_the_page_has_the_recorded_figures():
+    page = CASES.with_name("README.md").read_text(encoding="utf-8")
+    lines = CASES.with_name("results").joinpath("server.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for name in ("before", "after"):
+        one, two, three = [f"{row[name]['avg@4']:.3f}" for row in rows]
+        assert f"{one}, {two} and {three}" in " ".join(page.split())
 
 
 # ---- The data ----
@@ -164,7 +214,7 @@ def hotpot(i):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """HotpotQA by its name, configuration and splits, with the columns that are read."""
+    """Replace the hub by a small HotpotQA with the columns that are read."""
     train = datasets.Dataset.from_list([hotpot(i) for i in range(40)])
     places = {("hotpotqa/hotpot_qa", "distractor", "train"): train,
               ("hotpotqa/hotpot_qa", "distractor", "validation"): train.select([7])}
@@ -172,9 +222,9 @@ def hub(monkeypatch):
 
 
 def test_hotpotqa(hub):
-    assert room.load_hotpotqa("test", 5, 0) == [
+    assert load_hotpotqa("test", 5, 0) == [
         ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
-    first, again, other = ([row[0] for row in room.load_hotpotqa("train", 6, seed)]
+    first, again, other = ([row[0] for row in load_hotpotqa("train", 6, seed)]
                            for seed in (1, 1, 2))
     assert len(set(first)) == 6 and first == again != other
 
@@ -184,7 +234,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     with path.open("w") as file:
         for i in range(20):
             row = {"question": f"Who is {i}?", "passages": [f"Person {i}"]}
-            file.write(json.dumps({**room.QA_LINE, **row}) + "\n")
+            file.write(json.dumps({**QA_LINE, **row}) + "\n")
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
     assert [problem.question for problem in task.test] == ["Where is 7?"]
@@ -192,17 +242,19 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
 
 
-# ---- The folder ----
+# ---- The settings ----
 
-def test_the_number_of_searches_is_told_and_kept():
+def test_the_prompt_states_the_number_of_searches():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
     assert task.max_turns == 5 and "At most 5 searches" in task.system
     with pytest.raises(UserError, match="--max_turns must be a whole number, 0 or more"):
         cli.parse(["--task", "qa", "--max_turns", "-1"])
 
 
-def test_without_its_folder_the_task_is_a_one_line_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(tasks, "ROOT", tmp_path)
-    monkeypatch.delitem(tasks.TASKS, "qa", raising=False)
-    with pytest.raises(UserError, match="needs the folder extras/search/, which is missing"):
-        make_task()
+def test_the_pretrained_model_is_found_in_a_path_with_brackets(tmp_path):
+    project = tmp_path / "a [b]"
+    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"))
+    code = ("from support import cli, tiny\n"
+            "print(tiny.find_pretrained(cli.parse(['--task', 'qa'])))")
+    found = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True)
+    assert found.stdout.strip() == str(project / "extras" / "search" / "pretrained" / "qa")

@@ -1,7 +1,6 @@
-"""Texts compared as answers, and searched, which needs PyTorch.
+"""Comparing texts as answers, and searching them with BM25.
 
-All of it is for hostile text: the time that a function takes grows with the length
-alone.
+Texts are untrusted: every function takes time that depends only on their length.
 """
 import math
 import re
@@ -13,8 +12,8 @@ import torch
 from verify.text import each_normalized, filtered
 
 
-# Also Hebrew and Arabic points; not the strokes (\u0334 to \u0338) that cross a letter
-# out.
+# Includes Hebrew and Arabic points, but not the strokes (\u0334 to \u0338) that cross out a
+# letter.
 ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
 PLAIN = str.maketrans({
     **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
@@ -24,7 +23,7 @@ PLAIN = str.maketrans({
 
 
 def fold(text):
-    """The text in lower case, without accents, with one kind of hyphen."""
+    """Return the text in lower case, without accents, with one kind of hyphen."""
     return ACCENTS.sub("", each_normalized("NFD", text.casefold())).translate(PLAIN)
 
 
@@ -33,8 +32,8 @@ def in_word(c):
 
 
 def has_meaning(c):
-    """True of letters, numbers, and signs beyond ASCII (not equal, sharp, pound), but
-    not of a trademark."""
+    """Return True for letters, numbers and non-ASCII symbols (not equal, sharp, pound),
+    except trademarks."""
     sign = unicodedata.category(c) in ("Sc", "Sm", "So") and c not in "\u00a9\u00ae\u00b0\u2122"
     return in_word(c) or sign and not c.isascii()
 
@@ -49,21 +48,22 @@ INITIALS = [(re.compile(pattern), new) for pattern, new in (
     (rf"(?<![\w.])((?:{LETTER}\.)++)(?={LETTER}{{2}})", r"\1 "),  # J.K.Rowling is J.K. Rowling
     (rf"(?<!\w)(?<!\b{LETTER} ){LETTER}(?: {LETTER}(?!\w))++(?= {LETTER}{{2}})",
      lambda match: match[0].replace(" ", "")))]  # J K Rowling is JK Rowling, but A B is not AB
-MOST_HYPHENS = 4  # that are each tried as a space and as nothing; of more, all at once
+MOST_HYPHENS = 4  # up to here each is tried as a space and as nothing; beyond, all alike
 
 
 def plain_answers(text):
-    """The text as exact match sees it: folded, without punctuation, and without
-    articles but a last one (vitamin A is not vitamin). In some forms: each hyphen may
-    stand for a space or for nothing, and J. K., J K and J.K. for JK. Digits that a sign
-    parts stay apart, decimal point and minus sign stay: 3.5, 3-5, and (-35) are not
-    35."""
+    """Return the forms of a text for exact match: folded, without punctuation and articles.
+
+    A final article stays (vitamin A is not vitamin). Each hyphen is tried as a space and
+    as nothing; J. K., J K and J.K. become JK. Digits separated by a sign stay separate,
+    and decimal points and minus signs stay: 3.5, 3-5 and (-35) are not 35.
+    """
     text = joined = " ".join(fold(text).split())
     for pattern, new in INITIALS:
         joined = pattern.sub(new, joined)
     forms = set()
     for words in {text, joined}:
-        # An article is followed by its word: A in "A, B" is none, and A-10 is not 10.
+        # A word follows an article: A in "A, B" is not an article, and A-10 is not 10.
         words = re.sub(r"(?<![^\W_][^\w\s])(?<![^\W_])(?:a|an|the)\s+(?=[^\w\s]*\w)", "", words)
         words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
         words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
@@ -75,8 +75,8 @@ def plain_answers(text):
 
 
 def without_hyphens(words):
-    """The text with each hyphen as a space and as nothing, in every combination unless
-    there are too many."""
+    """Return the text with each hyphen as a space and as nothing: in every combination,
+    unless there are too many."""
     first, *parts = re.split(r"(?<=\S)-+", words)
     if len(parts) > MOST_HYPHENS:
         return {" ".join(mark.join([first, *parts]).split()) for mark in (" ", "")}
@@ -87,24 +87,25 @@ def without_hyphens(words):
 
 
 def bm25(passages, *, k1=1.2, b=0.75):
-    """search(query, most): the numbers of the `most` passages with the highest scores,
-    the best first, of those that have a word of the query. With tf the times a word
-    occurs in a passage, and n the passages that have it, of N, the score is the sum
-    over the words of the query of
+    """Return a function search(query, most): the indices of the `most` best passages, the
+    best first. Passages without a word of the query are never returned.
+
+    If n of N passages contain a word, tf times in the one that is scored, the score is
+    the sum over the words of the query of
 
         ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean length))
 
-    which is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm: it is never
+    This is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm, which is never
     negative.
     """
     counts = [Counter(words_of(passage)) for passage in passages]
     average = sum(count.total() for count in counts) / max(1, len(counts))
-    entries = {}  # word -> [(a passage that has it, its part of the score)]
+    entries = {}  # word -> [(index of a passage, its part of the score)]
     for i, count in enumerate(counts):
         for word, tf in count.items():
             part = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
             entries.setdefault(word, []).append((i, part))
-    index = {}  # word -> the same as two tensors, times the word's logarithm
+    index = {}  # word -> the same as two tensors, times the word's idf
     for word, found in entries.items():
         where, parts = zip(*found)
         idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
@@ -116,6 +117,6 @@ def bm25(passages, *, k1=1.2, b=0.75):
             if word in index:
                 where, parts = index[word]
                 scores[where] += times * parts
-        best = scores.argsort(descending=True, stable=True)[:most]  # of equal ones the first
+        best = scores.argsort(descending=True, stable=True)[:most]  # ties: the first wins
         return [i for i in best.tolist() if scores[i] > 0]
     return search
