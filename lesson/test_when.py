@@ -96,7 +96,7 @@ def test_damping_10_has_mean_1_and_ten_times_the_weight():
 
 def test_the_recorded_output_is_what_the_program_prints(capsys):
     recorded = RESULTS.read_text()
-    assert when.QUESTION in recorded
+    assert recorded.startswith(when.QUESTION) and recorded.endswith(when.LEGEND)
     for setting in SETTINGS:
         when.print_start(setting)
     for line in capsys.readouterr().out.splitlines():

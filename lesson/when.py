@@ -44,6 +44,13 @@ Predict, before you read on: in which setting does the weight help, in which doe
 And what happens to its effect when an update averages 64 groups instead of one?
 """
 
+LEGEND = """\
+signal kept, noise kept: of GRPO's, by the mean and the standard deviation of a group's gradient
+efficiency: how well an update points along the true gradient, relative to GRPO's (about)
+mean: accuracy averaged over all steps and 100 seeds, one group in each update; the rate is each
+method's best of three on 20 other seeds
+"""
+
 
 # ---- The toy ----
 
@@ -208,6 +215,7 @@ def main():
         print_start(setting)
         print_training(setting)
         print(flush=True)
+    print(LEGEND, end="")
 
 
 if __name__ == "__main__":
