@@ -1,4 +1,4 @@
-"""The family: each method, as a call of grpo_sg_loss, against loops over tokens."""
+"""Each related method, as a call of grpo_sg_loss, against plain loops over tokens."""
 import math
 import pathlib
 
@@ -27,7 +27,7 @@ def rollout():
 
 
 def advantage(R, i, over_deviation=True):
-    """Of completion i, by hand."""
+    """The advantage of completion i, by hand."""
     group = R[i // G].tolist()
     mean = sum(group) / G
     A = group[i % G] - mean
@@ -50,7 +50,7 @@ def completion_mean(rows):
 
 
 def check(slow, fast, mean=token_mean):
-    """The gradient of the mean of slow(i, t, logp) is that of the loss fast(logps)."""
+    """Assert that slow(i, t, logp), averaged, has the same gradient as the loss fast(logps)."""
     _, logps, _, _, mask = rollout()
     x = logps.clone().requires_grad_()
     rows = []
@@ -65,7 +65,7 @@ def check(slow, fast, mean=token_mean):
 
 
 def test_ppo():
-    """With the advantages that a value network and GAE give, one for each token."""
+    """A value network and GAE give each token its own advantage."""
     _, _, old_logps, _, mask = rollout()
     A = torch.randn(P * G, T, generator=torch.Generator().manual_seed(1))
     check(lambda i, t, logp: clipped(torch.exp(logp - old_logps[i, t]), A[i, t]),
@@ -86,7 +86,7 @@ def test_grpo():
 
 
 def test_dr_grpo():
-    """Neither the deviation nor the length, but a constant: B times the longest that may be."""
+    """No standard deviation, and a constant in place of lengths: B times the longest possible."""
     R, _, old_logps, _, mask = rollout()
     A = (R - R.mean(1, keepdim=True)).flatten()
 
@@ -99,8 +99,8 @@ def test_dr_grpo():
 
 
 def test_rloo():
-    """Each completion is one action, compared with the mean of the others: the sum over its
-    tokens, and r = 1, as each is used once."""
+    """A completion is one action, compared with the mean of the others. Its tokens are summed,
+    and r is 1 because each completion is used once."""
     R, _, _, _, mask = rollout()
     A = (R - (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)).flatten()
 
@@ -113,7 +113,7 @@ def test_rloo():
 
 
 def test_reinforce_plus_plus():
-    """The deviation is that of all differences in the batch, not of each group's."""
+    """Divides by the standard deviation of the whole batch, not of each group."""
     R, _, old_logps, _, mask = rollout()
     A = R - R.mean(1, keepdim=True)
     A = (A / (A.std() + 1e-6)).flatten()
@@ -127,11 +127,11 @@ def test_reinforce_plus_plus():
 
 
 def test_gspo():
-    """One ratio for a completion: the geometric mean of its tokens'. It has a gradient."""
+    """One ratio per completion, with a gradient: the geometric mean of its tokens' ratios."""
     _, logps, _, _, mask = rollout()
     R = rollout()[0]
     A = group_advantages(R).flatten()
-    # Policies that differ so little that some completions are inside of the clip.
+    # The policies differ so little that some completions stay inside the clip.
     noise = torch.randn(logps.shape, generator=torch.Generator().manual_seed(2))
     old_logps = logps + 4e-4 * noise
     lengths = mask.sum(1)
@@ -156,44 +156,8 @@ def test_gspo():
     assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, logps.grad, atol=1e-7)
 
 
-def test_dppo():
-    """What stops a token is not r, but by how much its probability has moved."""
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    stopped = []
-
-    def slow(i, t, logp):
-        moved = math.exp(logp.item()) - math.exp(old_logps[i, t])
-        A_i = advantage(R, i)
-        stopped.append((A_i > 0 and moved > 0.15) or (A_i < 0 and moved < -0.15))
-        return 0.0 * logp if stopped[-1] else torch.exp(logp - old_logps[i, t]) * A_i
-
-    def fast(logps):
-        moved = logps.detach().exp() - old_logps.exp()
-        return grpo_sg_loss(logps, old_logps, A, mask, clip_low=1, clip_high=math.inf,
-                            weights=(moved * A.sign()[:, None] <= 0.15).float())
-    check(slow, fast)
-    assert 0 < sum(stopped) < len(stopped)
-
-
-def test_up_grpo():
-    """A good token has the gradient of log pi, as if it had just been sampled, and no clip; a
-    bad one has the ratio and the clip."""
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        A_i = advantage(R, i)
-        return A_i * logp if A_i > 0 else clipped(torch.exp(logp - old_logps[i, t]), A_i)
-
-    def fast(logps):
-        old = torch.where(A[:, None] > 0, logps.detach(), old_logps)
-        return grpo_sg_loss(logps, old, A, mask, clip_high=0.2)
-    check(slow, fast)
-
-
 def test_truncated_importance_sampling():
-    """mu is of the sampler, old_logps of the trainer with the same parameters."""
+    """mu is the sampler's probability, old_logps the trainer's, with equal parameters."""
     R, _, old_logps, mu_logps, mask = rollout()
     A = group_advantages(R).flatten()
 
@@ -216,8 +180,8 @@ def test_dapo():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_cispo(weighted):
-    """The bounded ratio is a constant that multiplies the gradient of log pi: a weight, with
-    r = 1. So no token ever stops. With w, it is w r.clamp(max=c).detach() A log pi."""
+    """The bounded ratio is a constant weight on the gradient of log pi, with r = 1, so no token
+    is ever cut off. With w, the objective is w r.clamp(max=c).detach() A log pi."""
     R, logps, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
     c = 1.2
@@ -233,6 +197,60 @@ def test_cispo(weighted):
     check(slow, fast)
 
 
+def test_maxrl():
+    """The group's mean in place of its standard deviation: hard prompts count for more."""
+    R, _, old_logps, _, mask = rollout()
+    R = (R > 0.5).float()
+    mean = R.mean(1, keepdim=True)
+    A = ((R - mean) / (mean + 1e-6)).flatten()
+
+    def slow(i, t, logp):
+        group = R[i // G].tolist()
+        share = sum(group) / G
+        A_i = (group[i % G] - share) / (share + 1e-6)
+        return clipped(torch.exp(logp - old_logps[i, t]), A_i)
+    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
+
+
+def test_sapo():
+    """A sigmoid of r in place of the clip. Its slope is a weight on the gradient of log pi,
+    with r = 1: 1 where nothing has moved, falling smoothly on both sides."""
+    R, _, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+
+    def slow(i, t, logp):
+        A_i = advantage(R, i)
+        tau = 1.0 if A_i > 0 else 1.05
+        r = torch.exp(logp - old_logps[i, t])
+        return 4 / tau / (1 + torch.exp(-tau * (r - 1))) * A_i
+
+    def fast(logps):
+        r = (logps - old_logps).exp()
+        tau = torch.where(A[:, None] > 0, 1.0, 1.05)
+        gate = torch.sigmoid(tau * (r - 1))
+        return grpo_sg_loss(logps, logps.detach(), A, mask, weights=4 * gate * (1 - gate) * r,
+                            loss_agg_mode="seq-mean-token-mean")
+    check(slow, fast, mean=completion_mean)
+
+
+def test_forking_tokens():
+    """Only the fifth of the tokens where the policy is least sure; the mean is over all."""
+    R, logps, old_logps, _, mask = rollout()
+    A = group_advantages(R).flatten()
+    H = 2 * torch.rand(logps.shape, generator=torch.Generator().manual_seed(3))  # entropies
+    ascending = sorted(H[i, t].item() for i in range(P * G) for t in range(T) if mask[i, t])
+    kept = [h for h in ascending if h > ascending[int(0.8 * (len(ascending) - 1))]]
+    assert 0 < len(kept) < len(ascending)
+
+    def slow(i, t, logp):
+        if H[i, t].item() not in kept:
+            return 0.0 * logp
+        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.28)
+    forking = H >= torch.quantile(H[mask], 0.8)
+    check(slow, lambda logps: grpo_sg_loss(
+        logps, old_logps, A, mask, weights=forking.float(), clip_high=0.28))
+
+
 def test_ar_lopti():
     R, logps, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
@@ -245,26 +263,9 @@ def test_ar_lopti():
         logps, old_logps, A, mask, weights=0.2 * pi + 0.8, clip_high=0.24))
 
 
-@pytest.mark.parametrize("part", ["unlikely", "others"])
-def test_lopti(part):
-    """Two updates on the same completions, the unlikely tokens' first."""
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    unlikely = old_logps.exp() < 0.4
-    now = unlikely if part == "unlikely" else ~unlikely
-    assert 0 < (now & mask).sum() < mask.sum()
-
-    def slow(i, t, logp):
-        if (math.exp(old_logps[i, t]) < 0.4) != (part == "unlikely"):
-            return 0.0 * logp
-        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.24)
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, weights=now.float(), clip_high=0.24))
-
-
 def test_stapo():
-    """Silenced: what is unlikely although the policy was sure, and rewarded all the same. The
-    mean is over the others."""
+    """Drops rewarded tokens that were unlikely although the policy was sure. The mean is over
+    the others."""
     R, logps, old_logps, _, mask = rollout()
     A = group_advantages(R).flatten()
     H = 2 * torch.rand(logps.shape, generator=torch.Generator().manual_seed(3))  # entropies

@@ -1,0 +1,165 @@
+"""The toy of lesson/when.py, and the claims about the policy gradient in the lesson."""
+import itertools
+import pathlib
+
+import pytest
+import torch
+
+from grpo_sg import group_advantages, grpo_sg_loss
+from lesson import when
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "when.txt"
+SETTINGS = ["slips", "discoveries"]
+
+
+# ---- The toy ----
+
+def sampled_gradients(setting, arm, seed, groups):
+    """(groups, D): what grpo_sg_loss gives each of many sampled groups, ascending."""
+    theta = torch.zeros(groups, when.D, requires_grad=True)
+    logits = when.start_of(setting) + torch.einsum(
+        "tvd,sd->stv", when.features_of(seed), theta)
+    logps = torch.log_softmax(logits, -1)
+    pi = logps[0].detach().exp()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.multinomial(pi, groups * when.G, replacement=True, generator=generator)
+    tokens = tokens.T.view(groups, when.G, when.T)
+    A = group_advantages((tokens[:, :, -1] == when.RIGHT).float()).flatten()
+    tokens = tokens.transpose(1, 2)
+    sampled = logps.gather(2, tokens).transpose(1, 2).reshape(-1, when.T)
+    w = when.weights_of(arm, logps.detach())
+    w = w.gather(2, tokens).transpose(1, 2).reshape(-1, when.T)
+    loss, _ = grpo_sg_loss(sampled, sampled.detach(), A, torch.ones_like(sampled), weights=w,
+                           denominator=1)
+    loss.backward()
+    return -theta.grad.double()
+
+
+def mixed_start(_):
+    """A filler whose weighted gradient has a mean: one word is likely."""
+    logits = torch.zeros(when.T, when.V)
+    logits[:, 0] = 4.0
+    return torch.log_softmax(logits, -1)
+
+
+@pytest.mark.parametrize("arm", when.ARMS)
+@pytest.mark.parametrize("setting", [*SETTINGS, "mixed"])
+def test_exact_signal_and_noise_agree_with_sampled_groups(setting, arm, monkeypatch):
+    if setting == "mixed":
+        monkeypatch.setattr(when, "start_of", mixed_start)
+    mu, noise = when.signal_and_noise(setting, arm, seed=0)
+    g = sampled_gradients(setting, arm, 0, groups=5000)
+    standard_error = g.std(0) / len(g) ** 0.5
+    assert ((g.mean(0) - mu).abs() < 4 * standard_error).all()
+    assert g.var(0).sum() == pytest.approx(noise.item(), rel=0.1)
+
+
+def test_the_signal_is_the_gradient_of_accuracy_up_to_a_factor():
+    """Dividing by the group's std scales it, but cannot turn it: there is one prompt."""
+    features = when.features_of(3)[-1].double()
+    theta = torch.zeros(when.D, dtype=torch.float64, requires_grad=True)
+    base = when.start_of("slips")[-1].double()
+    torch.softmax(base + features @ theta, -1)[when.RIGHT].backward()
+    mu, _ = when.signal_and_noise("slips", "GRPO", seed=3)
+    assert torch.cosine_similarity(mu, theta.grad, dim=0) > 0.999999
+
+
+@pytest.mark.parametrize("arm", when.ARMS[1:])
+def test_the_sign_of_the_effect_at_the_start(arm):
+    rows = {}
+    for setting in SETTINGS:
+        each_seed = [when.compare_at_start(setting, arm, seed) for seed in range(3)]
+        rows[setting] = torch.stack(each_seed)
+    signal, noise, one, eight, many = rows["slips"].T
+    assert (signal > noise).all() and (one > eight).all() and (eight > many).all()
+    assert (many > 1).all()
+    signal, noise, one, eight, many = rows["discoveries"].T
+    assert (signal < noise).all() and (many < 1).all() and (one < many).all()
+
+
+@pytest.mark.parametrize("arm", when.ARMS[1:])
+@pytest.mark.parametrize("setting, sign", [("slips", 1), ("discoveries", -1)])
+def test_the_sign_of_the_effect_in_training(setting, sign, arm):
+    areas = {}
+    for name in ["GRPO", arm]:
+        areas[name] = when.train(setting, name, 0.1, range(500, 530), steps=60).mean(1)
+    _, low, high = when.confidence_interval(areas[arm] - areas["GRPO"])
+    assert low * sign > 0 and high * sign > 0
+
+
+def test_damping_10_has_mean_1_and_ten_times_the_weight():
+    logps = when.start_of("slips")
+    w = when.weights_of("damping 10", logps)
+    assert (logps.exp() * w).sum(-1).mean() == pytest.approx(1)
+    assert w[-1, when.RIGHT] / w[0, 0] == pytest.approx(10)
+
+
+def test_the_recorded_output_is_what_the_program_prints(capsys):
+    recorded = RESULTS.read_text()
+    assert recorded.startswith(when.QUESTION) and recorded.endswith(when.LEGEND)
+    for setting in SETTINGS:
+        when.print_start(setting)
+    for line in capsys.readouterr().out.splitlines():
+        assert line in recorded
+
+
+# ---- The policy gradient, by enumeration in float64 ----
+
+REWARD = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)  # of four completions
+G = 3
+
+
+def scores(logits):
+    """(completions, parameters): the gradient of log pi of each completion."""
+    return torch.eye(len(logits), dtype=torch.float64) - torch.softmax(logits, 0)
+
+
+def expected_gradient(logits, advantages):
+    """The mean over all groups of G completions of sum A grad log pi / G, enumerated."""
+    pi, score = torch.softmax(logits, 0), scores(logits)
+    total = torch.zeros(len(logits), dtype=torch.float64)
+    for group in itertools.product(range(len(logits)), repeat=G):
+        group = list(group)
+        A = advantages(REWARD[group])
+        total += pi[group].prod() * (A[:, None] * score[group]).sum(0) / G
+    return total
+
+
+@pytest.fixture
+def logits():
+    return torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
+
+
+@pytest.fixture
+def true_gradient(logits):
+    logits = logits.clone().requires_grad_()
+    (torch.softmax(logits, 0) @ REWARD).backward()
+    return logits.grad
+
+
+def test_a_constant_baseline_leaves_the_gradient_unbiased(logits, true_gradient):
+    for baseline in [0.0, 1.7, -20.0]:
+        found = expected_gradient(logits, lambda R: R - baseline)
+        assert torch.allclose(found, true_gradient, atol=1e-12)
+
+
+def test_the_mean_of_the_others_leaves_the_gradient_unbiased(logits, true_gradient):
+    found = expected_gradient(logits, lambda R: R - (R.sum() - R) / (G - 1))
+    assert torch.allclose(found, true_gradient, atol=1e-12)
+
+
+def test_the_mean_of_the_group_scales_the_gradient_by_g_minus_1_over_g(logits, true_gradient):
+    found = expected_gradient(logits, lambda R: R - R.mean())
+    assert torch.allclose(found, (G - 1) / G * true_gradient, atol=1e-12)
+
+
+def test_dividing_by_the_std_turns_the_gradient(logits, true_gradient):
+    found = expected_gradient(logits, lambda R: group_advantages(R[None])[0].double())
+    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
+
+
+def test_dividing_by_length_turns_the_gradient(logits, true_gradient):
+    length = torch.tensor([1.0, 2.0, 8.0, 3.0], dtype=torch.float64)
+    pi, score = torch.softmax(logits, 0), scores(logits)
+    found = (pi * REWARD / length) @ score
+    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.9
