@@ -244,6 +244,7 @@ class Item(NamedTuple):
     work: str = ""   # what a value leaves to be done, see `undone`
     factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
     factors: tuple = ()  # of a product with symbols: its factors, each with 1, or -1 if it divides
+    named: frozenset = frozenset()  # which of i, e and pi are factors of it or of its terms
     argument: str = ""  # of a symbol that was written with one: the x of f(x) = 2x
     symbols: frozenset = frozenset()  # the free symbols that a value was written with
     equation: bool = False  # a named value that does not answer without the name: x = y, y' + 3y = x
@@ -258,18 +259,29 @@ class Item(NamedTuple):
 
 
 def undone(op, first, last, constant):
-    """What an operation leaves to be done: "+" to add constants, "*" to multiply,
-    divide or cancel numerals or to raise constants to a power, "/" to divide by a sum,
-    "√" a root, "s" to take a factor out of it, "f" any other function of constants, and
-    "F" a function or a root of symbols. Others on symbols leave nothing; "k" notes that
-    a constant is added to symbols, to which a second one could be added."""
+    """Return what an operation leaves to be done:
+
+    "+"  add constants
+    "*"  multiply, divide or cancel numerals, or i, e or pi that both sides have; raise
+         constants to a power
+    "/"  divide by a sum
+    "√"  take a root, and "s" take a factor out of it
+    "f"  evaluate any other function of constants
+    "F"  evaluate a function or a root of symbols
+
+    Other operations on symbols leave nothing. "k" notes that a constant is added to
+    symbols, to which a second one could be added."""
     n, d = first.factor, last.factor
+    shared = first.named & last.named  # the e of e^2 e^3
     if op == "*":
-        return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
+        numerals = first.rational and last.rational or not {n, d} & {1, -1}
+        squared = first == last and first in POWER_BASES  # pi * pi is another way to write pi^2
+        return "*" if numerals or shared and not squared else ""
     if op == "/":
         reduced = n.denominator == d.denominator == math.gcd(n.numerator, d.numerator) == 1 < abs(d)
-        whole = abs(d) == 1 and not (first.rational and last.rational)
-        done = reduced and max(n, d) > 0 or whole
+        whole = abs(d) == 1 and not last.rational
+        cancels = shared and "+" not in first.work  # e^5 / e^2, but not (e^2 - 1) / e
+        done = (reduced and max(n, d) > 0 or whole) and not cancels
         return ("" if done else "*") + ("/" if last.constant and "+" in last.work else "")
     if op == "+" and not constant:
         return ("", "k", "k+")[sum(item.constant or "k" in item.work for item in (first, last))]
@@ -277,13 +289,34 @@ def undone(op, first, last, constant):
         whole = last.rational and d.denominator == 1
         return "F" if op in FUNCTIONS or op in ("!", "√", "\\lvert") or op == "^" and not whole else ""
     if op == "^" and (not last.rational or d.denominator == 1):
-        return "" if first.work in ("π", "e") and d != 1 else "*"
+        done = first in POWER_BASES and not (last.rational and d in (0, 1))
+        return "" if done else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
         square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
                                     for k in range(2, 32))
         return "√s" if square else "√"
     return "+" if op == "+" else "f"
+
+
+def divisors(op, first, last):
+    """Return the i, e and pi that an operation divides by, in capitals: 5/i is -5i unless
+    the gold divides by i, too. Those in a function don't count."""
+    if op == "/":
+        divisor = last.work
+    else:
+        divisor = first.work + last.work if op == "^" and last.factor < 0 else ""
+    return "" if "f" in divisor else "".join(name for name in "IEΠ" if name.lower() in divisor)
+
+
+def named_in(op, first, last):
+    """Return which of i, e and pi are factors of the result or of its terms. A root, a
+    function and a sum with symbols have none."""
+    if op == "^":
+        root = last.rational and last.factor.denominator != 1
+        return first.named if last.constant and not root else frozenset()
+    product = op in ("*", "/") or op == "+" and first.constant and last.constant
+    return first.named | last.named if product else frozenset()
 
 
 def factors_of(item):
@@ -337,20 +370,30 @@ def each(op, *items):
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
+    elif op == "+" and result.constant:  # 2 + 4i is 2(1 + 2i)
+        pairs = zip(first.factor.as_integer_ratio(), last.factor.as_integer_ratio())
+        factor = bounded(Fraction(math.gcd(*next(pairs)), math.lcm(*next(pairs))))
     elif op in ("*", "/"):
         factor = bounded(OPERATIONS[op](first.factor, last.factor))
         sign = 1 if op == "*" else -1
         factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
     work = "".join(item.work for item in items).replace("k", "")
     work += undone(op, first, last, result.constant)
+    if result.constant:
+        work += divisors(op, first, last)
     if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
         work += "c"  # symbols that cancel
     factors = () if result.constant else factors
-    return result._replace(work=work, factor=Fraction(factor), factors=factors)
+    named = named_in(op, first, last)
+    return result._replace(work=work, factor=Fraction(factor), factors=factors, named=named)
 
 
-def number(x, work=""):
-    return Item("value", (x,) * len(SPANS), work=work, factor=x if isinstance(x, Fraction) else Fraction(1))
+def number(x):
+    return Item("value", (x,) * len(SPANS), factor=x if isinstance(x, Fraction) else Fraction(1))
+
+
+def named_number(name, x):
+    return number(x)._replace(work=name, named=frozenset([name]))
 
 
 def symbol(name):
@@ -385,7 +428,9 @@ def minus(item):
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
 MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
-            "π": number(complex(math.pi), "π"), "e": number(complex(math.e), "e"), "i": number(1j, "i")}
+            "π": named_number("π", complex(math.pi)), "e": named_number("e", complex(math.e)),
+            "i": named_number("i", 1j)}
+POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
 
 # ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
