@@ -95,6 +95,20 @@ def test_where_the_final_answer_stands():
         correct(case["response"], case["gold"]), final_answer(case["response"]) != "")] == []
 
 
+def test_what_touches_a_box_in_answer_tags_changes_the_answer():
+    rows = [case for case in CASES if "tagged" in case]
+    assert sum(len(row["tagged"]) for row in rows) > 250
+    assert [(text, row["gold"]) for row in rows for text in row["tagged"]
+            if correct(f"<answer>{text}</answer>", row["gold"]) != row["correct"]] == []
+
+
+def test_words_around_a_box_in_answer_tags_are_not_read():
+    """However long they are: only 500 characters on each side are looked at."""
+    for words in ("word " * 500, "a long sentence, and\n" * 100):
+        assert correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
+    assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
+
+
 def test_restated_questions_are_no_answers():
     rng = random.Random(0)
     for a, b in [(rng.randrange(2, 999), rng.randrange(2, 999)) for _ in range(50)]:
