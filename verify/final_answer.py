@@ -6,8 +6,8 @@ MAX_CHARS = 500  # of an answer, and of the text on each side of it that is read
 BOX = re.compile(r"\\boxed\s*")
 JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*(?:[A-Za-z]\s*=\s*)?")
 
-# With answer tags, what stands between a box and the nearest word, "=" or end of the line
-# changes the answer, unless it is layout. These words change it, too.
+# With answer tags, anything but layout between a box and the nearest word, "=" or end of
+# its line changes the answer. So do these words.
 OPERATORS = (r"(?:or|not?|never|plus|minus|negative|opposite|times|over|half|twice|double|triple|than|least|"
              r"most|of|squared|cubed|factorial|percent|dozen|hundred|thousand|[mbtr]+illion|mod|modulo|"
              r"pi|sqrt|exp|ln|log|sin|cos|tan|(?:and|to)(?!\s+[^\W\d_]{2}))(?![^\W\d_])")
@@ -65,8 +65,8 @@ def is_changed(before, after):
 
 
 def after_brace(text, at):
-    """Where what the brace at `at` opens has ended; `at` + 1 where none opens there or
-    it ends too late."""
+    """Return the position after the brace that closes the one at `at`; `at` + 1 if there is
+    no brace at `at` or it closes more than MAX_CHARS later."""
     depth = 0
     for brace in re.finditer(r"\\.|[{}]", text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else "", re.S):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
