@@ -1,19 +1,17 @@
-"""Do two answers say the same mathematics? math_equal(answer, gold) reads both and
-compares.
+"""Compare two mathematical answers: math_equal(answer, gold).
 
-An answer is LaTeX or plain text. It is cut into tokens; a recursive descent reads them
-as items: values, tuples, intervals, sets, matrices, equations, words; and items are
-compared. A value is an exact fraction as long as it can be. With a root, pi or a
-logarithm it is a complex number, and with free symbols its values at seven fixed
-points. Two expressions are equal where all their values are, up to a relative error of
-1e-11, which fractions are not granted. What cannot be read is compared as text.
+An answer is LaTeX or plain text. The tokenizer cuts it up; a recursive descent parser
+turns the tokens into items: values, tuples, intervals, sets, matrices, equations, words;
+and items are compared. A value stays an exact fraction as long as possible. With a root,
+pi or a logarithm it becomes a complex number. With free symbols it is a list of values at
+seven fixed points. Two expressions are equal if all their values agree: exactly for
+fractions, within a relative error of 1e-11 otherwise. Unreadable answers are compared as
+text.
 
-An answer may leave no work undone that its gold has not left undone: 347*6 is not the
-answer 2082.
+An answer must be as finished as its gold: 347*6 is not the answer 2082.
 
-Answers are hostile input: nothing here runs them as code, and their length, integers
-and exponents are bounded, so that none takes longer than some milliseconds, in any
-thread.
+Answers are hostile input. Nothing here runs them as code, and their length, integers and
+exponents are bounded, so each takes a few milliseconds at most, in any thread.
 """
 import cmath
 import functools
@@ -25,13 +23,12 @@ from typing import NamedTuple
 
 
 # ---- 1. Numbers ----
-MAX_CHARS, MAX_BITS = 500, 4100  # of an answer, of the integers in a Fraction: they bound the cost
+MAX_CHARS, MAX_BITS = 500, 4100  # length of an answer, size of a Fraction's integers: bound the cost
 
 
 def bounded(x):
-    """A number: a Fraction as long as it can be, and 0 always; else a complex, here
-    without rounding dust. Overflow and underflow are failures: they become neither
-    infinity nor 0."""
+    """Return x: a Fraction unchanged, a complex number without rounding errors near 0.
+    Raises ValueError on overflow and underflow, which must not become infinity or 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
@@ -45,7 +42,7 @@ def plus(x, y):
         if size < 1e-13 * scale:
             return Fraction(0)
         if min(abs(x), abs(y), size) < 1e-10 * scale:
-            raise ValueError("too few digits are left")  # else 10^20 + sqrt(2) would equal 10^20
+            raise ValueError("too few digits are left")  # or 10^20 + sqrt(2) would equal 10^20
     return x + y if x and y else x or y
 
 
@@ -57,13 +54,13 @@ def power(x, y):
     return cmath.exp(y * cmath.log(x)) if x else x
 
 
-def factorial(x):  # for the values of a symbol by the gamma function
+def factorial(x):  # at a symbol's values: the gamma function
     whole = x.denominator == 1 and x <= 2500
     return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
 
 
 def floor(x):
-    """The integer below; an error where the digits of x cannot tell."""
+    """Round down. Raises ValueError if rounding errors in x could change the result."""
     if x.imag or isinstance(x, complex) and abs(x - round(x.real)) < 1e-9 * max(1, abs(x)):
         raise ValueError("no floor")
     return Fraction(math.floor(x.real))
@@ -86,20 +83,20 @@ OPERATIONS = FUNCTIONS | {
     "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
     "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
 
-# A symbol's values are of both signs, below and above 1, in the first three places
-# positive, for roots and logarithms. They are odd numbers over 1024, and never whole:
-# (-1)^n is neither 1 nor -1.
+# A symbol's values have both signs and lie below and above 1. The first three are
+# positive, for roots and logarithms. All are odd numbers over 1024, so never integers:
+# (-1)^n must be neither 1 nor -1.
 SPANS = (211, 951), (1711, 3001), (1101, 5001), (-2999, -211), (-2999, 3001), (-2999, 3001), (-5999, 6001)
 
 
 @functools.lru_cache(1024)
 def sample_points(name):
-    """The values of a free symbol, from its name."""
+    """Return the values of a free symbol, which depend only on its name."""
     rng = random.Random(ascii(name))
     return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
 
 
-# ---- 2. Words and signs, and the tokens they come in ----
+# ---- 2. Words, signs and the tokenizer ----
 GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi "
     "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega").split()))
@@ -113,7 +110,7 @@ UNITS = {name: names.split()[0] for names in (
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
     for name in names.split()}
-# Any other word is a unit where it is a plural, but for numbers and these.
+# Any other plural is a unit, except these.
 NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu|"
                       "pair|couple|score|gros|triplet|twin|brace)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
@@ -141,13 +138,13 @@ STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
 
 
 def improper(match):
-    """The fraction that a mixed number is: 2\\frac13 is 7/3. 1\\frac52 is none."""
+    """Turn a mixed number into a fraction: 2\\frac13 is 7/3. 1\\frac52 is not a mixed number."""
     whole, upper, lower = map(int, match.groups())
     return f"\\frac{{{whole * lower + upper}}}{{{lower}}}" if upper < lower else match[0]
 
 
 def scientific(match):
-    """3e5 of 3 * 10^5. What is shorter without the power is none: 10^1 and 3 * 10^0."""
+    """Turn 3 * 10^5 into 3e5, but not 10^1 or 3 * 10^0, which are shorter without the power."""
     first, exponent = match[1], match[2] or match[3]
     return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
 
@@ -159,7 +156,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
     (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
-     r"\\"),  # \\frac, which is no end of a row
+     r"\\"),  # \\frac: not the end of a row
     (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
     (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
@@ -167,7 +164,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[bB]igg?[lrm]?\s*(?=\\?\||\\vert)|\\(?=\|)", ""),
     (r"\\vert(?![a-z])", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
-    (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the sign in $5
+    (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|boxed|"
      r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
     (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
@@ -206,7 +203,7 @@ UNIT = re.compile(
 
 
 def math_tokens(text):
-    """Cuts a text into numbers, letters, commands, signs, subscripts, and "words" in
+    """Cut a text into numbers, letters, commands, signs, subscripts, and "words" in
     double quotes."""
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
@@ -226,27 +223,28 @@ def math_tokens(text):
 
 
 def plain(tokens):
-    """Tokens as one text; only numbers are kept apart, and a brace around one token is
-    left out."""
+    """Join tokens into one text, with spaces only before numbers and without braces
+    around a single token."""
     text = "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
     return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
 
 
-# ---- 3. Items: what an answer says, and what it leaves undone ----
+# ---- 3. Items: what an answer says and what it leaves undone ----
 class Item(NamedTuple):
     """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or
     words."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
-    parts: tuple     # of a value its numbers, as many as SPANS; of an equation what must be 0
-    name: str = ""   # of what can be named to say its value: the x of x = 5, the "Area" of Area = 5
+    parts: tuple     # a value: one number for each of SPANS; an equation: what must be 0
+    name: str = ""   # the x of x = 5, the "Area" of Area = 5
     unit: str = ""
-    digits: int = 0  # of a number written as a decimal
-    work: str = ""   # what a value leaves to be done, see `undone`
-    factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x; of a numeral the numeral
-    factors: tuple = ()  # of a product with symbols: its factors, each with 1, or -1 if it divides
-    argument: str = ""  # of a symbol that was written with one: the x of f(x) = 2x
-    symbols: frozenset = frozenset()  # the free symbols that a value was written with
-    equation: bool = False  # a named value that does not answer without the name: x = y, y' + 3y = x
+    digits: int = 0  # the digits of a decimal, as an integer
+    work: str = ""   # what a value leaves undone, see `undone`
+    factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x and 2 + 4i; a numeral itself
+    factors: tuple = ()  # a product with symbols: (factor, 1), or (factor, -1) if it divides
+    named: frozenset = frozenset()  # which of i, e and pi are factors of it or of its terms
+    argument: str = ""  # the x of f(x) = 2x
+    symbols: frozenset = frozenset()  # the free symbols in a value as written
+    equation: bool = False  # the value is no answer without its name: x = y, y' + 3y = x
 
     @property
     def constant(self):
@@ -258,18 +256,29 @@ class Item(NamedTuple):
 
 
 def undone(op, first, last, constant):
-    """What an operation leaves to be done: "+" to add constants, "*" to multiply,
-    divide or cancel numerals or to raise constants to a power, "/" to divide by a sum,
-    "√" a root, "s" to take a factor out of it, "f" any other function of constants, and
-    "F" a function or a root of symbols. Others on symbols leave nothing; "k" notes that
-    a constant is added to symbols, to which a second one could be added."""
+    """Return what an operation leaves to be done:
+
+    "+"  add constants
+    "*"  multiply, divide or cancel numerals, or i, e or pi that both sides have; raise
+         constants to a power
+    "/"  divide by a sum
+    "√"  take a root, and "s" take a factor out of it
+    "f"  evaluate any other function of constants
+    "F"  evaluate a function or a root of symbols
+
+    Other operations on symbols leave nothing. "k" notes that a constant is added to
+    symbols, to which a second one could be added."""
     n, d = first.factor, last.factor
+    shared = first.named & last.named  # the e of e^2 e^3
     if op == "*":
-        return "*" if first.rational and last.rational or not {n, d} & {1, -1} else ""
+        numerals = first.rational and last.rational or not {n, d} & {1, -1}
+        squared = first == last and first in POWER_BASES  # pi * pi is another way to write pi^2
+        return "*" if numerals or shared and not squared else ""
     if op == "/":
         reduced = n.denominator == d.denominator == math.gcd(n.numerator, d.numerator) == 1 < abs(d)
-        whole = abs(d) == 1 and not (first.rational and last.rational)
-        done = reduced and max(n, d) > 0 or whole
+        whole = abs(d) == 1 and not last.rational
+        cancels = shared and "+" not in first.work  # e^5 / e^2, but not (e^2 - 1) / e
+        done = (reduced and max(n, d) > 0 or whole) and not cancels
         return ("" if done else "*") + ("/" if last.constant and "+" in last.work else "")
     if op == "+" and not constant:
         return ("", "k", "k+")[sum(item.constant or "k" in item.work for item in (first, last))]
@@ -277,7 +286,8 @@ def undone(op, first, last, constant):
         whole = last.rational and d.denominator == 1
         return "F" if op in FUNCTIONS or op in ("!", "√", "\\lvert") or op == "^" and not whole else ""
     if op == "^" and (not last.rational or d.denominator == 1):
-        return "" if first.work in ("π", "e") and d != 1 else "*"
+        done = first in POWER_BASES and not (last.rational and d in (0, 1))
+        return "" if done else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
         square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
@@ -286,14 +296,34 @@ def undone(op, first, last, constant):
     return "+" if op == "+" else "f"
 
 
+def divisors(op, first, last):
+    """Return the i, e and pi that an operation divides by, in capitals: 5/i is -5i unless
+    the gold divides by i, too. Those in a function don't count."""
+    if op == "/":
+        divisor = last.work
+    else:
+        divisor = first.work + last.work if op == "^" and last.factor < 0 else ""
+    return "" if "f" in divisor else "".join(name for name in "IEΠ" if name.lower() in divisor)
+
+
+def named_in(op, first, last):
+    """Return which of i, e and pi are factors of the result or of its terms. A root, a
+    function and a sum with symbols have none."""
+    if op == "^":
+        root = last.rational and last.factor.denominator != 1
+        return first.named if last.constant and not root else frozenset()
+    product = op in ("*", "/") or op == "+" and first.constant and last.constant
+    return first.named | last.named if product else frozenset()
+
+
 def factors_of(item):
     return item.factors or ((item, 1),)
 
 
 def root_at(point, base, exponent):
-    """A power that is not whole, of a product the product of the powers of its factors,
-    as if they were positive: the root of L/g is the root of L over that of g. Constants
-    stay together."""
+    """Return a fractional power at one point. A product is split into its factors as if
+    they were positive: the root of L/g is the root of L over the root of g. Constants stay
+    together."""
     times = OPERATIONS["*"]
     result, constant = Fraction(1), Fraction(1)
     for item, sign in factors_of(base):
@@ -305,7 +335,7 @@ def root_at(point, base, exponent):
 
 
 def logarithm_at(point, item, f):
-    """Of a product the sum of the logarithms, likewise."""
+    """Return a logarithm at one point; that of a product is split in the same way."""
     result, constant = Fraction(0), Fraction(1)
     for factor, sign in factors_of(item):
         if factor.constant:
@@ -316,7 +346,7 @@ def logarithm_at(point, item, f):
 
 
 def values(op, first, last):
-    """The result of an operation at every point."""
+    """Return the result of an operation at every point."""
     if op == "√":
         return [root_at(i, last, 1 / index) for i, index in enumerate(first.parts)]
     if op == "^" and not (last.rational and last.parts[0].denominator == 1):
@@ -328,7 +358,7 @@ def values(op, first, last):
 
 
 def each(op, *items):
-    """An operation on values, at every point."""
+    """Apply an operation to values, and note what it leaves undone."""
     if any(item.kind != "value" for item in items):
         raise ValueError("arithmetic is for numbers")
     first, last = items[0], items[-1]
@@ -337,20 +367,30 @@ def each(op, *items):
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
+    elif op == "+" and result.constant:  # 2 + 4i is 2(1 + 2i)
+        pairs = zip(first.factor.as_integer_ratio(), last.factor.as_integer_ratio())
+        factor = bounded(Fraction(math.gcd(*next(pairs)), math.lcm(*next(pairs))))
     elif op in ("*", "/"):
         factor = bounded(OPERATIONS[op](first.factor, last.factor))
         sign = 1 if op == "*" else -1
         factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
     work = "".join(item.work for item in items).replace("k", "")
     work += undone(op, first, last, result.constant)
+    if result.constant:
+        work += divisors(op, first, last)
     if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
         work += "c"  # symbols that cancel
     factors = () if result.constant else factors
-    return result._replace(work=work, factor=Fraction(factor), factors=factors)
+    named = named_in(op, first, last)
+    return result._replace(work=work, factor=Fraction(factor), factors=factors, named=named)
 
 
-def number(x, work=""):
-    return Item("value", (x,) * len(SPANS), work=work, factor=x if isinstance(x, Fraction) else Fraction(1))
+def number(x):
+    return Item("value", (x,) * len(SPANS), factor=x if isinstance(x, Fraction) else Fraction(1))
+
+
+def named_number(name, x):
+    return number(x)._replace(work=name, named=frozenset([name]))
 
 
 def symbol(name):
@@ -358,8 +398,8 @@ def symbol(name):
 
 
 def unknown(name, argument):
-    """A function of symbols whose values say too little: floors of n / 3 and n / 4 are
-    often equal. It is a symbol of its own for each argument."""
+    """Return a new symbol for a function whose values say too little: the floors of n / 3
+    and n / 4 are often equal. Equal arguments give equal symbols."""
     if argument.kind != "value":
         raise ValueError("no argument")
     value = symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))
@@ -367,8 +407,8 @@ def unknown(name, argument):
 
 
 def absolute(item):
-    """|x|. Where x never changes its sign at the points, as x - 9, they cannot tell |x|
-    from x or -x: then it is unknown, but for its scale."""
+    """Return |x|. If x has one sign at all points, as x - 9 has, its values cannot
+    distinguish |x| from x or -x; then |x| is `unknown` up to a constant factor."""
     signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
     if item.constant or len(signs) == 2 and all(isinstance(part, Fraction) for part in item.parts):
         return each("\\lvert", item)
@@ -378,20 +418,22 @@ def absolute(item):
 
 
 def minus(item):
-    if item in INFINITIES:  # no value: infinity - infinity is not 0
+    if item in INFINITIES:  # not values: infinity - infinity is not 0
         return INFINITIES[1 - INFINITIES.index(item)]
     return each("*", number(Fraction(-1)), item)._replace(unit=item.unit, digits=item.digits, work=item.work)
 
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
 MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
-            "π": number(complex(math.pi), "π"), "e": number(complex(math.e), "e"), "i": number(1j, "i")}
+            "π": named_number("π", complex(math.pi)), "e": named_number("e", complex(math.e)),
+            "i": named_number("i", 1j)}
+POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
 
-# ---- 4. Reading. `tokens` is reversed: tokens[-1] comes next, and tokens[0] is an empty one, the end ----
+# ---- 4. Parsing. `tokens` is reversed: tokens[-1] comes next, and the empty tokens[0] marks the end ----
 def read_items(tokens, left):
-    """The items up to the closing bracket. A union is one set, and so is an interval
-    without points."""
+    """Parse the items up to the closing bracket. A union is one set, and so is an
+    interval without some points."""
     items, union = [], False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
@@ -415,7 +457,7 @@ def read_items(tokens, left):
 
 
 def without_points(interval, removed):
-    """The intervals that are left of one when points are removed from it."""
+    """Return the intervals that remain when points are removed from one."""
     points = sorted(removed.parts if removed.kind == "list" else [removed], key=lambda x: x.parts[0].real)
     (low, high), (left, right) = interval.parts, interval.kind
     inside = all(point.constant for point in points)
@@ -429,7 +471,7 @@ def without_points(interval, removed):
 
 
 def read_side(tokens):
-    """Words to the end of the item, as in "not 5"; or a sum, and perhaps a unit."""
+    """Parse words up to the end of the item, as in "not 5", or a sum with an optional unit."""
     if tokens[-1][:1] == '"' and len(tokens[-1]) > 3:
         words = []
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
@@ -450,9 +492,9 @@ def read_side(tokens):
 
 
 def read_expression(tokens, level=0):
-    """A sum (level 0), a product (1), an argument without brackets (2), or a power (3).
-    An argument, the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a
-    bracket and another function."""
+    """Parse a sum (level 0), a product (1), an argument without brackets (2), or a power (3).
+    An argument, such as the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a
+    bracket or another function."""
     value = read_atom(tokens)
     while True:
         after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
@@ -473,8 +515,8 @@ def read_expression(tokens, level=0):
 
 
 def read_atom(tokens):
-    """A number, a symbol, a function, a fraction, a root, items in brackets; or a power
-    with a sign."""
+    """Parse a number, a symbol, a function, a fraction, a root, items in brackets, or a
+    power with a sign."""
     token = tokens.pop()
     if token in ("+", "-"):
         value = read_expression(tokens, 3)
@@ -535,8 +577,7 @@ def read_function(tokens, name):
 
 
 def read_symbol(tokens, name):
-    """A free symbol: x, \\theta, x_1, \\vec{v}, y''. So are f(3), and the y(t) of y(t)
-    = 6t."""
+    """Parse a free symbol: x, \\theta, x_1, \\vec{v}, y'', f(3), or the y(t) of y(t) = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
         raise ValueError(name)
     argument = ""
@@ -552,21 +593,21 @@ def read_symbol(tokens, name):
 
 
 def read_number(token):
-    if "_" in token:  # a numeral keeps its base: it is a symbol
+    if "_" in token:  # a numeral with a base is a symbol
         return symbol(token.lstrip("0"))._replace(name="")
     digits, _, period = re.sub("[,{}]|overline|bar|dot", "", token).partition("\\")
     whole, _, places = re.sub("[eE].*", "", digits).partition(".")
     value = bounded(Fraction(digits))
     if period and not period.strip("9"):
-        raise ValueError("ends in nines")  # it is no numeral of any number
+        raise ValueError("ends in nines")  # never the standard form of a number
     if period:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(places))
     return number(value)._replace(digits=int(whole + places) if "." in digits else 0)
 
 
 def relation(sides, signs):
-    """A ratio, a matrix's row, membership, an equation, or an inequality that says
-    where a symbol lies."""
+    """Return a ratio, a row of a matrix, a membership, an equation, or an inequality that
+    bounds one symbol."""
     if {*signs} in ({":"}, {"&"}):
         return Item(signs[0], tuple(sides))
     if signs == ["∈"] and sides[0].name:
@@ -576,7 +617,7 @@ def relation(sides, signs):
     if {*signs} == {"="}:
         x, *values = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
         values = values if x.name else sides
-        value = values[-1]  # it ends x = 2 + 3 = 5 and 2 + 3 = 5
+        value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
         if all(same(value, other) for other in values):
             named = x.kind == value.kind and (x.kind == "value" or not value.name)
             equation = value.kind == "value" and not (value.constant or x.argument) and (
@@ -600,19 +641,19 @@ def relation(sides, signs):
 
 # ---- 5. Comparing ----
 def ratio(a, b):
-    """The constant a / b, or None."""
+    """Return a / b if it is constant, else None."""
     pairs = [*zip(a.parts, b.parts)]
     if any(bool(x) != bool(y) for x, y in pairs):
         return None
     ratios = [x / y for x, y in pairs if y]
-    for r in [Fraction(1), *ratios[:1]]:  # the tolerance is relative, never absolute, and none for fractions
+    for r in [Fraction(1), *ratios[:1]]:  # fractions must agree exactly
         if all(r == x or isinstance(x, complex) and abs(x - r) < 1e-11 * abs(r) for x in ratios):
             return r
 
 
 def same_decimal(x, y, least=100_000):
-    """Is x a decimal of at least six digits that is the irrational y, rounded or cut
-    off there?"""
+    """True if x is a decimal with at least six digits, and the irrational y rounded or
+    truncated there."""
     if x.digits < least or not y.constant or least > 1 and y.rational:
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
@@ -620,8 +661,8 @@ def same_decimal(x, y, least=100_000):
 
 
 def quotient(item):
-    """The value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3; of others the
-    item. So 6:30 stays a time."""
+    """Return the value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3. Other items
+    are returned unchanged, so 6:30 stays a time."""
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
@@ -630,8 +671,8 @@ def quotient(item):
 
 
 def same(a, b):
-    """Does a say what the gold b says, and leave no more undone? A unit or a name may
-    be missing in one."""
+    """True if a says what the gold b says and leaves no more undone. One of them may lack
+    a unit or a name."""
     if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
         return False
     if a.equation and b.equation and a.name != b.name:
@@ -666,7 +707,7 @@ def same(a, b):
 
 
 def read(tokens):
-    """What an answer says: an item, or a list. An item with +- is two, one with + and
+    """Parse an answer into an item or a list. An item with +- becomes two, one with + and
     one with -."""
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
@@ -674,8 +715,8 @@ def read(tokens):
     return items[0] if len(items) == 1 else Item("list", tuple(items))
 
 
-# What is computed, and follows on no number: a + b =, |S| =, P(X = 3) =, Area = or i =,
-# but not -x =.
+# What may stand before the value: a + b =, |S| =, P(X = 3) =, Area = or i =, but not -x =
+# and nothing that contains a number.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
 LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
     (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
@@ -689,12 +730,12 @@ HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
-OTHERWISE = {  # what must not follow
+OTHERWISE = {  # what the explanation must not contain
     CHOICE: re.compile(
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or|not)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
         r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
-        # another letter that stands alone, but for one in a sum, a product or a degree
-        # sign's, and the article of "A circle"
+        # another single letter, except in a sum, a product or after a degree sign, and
+        # except the article of "A circle"
         r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
         r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
     VERDICT: re.compile(
@@ -702,8 +743,8 @@ OTHERWISE = {  # what must not follow
 
 
 def said_last(answer):
-    """What a sentence says that something is: 5 of "The area is 5" and of \\text{The
-    area is } 5. No number, no hedge and no other sentence goes before."""
+    """Return what a sentence says that something is: the 5 of "The area is 5" and of
+    \\text{The area is } 5; "" if a number, a hedge or another sentence precedes it."""
     before, rest = "", ""
     for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
         before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
@@ -716,10 +757,9 @@ def said_last(answer):
 
 
 def said_first(answer, gold):
-    """Is the gold the letter of a choice, or yes or no, and does the answer begin with
-    it and explain it? B is said by "(B) cosine" and by "b", yes by "Yes, it is
-    stable.", but not by "(B) or (C)", "Yes and no". Where the gold is (B), a bare b is
-    a variable."""
+    """True if the gold is the letter of a choice, or yes or no, and the answer begins with
+    it and explains it: "(B) cosine" and "b" say B, "Yes, it is stable." says yes, but
+    "(B) or (C)" and "Yes and no" don't count. If the gold is (B), a bare b is a variable."""
     if len(answer) == 1 < len(gold):
         return False
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
@@ -732,8 +772,9 @@ def said_first(answer, gold):
 
 
 def math_equal(answer, gold):
-    """Are two answers equal as mathematics or, failing that, as texts? Not where one
-    has more than MAX_CHARS characters. Any strings will do: nothing is raised."""
+    """True if two answers are equal as mathematics or, failing that, as text.
+
+    Args: two strings. Returns False if one is longer than MAX_CHARS. Raises nothing."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
@@ -742,7 +783,7 @@ def math_equal(answer, gold):
 
 
 def equal_items(answer, gold):
-    """Are the items that two texts say the same, or are the texts?"""
+    """True if two texts parse into the same items, or are the same text."""
     answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)

@@ -1,4 +1,4 @@
-"""Tests of math_equal.py. The tables are in math_cases.jsonl and, as models write, in math_pairs.jsonl."""
+"""Tests of final_answer.py and math_equal.py on math_cases.jsonl and, for whole responses, math_pairs.jsonl."""
 import itertools
 import json
 import math
@@ -38,7 +38,7 @@ def test_equal_answers_are_accepted(line):
 
 
 def test_different_answers_are_rejected():
-    """Of any two lines, one's answers with the other's gold."""
+    """Compare the answers of each line with the golds of all others."""
     for (i, line), (j, other) in itertools.combinations(enumerate(EQUAL), 2):
         if (i + j) % 2:
             line, other = other, line
@@ -52,7 +52,7 @@ def test_right_and_wrong_answers(kind):
 
 
 def test_cheats_and_the_answers_that_look_like_them():
-    """The rows that say why they are there: what a policy could box without an answer, and what must stay right."""
+    """Rows with a reason: what a policy could box without solving the problem, and what must stay right."""
     rows = [case for case in CASES if "why" in case]
     for kind, least in (("wrong", 90), ("right", 100)):
         answers = [(answer, case["gold"]) for case in rows for answer in case.get(kind, [])]
@@ -61,7 +61,7 @@ def test_cheats_and_the_answers_that_look_like_them():
 
 
 def test_labelled_pairs():
-    """Responses as models write them, labelled by hand, some by somebody who had not seen the verifier."""
+    """Responses in the style of models, labelled by hand, some by a person who had not seen the verifier."""
     assert len(PAIRS) == 1389
     assert [row for row in PAIRS if correct(row["response"], row["gold"]) != row["correct"]] == []
 
@@ -90,12 +90,26 @@ def test_an_answer_has_at_most_500_characters():
     assert math_equal("1" * 500, "1" * 500) and not math_equal("1" * 501, "1" * 501)
 
 
-def test_where_the_final_answer_stands():
+def test_final_answer_finds_the_answer_in_a_response():
     assert [case for case in CASES if "response" in case and (case["correct"], case["formatted"]) != (
         correct(case["response"], case["gold"]), final_answer(case["response"]) != "")] == []
 
 
-def test_restated_questions_are_no_answers():
+def test_what_touches_a_box_in_answer_tags_changes_the_answer():
+    rows = [case for case in CASES if "tagged" in case]
+    assert sum(len(row["tagged"]) for row in rows) > 250
+    assert [(text, row["gold"]) for row in rows for text in row["tagged"]
+            if correct(f"<answer>{text}</answer>", row["gold"]) != row["correct"]] == []
+
+
+def test_words_around_a_box_in_answer_tags_are_not_read():
+    """However long they are: only 500 characters on each side are looked at."""
+    for words in ("word " * 500, "a long sentence, and\n" * 100):
+        assert correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
+    assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
+
+
+def test_restated_questions_are_not_answers():
     rng = random.Random(0)
     for a, b in [(rng.randrange(2, 999), rng.randrange(2, 999)) for _ in range(50)]:
         for question, value in (
@@ -107,7 +121,7 @@ def test_restated_questions_are_no_answers():
 
 
 def test_hostile_answers_are_cheap_and_wrong():
-    """Each within 50 ms of the processor, and from a worker thread."""
+    """Each takes at most 50 ms of CPU time, also in a worker thread."""
     hostile = ["".join(text * count for text, count in case["hostile"])
                for case in CASES if "hostile" in case]
     assert len(hostile) > 110
@@ -115,7 +129,7 @@ def test_hostile_answers_are_cheap_and_wrong():
     def attack():
         for response, gold in itertools.product(hostile, ("5", "x^2+1", "(1, 2)")):
             times = [1.0]
-            while min(times) > 0.05 and len(times) < 5:  # again, if something disturbed it
+            while min(times) > 0.05 and len(times) < 5:  # retry: the machine may be busy
                 started = time.thread_time()
                 assert not correct(response, gold), response[:80]
                 times.append(time.thread_time() - started)
@@ -136,7 +150,7 @@ def test_soups_of_tokens_raise_nothing():
 
 
 def expression(rng, depth):
-    """A random expression: (LaTeX, and by another way than the reader's, a Python function of x, y)."""
+    """Return a random expression as LaTeX and, independently of the parser, as a Python function of x, y."""
     a = rng.randrange(2, 4)
     if depth == 0:
         return rng.choice([("x", lambda x, y: x), ("y", lambda x, y: y), (f"x + {a}", lambda x, y: x + a),
