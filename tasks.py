@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from support import data, puzzles
-from support.program import UserError
+from support.program import UserError, say
 from support.puzzles import digest, split_of
 from verify.final_answer import final_answer
 from verify.math_equal import math_equal
@@ -82,48 +82,79 @@ class Task(NamedTuple):
 
 
 def make_task(cfg):
-    """The task that cfg.task names. Raises UserError if it is no usable Task."""
-    if not callable(TASKS[cfg.task]):
-        raise UserError(f"tasks.TASKS[{cfg.task!r}] must be a function of the settings that "
-                        "returns a tasks.Task")
-    task = TASKS[cfg.task](cfg)
-    owner = f"the Task of tasks.TASKS[{cfg.task!r}]"
+    """Make the task that cfg.task names. Raises UserError if it cannot be used."""
+    owner = f"tasks.TASKS[{cfg.task!r}]"
+    make = TASKS[cfg.task]
+    task = make(cfg) if callable(make) else make
     if not isinstance(task, Task):
-        raise UserError(f"{owner} must be a tasks.Task, not {task!r:.60}")
+        raise UserError(f"{owner} must be a function of the settings that returns a "
+                        f"tasks.Task, not {task!r:.60}")
+    for names, (fits, words) in RULES.items():
+        for name in names.split():
+            if not fits(getattr(task, name)):
+                raise UserError(f"{owner}: {name} must be {words}, not "
+                                f"{getattr(task, name)!r:.60}")
     for name in ("train", "valid", "test"):
-        check_problems(owner, name, getattr(task, name))
-    number = (int, float)
-    kinds = {"system": str, "floor": number, "opening": str, "stop_text": str,
-             "max_turns": int, "warmup": int, "tokens": str, "shortcuts": number}
-    for name, kind in kinds.items():
-        value = getattr(task, name)
-        if not isinstance(value, kind):
-            raise UserError(f"{owner} has {value!r:.60} as {name}: see tasks.Task")
-    if not callable(task.verify) or not callable(task.reward):
-        raise UserError(f"{owner} needs functions as verify and reward")
+        for problem in getattr(task, name):
+            check_problem(f"{owner}: {name}", problem)
     if task.observe and not task.stop_text:
-        raise UserError(f"{owner} has a tool, observe: it needs a stop_text, too, which ends "
-                        "a call of it")
-    if task.warmup < 1 or not 0 <= task.shortcuts <= 1:
-        raise UserError(f"{owner}: warmup must be 1 or more, and shortcuts a share from 0 to 1")
-    if not cfg.eval_only and task.train in (task.valid, task.test):
-        raise UserError(f"{owner} trains on the problems that it is tested on: give others")
+        raise UserError(f"{owner} has a tool, observe: give it a stop_text, which ends a call")
+    if not cfg.eval_only:
+        check_held_out(owner, task)
     return task
 
 
-def check_problems(owner, name, problems):
-    """Raise UserError unless these are problems with texts."""
-    if not isinstance(problems, list) or not problems:
-        raise UserError(f"{owner} needs a list of tasks.Problem as {name}, not "
-                        f"{problems!r:.60}")
-    for problem in problems:
-        if not isinstance(problem, Problem):
-            raise UserError(f"{owner} has {problem!r:.60} in {name}: not a tasks.Problem")
-        texts = (problem.question, problem.solution, problem.shortcut)
-        whole = all(isinstance(text, str) and is_whole(text) for text in texts)
-        if not whole or not problem.question:
-            raise UserError(f"{owner} has {problem!r:.60} in {name}: a question is a text "
-                            "that is not empty, solution and shortcut are texts")
+def is_text(value):
+    return isinstance(value, str) and is_whole(value)
+
+
+def is_count(value):
+    return isinstance(value, int) and value >= 0
+
+
+def is_positive(value):
+    return is_count(value) and value > 0
+
+
+def is_share(value):
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+def is_list(value):
+    return isinstance(value, list) and len(value) > 0
+
+
+RULES = {  # fields of a Task: what they must be
+    "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
+    "name system opening stop_text tokens": (is_text, "a text"),
+    "verify reward": (callable, "a function"),
+    "floor shortcuts": (is_share, "a number from 0 to 1"),
+    "max_turns": (is_count, "a whole number from 0 on"),
+    "warmup": (is_positive, "a whole number from 1 on")}
+
+
+def check_problem(owner, problem):
+    """Raise UserError unless this is a Problem with texts."""
+    if not isinstance(problem, Problem):
+        raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
+    texts = (problem.question, problem.solution, problem.shortcut)
+    if not problem.question or not all(map(is_text, texts)):
+        raise UserError(f"{owner} has {problem!r:.60}: a question is a text that is not "
+                        "empty; solution and shortcut are texts")
+
+
+def check_held_out(owner, task):
+    """Raise UserError if all problems to validate or test on are also in train; warn of
+    some."""
+    trained_on = {problem.question for problem in task.train}
+    for name in ("valid", "test"):
+        problems = getattr(task, name)
+        seen = sum(problem.question in trained_on for problem in problems)
+        line = f"{owner}: {seen} of {len(problems)} questions of {name} are also in train"
+        if seen == len(problems):
+            raise UserError(f"{line}: give problems that are not trained on")
+        if seen:
+            say(f"warning: {line}: accuracy on them shows what was memorized")
 
 
 def is_whole(text):

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import typing
+from statistics import fmean as mean
 
 import grpo_sg  # before torch: it says how PyTorch allocates memory
 import torch
@@ -33,7 +34,7 @@ LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0
          "eval_samples": 0, "max_turns": 0, "group_size": 2}
 MOST = 1e9
 # What may change on --resume, because the run stays what it is.
-RESUMABLE = ("steps tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler "
+RESUMABLE = ("steps lr tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler "
              "device eval_every retriever resume out").split()
 # Defaults of the tiny model. A GPU would wait for the CPU.
 TINY = dict(
@@ -309,15 +310,15 @@ def load(cfg):
     checkpoint to resume, else None."""
     transformers.utils.logging.disable_progress_bar()  # it would cut through a run's own
     torch.manual_seed(cfg.seed)
-    print(f"making the problems of --task {cfg.task}")
-    task = guard(tasks.make_task(cfg))
-    state = None
+    model, state = None, None
     pretrained = tiny.find_pretrained(cfg)
     if cfg.resume:
         model, tokenizer, state = run.read_checkpoint(cfg.out)
     elif cfg.model or pretrained:
         model, tokenizer = models.load_model(cfg.model or pretrained)
-    else:
+    print(f"making the problems of --task {cfg.task}")
+    task = guard(tasks.make_task(cfg))
+    if model is None:
         model, tokenizer = tiny.tiny_model(task)
     model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
@@ -347,9 +348,11 @@ def check_start(policy, task, cfg):
             task.observe([policy.tokenizer.decode(c.tokens)])
         grpo_sg.grade(c, policy, task)
     if unknown > words / 20:
+        whose = f"the tokenizer of --model {cfg.model}" if cfg.model else "the pretrained tiny model"
         raise UserError(
-            f"the tokenizer of --model {cfg.model} does not know {unknown} of {words} "
-            f"words of --task {cfg.task}: it was made for another task or other settings")
+            f"{whose} does not know {unknown} of {words} words of --task {cfg.task}: it was "
+            "made for another task or other settings; without --model, --warm_up trains a "
+            "new tiny model")
     if last_word >= vocabulary:
         raise UserError(
             f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
@@ -436,13 +439,13 @@ def describe_run(policy, task, cfg, run):
     """Print the settings of the run, and one problem as the model reads it."""
     print(f"files of this run: {run.out}/")
     print(f"settings that differ from the defaults: {tell_changes(cfg)}")
-    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; "
-          f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best "
-          f"constant answer: {task.floor:.2f} right)")
+    to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
+    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; {to_train}"
+          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
     problem = task.train[0]
     read = policy.tokenizer.decode(problem.prompt)
     print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
-    if len(task.train) < cfg.prompts:
+    if len(task.train) < cfg.prompts and not cfg.eval_only:
         print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
               "has all of them")
 
@@ -488,7 +491,7 @@ def describe_start(row, k):
     cut = row[f"eval/truncated{samples}"]
     right = row.get(f"eval/avg@{k}")
     equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
-    whose = f"{k} samples a problem" if k else "greedy completions"
+    whose = f"{k} sample{'s' * (k > 1)} per problem" if k else "greedy completions"
     line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off"
     if k > 1:
         line += f"; {100 * equal:.0f}% of the problems have equal rewards: no learning signal"
@@ -522,10 +525,22 @@ def describe_end(run, after):
     if steps and all(row["equal_groups"] == 1 for row in steps):
         return ["no group ever had different rewards, so nothing was learned: README.md, "
                 '"Is it broken?"']
+    lines = []
     for row in logged:
         if row["step"] == 0 and row.get("split") == "test":
-            return compare_tests(row, after, run.cfg.eval_samples)
-    return []
+            lines = compare_tests(row, after, run.cfg.eval_samples)
+    return lines + compare_splits(steps[-10:], after, run.cfg.eval_samples)
+
+
+def compare_splits(steps, after, k):
+    """Return a warning if accuracy in the last training steps is far above the test's."""
+    key = f"eval/avg@{k}" if k else "eval/accuracy"
+    trained = mean(row["accuracy"] for row in steps) if steps else 0.0
+    if trained - after[key] <= max(0.1, 3 * (after[f"{key}_se"] or 0)):
+        return []
+    return [f"warning: training accuracy {trained:.3f} is far above the test's "
+            f"{after[key]:.3f}: the model has memorized its training problems; make more of "
+            "them (thousands, for the tiny model)"]
 
 
 def compare_tests(before, after, k):

@@ -101,8 +101,8 @@ def find_files(given):
 
 
 def read_file(path, example, matches=accept):
-    """The rows of a file whose lines have the keys of the example; each gold must be one
-    that `matches` accepts."""
+    """Read the rows of a file whose lines have the keys of the example. Each gold must be
+    one that `matches` accepts."""
     try:
         with open(path, "rb") as file:
             lines = file.readlines()
@@ -131,15 +131,20 @@ def read_file(path, example, matches=accept):
 TWICE = r'In JSON a backslash is written twice, as in "\\nu" or "\\frac{1}{2}"'
 
 
+def refuse_constant(name):
+    """Refuse NaN, which json.dumps writes for a missing number, and Infinity."""
+    raise ValueError(name)
+
+
 def read_line(line, example, where):
     """(question, golds) or (question, golds, passages) of a line of JSON."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=refuse_constant)
         question, golds, *passages = [row[key] for key in example]
     except (ValueError, LookupError, TypeError, RecursionError):
         text = line.decode(errors="replace").strip()
         hint = f". {TWICE}" if "\\" in text else ""
-        raise UserError(f"{where}: {text[:60]} is not like {json.dumps(example)}"
+        raise UserError(f"{where}: {text[:60]!r} is not like {json.dumps(example)}"
                         f"{hint}") from None
     golds = golds if isinstance(golds, list) else [golds]
     if any(type(gold) in (bool, dict, list) for gold in golds):
@@ -192,7 +197,9 @@ def check_name(flag, name, known, *, files=True):
     if name not in known and not (files and name.endswith(".jsonl")):
         or_file = ", or a file that ends in .jsonl" if files else ""
         hint = suggest(name.lower(), known)
-        if name in MATH_PAIRS or name in MATH_TEST:
+        if name in MATH_TEST and flag == "--data" and "gsm8k" in known:
+            hint = f": it is a test set, --eval_data {name}"
+        elif name in MATH_PAIRS or name in MATH_TEST or name.endswith(".jsonl"):
             hint = ": it belongs to --task math"
         raise UserError(f"{flag} {name} is not one of {', '.join(known)}{or_file}{hint}")
 

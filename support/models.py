@@ -70,32 +70,35 @@ def save_model(folder, model, tokenizer):
 
 
 def load_model(name):
-    """(model, tokenizer) from a folder or the hub. Raises UserError if that fails, for
-    whatever reason."""
-    if not os.path.isdir(name) and (name.count("/") > 1 or name.startswith((".", "/"))):
+    """Load (model, tokenizer) from a folder or the hub. Raises UserError if that fails."""
+    local = os.path.isdir(name)
+    if os.path.isfile(name):
+        raise UserError(f"--model {name} is a file: give the folder that save_pretrained wrote")
+    if not local and (name.count("/") > 1 or name.startswith((".", "/"))):
         raise UserError(f"--model {name}: there is no such folder")
     try:
-        model, tokenizer = read_model(name, os.path.isdir(name))
-    # no such name, no access, no network, half a folder: each has its own type
-    except Exception as error:
-        if os.path.isfile(os.path.join(name, "adapter_config.json")):
-            raise UserError(f"--model {name} is an adapter: merge it with its model and save "
-                            "that first (peft's merge_and_unload)") from None
-        if os.path.isdir(os.path.join(name, "checkpoint")):
-            raise UserError(f"--model {name} is the folder of a run: did you mean --model "
-                            f"{name}/checkpoint?") from None
-        has_config = os.path.isfile(os.path.join(name, "config.json"))
-        if has_config and not os.path.isfile(os.path.join(name, "tokenizer.json")):
-            raise UserError(f"--model {name} has no tokenizer.json: save the model's tokenizer "
-                            "into that folder (tokenizer.save_pretrained)") from None
-        raise UserError(f"cannot load a model and its tokenizer from --model {name}: give "
-                        "a folder written by save_pretrained, or a hub name and a network "
-                        f"({first_line(error)})") from None
+        model, tokenizer = read_model(name, local)
+    except Exception as error:  # no such name, no access, no network, half a folder
+        raise UserError(f"cannot load a model and its tokenizer from --model {name}: "
+                        f"{diagnose(name, error)}") from None
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        # Mamba or RWKV: it would go on from other prompts' states.
-        raise UserError(f"--model {name}: {type(model).__name__} keeps no keys and values, by "
-                        "which completions are sampled: name another model")
+        # Mamba or RWKV: it would continue from other prompts' states.
+        raise UserError(f"--model {name}: {type(model).__name__} keeps no keys and values, "
+                        "which sampling needs: name another model")
     return model, tokenizer
+
+
+def diagnose(name, error):
+    """Return what to do about a model that cannot be loaded."""
+    found = set(os.listdir(name)) if os.path.isdir(name) else set()
+    if "adapter_config.json" in found:
+        return "it is an adapter: merge it with its model first (peft's merge_and_unload)"
+    if "checkpoint" in found:
+        return f"it is the folder of a run: did you mean --model {name}/checkpoint?"
+    if "config.json" in found and "tokenizer.json" not in found:
+        return "it has no tokenizer.json: save the tokenizer there (tokenizer.save_pretrained)"
+    return ("give a folder written by save_pretrained, or a hub name and a network "
+            f"({first_line(error)})")
 
 
 # ---- To the device ----
@@ -159,9 +162,9 @@ def repeat_keys(attention_mask, key, value):
 # ---- Prompts, and what ends a completion ----
 
 def encode_problems(task, policy, cfg):
-    """The task, its problems with their prompts as token ids, and without those that
-    leave too little room in the model's context for a completion and the tool's answers;
-    prints how many these are. Raises UserError if none is left."""
+    """Return the task with its problems' prompts as token ids, without problems whose
+    prompts are too long for the model's context: a completion and the tool's answers must
+    fit, too. Prints how many these are. Raises UserError if none is left."""
     context = policy.model.config.get_text_config()
     context = getattr(context, "max_position_embeddings", math.inf)
     answers = task.max_turns if task.observe else 0
@@ -171,6 +174,9 @@ def encode_problems(task, policy, cfg):
         problems = []
         questions = [problem.question for problem in getattr(task, split)]
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        if not all(prompt for prompt, _ in prompts):
+            raise UserError("the tokenizer's chat template turns a question into an empty "
+                            "prompt: name another model, or repair its chat_template")
         for problem, (prompt, opening) in zip(getattr(task, split), prompts):
             problems.append(problem._replace(prompt=prompt, opening=opening))
         encoded[split] = [problem for problem in problems if len(problem.prompt) <= most]
@@ -178,12 +184,12 @@ def encode_problems(task, policy, cfg):
         lengths = [len(problem.prompt) for problem in problems]
         if gone:
             line = (f"{gone} of {len(problems)} {split} problems have prompts that are too "
-                    f"long (of {min(lengths)} to {max(lengths)} tokens): in the model's "
-                    f"context of {context} a prompt, {answers + 1} times --max_new_tokens "
-                    f"{cfg.max_new_tokens} and {answers} answers of a tool, of up to "
-                    f"{grpo_sg.TOOL_TOKENS} tokens each, must have room")
+                    f"long ({min(lengths)} to {max(lengths)} tokens): the model's context of "
+                    f"{context} must hold a prompt, {answers + 1} times --max_new_tokens "
+                    f"{cfg.max_new_tokens}, and {answers} tool answers of up to "
+                    f"{grpo_sg.TOOL_TOKENS} tokens each")
             if gone == len(problems):
-                left = (context - min(lengths) - answers * grpo_sg.TOOL_TOKENS) // (answers + 1)
+                left = (context - max(lengths) - answers * grpo_sg.TOOL_TOKENS) // (answers + 1)
                 hint = f"at most --max_new_tokens {left}" if left > 0 else "another model"
                 raise UserError(f"{line}: {hint}")
             print(f"dropped: {line}")
@@ -205,7 +211,7 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     turned off: then nothing is added. template_kwargs: what else the template is given,
     as JSON: {"enable_thinking": false}."""
     tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = read_kwargs(template_kwargs)
+    given = read_kwargs(tokenizer, template_kwargs)
     texts, openings = [], []
     for question in tqdm(questions, "prompts", leave=False, delay=2):
         text = f"{task.system}\n\n{question}\n\n"
@@ -222,15 +228,17 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     return list(zip(ids, openings))
 
 
-def read_kwargs(text):
+def read_kwargs(tokenizer, text):
+    """Read --chat_template_kwargs as a dict."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        raise UserError(f"--chat_template_kwargs must be a JSON object, such as "
-                        f"'{{\"enable_thinking\": false}}', "
-                        f"not {text}")
+    # Its own parameters, such as tools, are not for the template.
+    own = inspect.signature(tokenizer.apply_chat_template).parameters
+    if not isinstance(found, dict) or any(key in own or key == "messages" for key in found):
+        raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                        f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
     return found
 
 

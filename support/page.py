@@ -188,8 +188,11 @@ def write(*folders):
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT)]
     page = PAGE.format(*hashes, title=shown(path.parent.name), body=body, style=STYLE, script=SCRIPT)
     new = path.with_suffix(f".{os.getpid()}.new")  # two programs may write a page at once
-    new.write_text(page, encoding="utf-8")
-    return new.replace(path)  # who reloads during a run never sees half a page
+    try:
+        new.write_text(page, encoding="utf-8")
+        return new.replace(path)  # who reloads during a run never sees half a page
+    finally:
+        new.unlink(missing_ok=True)  # a full disk
 
 
 PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title><meta name="viewport"

@@ -95,7 +95,7 @@ def one_line_errors(out_of_memory):
     traceback. out_of_memory: what to do if a GPU's memory is full."""
     import torch  # takes seconds: not before end_on_ctrl_c can be called
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+        stream = getattr(sys, name) or open(os.devnull, "w")  # it was closed: python ... >&-
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know only ASCII
         if not isinstance(stream, Patient):

@@ -76,9 +76,21 @@ class Run:
             self.out = out
             for path in self.logs():  # what was logged after the checkpoint
                 cut_file(path, self.state["sizes"].get(os.path.basename(path), 0))
-            write_json(os.path.join(out, "config.json"), vars(self.cfg))
+            write_json(os.path.join(out, "config.json"),
+                       {**vars(self.cfg), "earlier_lr": self.list_earlier_rates(out)})
         self.handlers = hold_signals(self.receive)
         return self
+
+    def list_earlier_rates(self, out):
+        """Return the learning rates before this one, each with its last step."""
+        try:
+            before = read_json(os.path.join(out, "config.json"))
+        except OSError:  # a new run
+            return []
+        earlier = before.get("earlier_lr", [])
+        if before["lr"] != self.cfg.lr:
+            earlier.append({"lr": before["lr"], "last_step": self.state["step"]})
+        return earlier
 
     def __exit__(self, kind, error, trace):
         try:
@@ -125,6 +137,8 @@ class Run:
                 optimizer.load_state_dict(self.state.pop("optimizer"))
             except Exception as error:  # a file with something else in it
                 raise unreadable(os.path.join(self.out, "checkpoint"), error)
+            for group in optimizer.param_groups:
+                group["lr"] = self.cfg.lr  # which may have changed
         optimizer.register_step_pre_hook(self.note_update)
         self.optimizer = optimizer
 
@@ -169,8 +183,9 @@ class Run:
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
-                f"and completions in {self.out}; a lower --lr may help. None of them "
-                f"changed the parameters, which are in {self.out}/checkpoint")
+                f"and completions in {self.out}. None of them changed the parameters, which "
+                f"are in {self.out}/checkpoint. A lower learning rate may help: "
+                f"{resume_command(self.out)} --lr {self.cfg.lr / 3:.1g}")
         if self.ending != "finished":
             raise UserError(f"stopped by {self.ending}; {self.way_on()}",
                             exit_status(self.ending))
@@ -207,7 +222,7 @@ class Run:
         samples = []
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
-                            "question": c.problem.question, "answer": c.problem.answer,
+                            "question": c.problem.question, "answer": as_json(c.problem.answer),
                             "completion": c.transcript, **verdict_of(c)})
         self.append("metrics.jsonl", [row])
         self.append("samples.jsonl", samples)
@@ -220,7 +235,7 @@ class Run:
             problem = group[0][0].problem
             shown_tokens = [show_tokens(self.policy.tokenizer, *each) for each in group]
             self.append("tokens.jsonl", [{"step": row["step"], "question": problem.question,
-                                          "answer": problem.answer,
+                                          "answer": as_json(problem.answer),
                                           "completions": shown_tokens}])
         self.write_page()
         self.started = time.time()  # an evaluation is no part of a step's time
@@ -320,6 +335,15 @@ def show_tokens(tokenizer, c, logps, weights):
     digits."""
     return {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
             "pi": round_all(logps.exp()), "w": round_all(weights), **verdict_of(c)}
+
+
+def as_json(answer):
+    """Return the answer, which may be anything, or its text if JSON cannot represent it."""
+    try:
+        json.dumps(answer, default=str)
+    except (TypeError, ValueError):  # a key that is not a text
+        return str(answer)
+    return answer
 
 
 def round_all(x):

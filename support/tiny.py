@@ -41,9 +41,11 @@ def tiny_model(task):
     """Return (model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is
     what matches task.tokens in the task's texts. Raises UserError for a task without
     solutions."""
-    if not task.train[0].solution:
-        raise UserError(f"--task {task.name} has no texts for the tiny model to learn "
-                        "from: add --model, or give its problems a solution")
+    missing = sum(not problem.solution for problem in task.train)
+    if missing:
+        raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
+                        "have no solution, from which the tiny model learns: add --model, or "
+                        "give its problems a solution")
     if task.shortcuts and not any(problem.shortcut for problem in task.train):
         raise UserError(f"--task {task.name} has shortcuts {task.shortcuts}, but no problem "
                         "with a shortcut: give some, or leave shortcuts out")
@@ -74,7 +76,8 @@ def tiny_tokenizer(task):
     for problem in tqdm(problems, "words", leave=False, delay=2):
         texts = [problem.question, problem.solution, problem.shortcut]
         calls = calls_of(task, problem.solution)
-        texts += task.observe(calls) if calls else []
+        answers = task.observe(calls) if calls else []
+        texts += [answer.encode(errors="replace").decode() for answer in answers]
         for text in texts:
             words.update(word for word, _ in pieces.pre_tokenize_str(text))
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
