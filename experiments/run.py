@@ -204,7 +204,7 @@ class Experiment(NamedTuple):
     rates: tuple = ()         # learning rates: of the grid, or, without one, of all arms
     grid: range = range(0)    # its seeds, on validation problems
     rate_of: tuple = ()       # (experiment, arm): all arms have this one's best rate
-    warmup: int = 100         # steps; 0: the ready model
+    warmup: int = 100         # steps; 0: the pretrained model
     # kind to GRPO-SG, whose weight tells tokens apart only where unlikely ones are sampled
     settings: dict = {"steps": 40, "prompts": 16, "updates": 8}
     flags: tuple = ()         # of the warm start
@@ -235,7 +235,7 @@ AFAR = {"none, many": Arm({"shaping": "none"}), "sg, many": Arm(),
 COMMANDS = {}
 tasks.add_extras()
 for name in tasks.TASKS:
-    COMMANDS[name] = Arm({"task": name, "warm_up": "true"})
+    COMMANDS[name] = Arm({"task": name, "warm_up": True})
     COMMANDS[f"{name}, ready"] = Arm({"task": name})
 
 EXPERIMENTS = {
@@ -309,8 +309,8 @@ def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.desc
 
 @functools.lru_cache(1)
 def start_of(name, warmup, seed, flags):
-    """(policy, task, cfg): a task's tiny model after a warm-up of so many steps; 0: the ready
-    one. It is for copying: the next call may return the same."""
+    """(policy, task, cfg): a task's tiny model after a warm-up of so many steps; 0: the
+    pretrained one. It is for copying: the next call may return the same."""
     own = ["--warm_up"] if warmup else []
     cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
                      *flags, *own])
@@ -323,7 +323,7 @@ def start_of(name, warmup, seed, flags):
 
 def train_arm(experiment, arm, seed, rate, split, smoke=False):
     """What is measured of an arm that is trained from the warm start; smoke: for one step,
-    from the ready model, on four problems."""
+    from the pretrained model, on four problems."""
     e, a = EXPERIMENTS[experiment], EXPERIMENTS[experiment].arms[arm]
     settings = {"task": "kk", **e.settings, **a.settings}
     warmup = 0 if smoke else a.warmup or e.warmup
@@ -368,13 +368,13 @@ def run_command(experiment, arm, seed, rate, split, smoke=False):
     most memory that this process has used."""
     started = time.time()
     settings = EXPERIMENTS[experiment].arms[arm].settings
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = ["--seed", str(seed)]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if smoke:
             flags += ["--steps", "1", "--eval_problems", "4"]
             stack.enter_context(mock.patch.object(tiny, "warm_up"))
-        cfg = cli.parse([*flags, "--seed", str(seed), "--out", f"{folder}/run"])
+        cfg = cli.parse([*flags, "--out", f"{folder}/run"], **settings)
         policy, task, state = cli.load(cfg)
         with Run(cfg, policy, state) as run:
             cli.carry_out(policy, task, cfg, run)

@@ -31,7 +31,7 @@ from tqdm import tqdm
 # A script sees its own folder alone.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
-from support import models, program, tiny
+from support import cli, models, program, tiny
 
 NAMES = {"sg": "GRPO-SG", "ar": "AR-Lopti's weight"}
 

@@ -29,7 +29,7 @@ import torch
 # The project's folder: a script sees its own alone.
 sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 import grpo_sg
-from support import tiny
+from support import cli, tiny
 from support.run import Run
 
 REGIME = dict(steps=40, prompts=16, updates=8, lr=1e-4)

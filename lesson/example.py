@@ -1,6 +1,6 @@
 """One example, carried through with numbers, as Markdown: it stands in lesson/README.md.
 
-    python -m lesson.example             the ready tiny model; or another one's folder
+    python -m lesson.example             the pretrained tiny model; or another folder
 
 Takes the tiny model as it is before reinforcement learning, samples a group of eight
 completions of one puzzle, and prints their rewards and advantages. Two tables, of a completion

@@ -1,6 +1,6 @@
 """GRPO-SG on one page: from a model's folder to a better model, with nothing hidden.
 
-    python -m lesson.one_page               the ready tiny model, on puzzles
+    python -m lesson.one_page               the pretrained tiny model, on puzzles
     python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub
 
 tasks.py has the puzzles and their verifier; all else is here. A comment in brackets names

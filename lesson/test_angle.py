@@ -11,6 +11,7 @@ import grpo_sg
 import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import angle
+from support import cli
 from support.program import UserError
 
 CFG = Config(**{**cli.TINY, "group_size": 2, "tokens_per_micro_batch": 24})
