@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -97,6 +98,11 @@ def test_advantages_by_hand():
     why = "each row by its own mean and standard deviation, which divides by G - 1"
     assert A[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5), why
     assert A[1].tolist() == pytest.approx([0.81164, -0.38446, -1.23882, 0.81164], abs=1e-5), why
+
+
+def test_a_large_offset_of_the_rewards_changes_nothing():
+    rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
+    assert group_advantages(rewards + 1e9).equal(group_advantages(rewards))
 
 
 def test_equal_rewards_give_advantages_of_exactly_0():
@@ -1254,11 +1260,15 @@ def give(value):
     return given
 
 
+SUM = tasks.Problem("1 + 1?", "2", "2")
 FAULTS = [
-    ({"verify": None}, "functions as verify"), ({"warmup": 0.5}, "0.5 as warmup"),
-    ({"train": iter("x")}, "list"), ({"valid": None}, "as valid"), ({"train": []}, "as train"),
+    ({"verify": None}, "verify must be a function, not None"), ({"warmup": 0.5}, "warmup must be a whole number from 1 on, not 0.5"),
+    ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
     ({"test": [tasks.Problem("", 1)]}, "a question"),
-    ({"train": [tasks.Problem("1?", "1")] * 9}, "give its problems a solution"),
+    ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),
+    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"max_turns": -1}, "max_turns must be"),
+    ({"valid": [SUM], "train": [SUM]}, "1 of 1 questions of valid are also in train: give"),
+    ({"verify": give(np.array([True, False]))}, "must be a tasks.Verdict"),
     ({"verify": give(True)}, "True must be a tasks.Verdict"),
     ({"verify": give(tasks.Verdict(0.5, True))}, "partial credit"),
     ({"verify": give(tasks.Verdict(True, "yes"))}, "partial credit"),
@@ -1332,7 +1342,7 @@ def test_a_start_from_which_nothing_is_learned_is_said_before_training(monkeypat
         run = Run(cfg)
         cli.run_test(policy, task, cfg, run, step)
         printed = capsys.readouterr().out
-        shares = "2 samples a problem: 100% well formed, 0% cut off; 100% of the problems have equal rewards"
+        shares = "2 samples per problem: 100% well formed, 0% cut off; 100% of the problems have equal rewards"
         assert (shares in printed) == ("no completion is right" in printed) == said
 
 
@@ -1362,14 +1372,14 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
     cfg.max_new_tokens = 4096
-    with pytest.raises(program.UserError, match="at most --max_new_tokens 4095"):
+    with pytest.raises(program.UserError, match="at most --max_new_tokens 4094"):
         models.encode_problems(task, policy, cfg)
     task = task._replace(observe=count_calls, max_turns=4)
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(models.encode_problems(task, policy, cfg).train) == kept
     cfg.max_new_tokens = 420
-    with pytest.raises(program.UserError, match="4 answers of a tool.*at most --max_new_tokens 419"):
+    with pytest.raises(program.UserError, match="4 tool answers of.*at most --max_new_tokens 418"):
         models.encode_problems(task, policy, cfg)
 
 

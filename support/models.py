@@ -211,7 +211,7 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     turned off: then nothing is added. template_kwargs: what else the template is given,
     as JSON: {"enable_thinking": false}."""
     tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = read_kwargs(tokenizer, template_kwargs)
+    given = read_kwargs(template_kwargs)
     texts, openings = [], []
     for question in tqdm(questions, "prompts", leave=False, delay=2):
         text = f"{task.system}\n\n{question}\n\n"
@@ -228,15 +228,15 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     return list(zip(ids, openings))
 
 
-def read_kwargs(tokenizer, text):
+def read_kwargs(text):
     """Read --chat_template_kwargs as a dict."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     # Its own parameters, such as tools, are not for the template.
-    own = inspect.signature(tokenizer.apply_chat_template).parameters
-    if not isinstance(found, dict) or any(key in own or key == "messages" for key in found):
+    own = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
+    if not isinstance(found, dict) or own & found.keys():
         raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
                         f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
     return found

@@ -4,6 +4,7 @@ import math
 import pytest
 
 import grpo_sg
+import tasks
 from support import cli
 from support.program import UserError
 
@@ -61,6 +62,24 @@ def test_the_settings_of_a_script_are_checked_too(given, message):
         cli.parse([], **given)
 
 
+def test_paths_of_a_script_are_absolute_like_those_of_flags(tmp_path, monkeypatch):
+    """So the run can be resumed from another folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    for model in ("model", "~/model"):
+        cfg = cli.parse([], model=model, task="math", data="my.jsonl", eval_data="test.jsonl")
+        assert (cfg.model, cfg.data) == (f"{tmp_path}/model", f"{tmp_path}/my.jsonl")
+
+
+@pytest.mark.parametrize("flags, hint", [
+    ("--task math --data math500", "it is a test set, --eval_data math500"),
+    ("--data my.jsonl", "it belongs to --task math"), ("--data gsm8k", "it belongs to --task math")])
+def test_data_of_another_flag_or_task_is_named(flags, hint):
+    with pytest.raises(UserError, match=hint):
+        tasks.make_task(cli.parse([*flags.split(), "--model", "any"]))
+
+
 def test_a_text_is_not_a_list_of_flags():
     with pytest.raises(UserError, match="main takes a list of flags"):
         cli.parse("--steps 1")
@@ -91,7 +110,7 @@ def test_settings_that_differ_are_told():
 def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, right, equal, advice):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     shares, *rest = cli.describe_start(row, 4)
-    assert f"4 samples a problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
+    assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
     assert f"{100 * equal:.0f}% of the problems have equal rewards" in shares
     assert advice in rest[0] if advice else not rest
 
@@ -102,7 +121,7 @@ def test_without_samples_the_greedy_completions_are_looked_at():
     shares, advice = cli.describe_start(greedy, 0)
     assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in advice
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
-    assert cli.describe_start({**greedy, **one}, 1) == ["1 samples a problem: 100% well formed, 0% cut off"]
+    assert cli.describe_start({**greedy, **one}, 1) == ["1 sample per problem: 100% well formed, 0% cut off"]
 
 
 UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, "entropy": 30.0,
@@ -142,3 +161,11 @@ def test_a_run_whose_accuracy_falls_says_so(accuracy, reward, words, k):
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
     alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
     assert len(alone) == 1  # of one problem there is no standard error
+
+
+@pytest.mark.parametrize("trained, tested, warns", [(0.9, 0.72, True), (0.9, 0.85, False)])
+def test_training_accuracy_far_above_the_tests_is_a_warning(trained, tested, warns):
+    after = {"eval/avg@4": tested, "eval/avg@4_se": 0.02}
+    lines = cli.compare_splits([{"accuracy": trained}] * 10, after, 4)
+    assert bool(lines) == warns
+    assert not warns or "training accuracy 0.900 is far above the test's 0.720" in lines[0]

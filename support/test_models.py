@@ -10,7 +10,7 @@ from transformers.integrations import sdpa_attention
 
 import grpo_sg
 import tasks
-from conftest import PROMPTS, build_model, byte_tokenizer
+from conftest import PROMPTS, build_model, build_toy, byte_tokenizer
 from support import models
 from support.program import UserError
 
@@ -95,14 +95,30 @@ def test_template_kwargs_that_are_no_object_are_one_line(text):
         encode(byte_tokenizer(CHATML), kwargs=text)
 
 
-def test_template_kwargs_do_not_take_the_place_of_the_programs_own():
-    tokenizer = byte_tokenizer(CHATML)
-    assert encode(tokenizer, kwargs='{"tokenize": true}') == encode(tokenizer)
+@pytest.mark.parametrize("kwargs", ['{"tokenize": true}', '{"tools": 5}', '{"messages": []}',
+                                    '{"documents": 1}', "[1]", "{"])
+def test_template_kwargs_are_variables_of_the_template(kwargs):
+    """And never arguments of the program's own call."""
+    with pytest.raises(UserError, match="must be a JSON object of the template's own variables"):
+        encode(byte_tokenizer(CHATML), kwargs=kwargs)
 
 
 def test_a_template_that_refuses_everything_is_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
         encode(byte_tokenizer("{{ raise_exception('no') }}"))
+
+
+def test_an_empty_prompt_is_refused():
+    policy, task, cfg = build_toy()
+    policy.tokenizer.chat_template = "{{ '' }}"
+    with pytest.raises(UserError, match="turns a question into an empty prompt"):
+        models.encode_problems(task, policy, cfg)
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(UserError, match="model.gguf is a file: give the folder"):
+        models.load_model(str(tmp_path / "model.gguf"))
 
 
 def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, monkeypatch):
@@ -118,7 +134,7 @@ def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, mo
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     build_model().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="has no tokenizer.json: save the model's tokenizer"):
+    with pytest.raises(UserError, match="has no tokenizer.json: save the tokenizer there"):
         models.load_model(str(tmp_path))
 
 

@@ -265,7 +265,7 @@ def test_a_run_whose_logs_were_deleted_goes_on_and_keeps_what_is_not_its_own(
 
 def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
-    changes = ("--lr", 0.5, 0.001), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
+    changes = ("--beta", 0.5, 0.01), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
     for flag, value, had in changes:
         assert start(tmp_path / "run", flag, value, resume=True) == 2
         assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
@@ -284,6 +284,27 @@ def test_a_scripts_own_settings_give_way_to_those_of_the_run(script, start, whol
     assert start(tmp_path / "run", resume=True, script=script) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
     assert run.read_json(tmp_path / "run" / "config.json")["lr"] == 1e-3
+
+
+def test_a_resumed_run_may_have_another_learning_rate(start, whole, tmp_path):
+    """After updates that were not finite. config.json says which rate had which steps."""
+    shutil.copytree(whole, tmp_path / "same")
+    shutil.copytree(whole, tmp_path / "lower")
+    assert start(tmp_path / "same", "--steps", 5, "--lr", 1e-3, resume=True) == 0
+    assert start(tmp_path / "lower", "--steps", 5, "--lr", 1e-4, resume=True) == 0
+    assert start(tmp_path / "long", "--steps", 5) == 0
+    assert outcome(tmp_path / "same") == outcome(tmp_path / "long") != outcome(tmp_path / "lower")
+    saved = run.read_json(tmp_path / "lower" / "config.json")
+    assert saved["lr"] == 1e-4 and saved["earlier_lr"] == [{"lr": 1e-3, "last_step": 4}]
+    assert run.read_json(tmp_path / "same" / "config.json")["earlier_lr"] == []
+
+
+def test_a_tiny_run_resumes_after_the_folder_that_it_began_with_has_moved(start, model, whole, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    assert start(tmp_path / "run", "--model", tmp_path / "model", "--steps", 2) == 0
+    shutil.move(tmp_path / "model", tmp_path / "moved")
+    assert start(tmp_path / "run", "--steps", 4, resume=True) == 0
+    assert outcome(tmp_path / "run") == outcome(whole)
 
 
 # ---- Something raises ----
@@ -441,10 +462,10 @@ def write_run(folder, **settings):
 
 def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    folder = write_run(tmp_path / "runs" / "first", lr=0.5, gone=1)
+    folder = write_run(tmp_path / "runs" / "first", lr=0.5, beta=0.5, gone=1)
     assert cli.find_saved({"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
-    with pytest.raises(UserError, match="the run's own --lr 0.5: leave it out"):
-        cli.find_saved({"resume": True, "out": folder, "lr": 0.1})
+    with pytest.raises(UserError, match="the run's own --beta 0.5: leave it out"):
+        cli.find_saved({"resume": True, "out": folder, "beta": 0.1})
     with pytest.raises(UserError, match="no --out was given; the newest under runs/: runs/first"):
         cli.find_saved({"resume": True})
     with pytest.raises(UserError, match="runs/firts is not a run .did you mean runs/first"):
