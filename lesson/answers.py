@@ -64,8 +64,7 @@ def draw(logits, u, temperature):
         return logits.argmax(-1, keepdim=True)
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)
     total = cdf[:, -1:]  # not quite 1, because it is a rounded sum
-    token = torch.searchsorted(cdf, u * total, right=True)
-    return token.clamp(max=logits.shape[1] - 1)
+    return torch.searchsorted(cdf, u * total, right=True)
 
 
 def pass_at_k(n, c, k):
