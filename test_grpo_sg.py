@@ -1,12 +1,14 @@
 """Tests of grpo_sg.py and tasks.py: offline, on a CPU, in any order.
 
-The first part is a lesson. It holds each piece of the algorithm against a slow version of itself, made of
-loops, or shows what would go wrong without it. Then: the corners, tasks, tools, the command line.
+The first part is a lesson. It compares each piece of the algorithm with a slow version of itself,
+made of loops, or shows what would go wrong without it. A message says what was found and what was
+expected. Then: the corners, tasks, tools, the command line.
 
     python -m pytest -q test_grpo_sg.py                        all of it, on grpo_sg.py
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py    the lesson, on your own functions
 
-The heading of each section of the lesson begins with the function that it tests: lesson/progress.py reads it.
+The heading of each section of the lesson begins with the function that it tests: lesson/progress.py
+reads it.
 """
 import dataclasses
 import importlib
@@ -179,7 +181,8 @@ def test_a_weight_inside_the_clip_would_stop_confident_tokens():
     loss, gradient = one_token(A=1.0, w=1.4, clip_low=0.2, clip_high=0.2)
     same("the gradient for a token with w = 1.4, A = 1, r = 1", gradient, -1.4,
          "multiply the minimum by w, outside of the clip")
-    same("the loss of a token with w = 1.4, A = 1, r = 1", loss, -1.4, "minus w min(r A, clip(r) A)")
+    same("the loss of a token with w = 1.4, A = 1, r = 1", loss, -1.4,
+         "minus w min(r A, clip(r) A)")
 
 
 @MODES
@@ -411,12 +414,12 @@ def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
     first = (model(input_ids=torch.tensor([[5, 6]])).logits[0, -1] / 0.8).softmax(-1)
     top = first.masked_fill(torch.arange(12) == 1, 0).argmax().item()
     second = (model(input_ids=torch.tensor([[5, 6, top]])).logits[0, -1] / 0.8).softmax(-1)
-    after_top = [d[1] for d in drawn if d[0] == top]
-    for which, p, tokens in (("first", first, [d[0] for d in drawn]), ("second", second, after_top)):
+    firsts, seconds = [d[0] for d in drawn], [d[1] for d in drawn if d[0] == top]
+    for which, p, tokens in (("first", first, firsts), ("second", second, seconds)):
         expected, seen = p * len(tokens), torch.bincount(torch.tensor(tokens), minlength=12)
         chi_square = ((seen - expected) ** 2 / expected.clamp(min=1)).sum()
-        # 11 degrees of freedom: p < 1e-4
-        assert chi_square < 40, f"{which} tokens do not follow the softmax: chi-square {chi_square:.0f}"
+        assert chi_square < 40, (  # 11 degrees of freedom: p < 1e-4
+            f"the {which} tokens do not follow the softmax: chi-square {chi_square:.0f}")
 
 
 # ---- 6. pass_at_k: at least one of k is right ----
@@ -590,14 +593,14 @@ def check_arguments(call, minibatch, rows, cfg):
 def check_gradient(found, expected, before):
     """Assert that an update's gradient is as expected. before: that of the update before."""
     error = (found - expected).norm() / expected.norm()
-    if error < 1e-3:
-        return
     ratio = found.norm() / expected.norm()
     cosine = torch.cosine_similarity(found, expected, 0).clamp(-1, 1)
     said = (f"the gradient has {ratio:.4g} times the expected norm, at an angle of "
             f"{cosine.acos().rad2deg():.0f} degrees")
     if (found - expected - before).norm() < 1e-3 * expected.norm():
         said += ": the gradient of the update before is still in it, call zero_grad"
+    else:
+        said += ": grpo_sg_loss got the right arguments, look at what it returns, then at backward"
     assert error < 1e-3, said
 
 

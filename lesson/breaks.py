@@ -66,8 +66,8 @@ BREAKS = {
     "temperature": ({"compute_logps": logps_at_another_temperature}, {}),
     "tau": ({}, {"tau": 9.0}),
 }
-# avg@4 minus the right version's, with 95 % intervals over eight paired seeds in this regime:
-# experiments/results/compare.jsonl, by `python -m experiments.compare`.
+# avg@4 minus the right version's, with 95% confidence intervals over eight paired seeds in this
+# regime: experiments/results/mistakes.jsonl, by `python -m experiments.run mistakes`.
 MEASURED = {
     "inside": "-.152 [-.196, -.108]",
     "stop": "+.004 [-.006, +.015]",
