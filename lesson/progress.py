@@ -13,7 +13,7 @@ HINTS = {
         "and clamp",
     "group_advantages":
         "a group is a row: mean and std along dim 1, with keepdim=True. The mean of equal rewards "
-        "has a rounding error, so look for equal rewards, not for a std of 0",
+        "has a rounding error, so find these groups and set their advantages to 0",
     "grpo_sg_loss":
         "r is exp of a difference. The smaller of r A and clip(r) A, times w, is the objective; "
         "w stays outside of the clip. nan times 0 is nan: masked_fill before exp",
