@@ -4,7 +4,8 @@
 
 Predict first: what will happen, and which test sees it? For each break, prints the tests of
 test_grpo_sg.py that fail, what test_an_update_is_one_plain_step says, and what the break does.
-Tests that the unbroken copy fails are left out. lesson/results/five_breaks.txt has the output.
+Tests that the unbroken copy fails are left out. lesson/results/five_breaks.txt has the tests and
+messages that were printed.
 """
 import argparse
 import os
