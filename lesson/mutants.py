@@ -4,21 +4,18 @@
     python -m lesson.mutants grpo_sg_loss draw  those of two functions
 
 Prints for each mutant (a body with one mistake) whether a test of the lesson caught it, with what
-the test said, and lists the survivors at the end. Each mistake is a replacement in a function of
-answers.py. A few change nothing that a caller could see: they must survive, and say why.
+the test said, and lists the survivors at the end. Each mistake replaces a part of a function in
+answers.py. EQUIVALENT has changes that no caller can see, with the reason: they must survive.
 """
 import argparse
-import importlib
-import os
 import pathlib
-import sys
 import types
 
 import pytest
 
+import test_grpo_sg
 from lesson import answers, progress
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = pathlib.Path(answers.__file__).read_text(encoding="utf-8")
 # Print nothing, stop at the first failure; without the last plugin's garbage collection a run
 # takes half of the time.
@@ -234,7 +231,7 @@ MUTANTS = {
         ("dropout", "    batches = []\n", "    batches = []\n    policy.model.train()\n"),
     ],
 }
-# Changes that are not mistakes: (function, the change, what is there, what replaces it, the reason).
+# Changes that are not mistakes: (function, change, what is there, what replaces it, reason).
 EQUIVALENT = [
     ("grpo_sg_loss", "the KL by expm1", "log_x.exp() - 1 - log_x",
      "torch.expm1(log_x) - log_x", "only more exact near 0"),
@@ -279,26 +276,26 @@ def mutate(function, old, new):
 def find_failure(function, module):
     """Return the first test that fails for the module, and its message: (None, None) if none does.
     Tests of the function and of those below it are run, in their order."""
-    tests = importlib.import_module("test_grpo_sg")
     sections = progress.read_sections()
     names = list(sections)
     chosen = []
     for name in names[names.index(function):]:
-        chosen += [f"{ROOT / 'test_grpo_sg.py'}::{test}" for test in sections[name]]
-    usual = {name: getattr(tests, name) for name in names}
+        chosen += [f"{test_grpo_sg.__file__}::{test}" for test in sections[name]]
+    usual = {name: getattr(test_grpo_sg, name) for name in names}
     failure = FirstFailure()
     try:
         for name in names:
-            setattr(tests, name, getattr(module, name))
+            setattr(test_grpo_sg, name, getattr(module, name))
         pytest.main([*OPTIONS, *chosen], [failure])
     finally:
         for name in names:
-            setattr(tests, name, usual[name])
+            setattr(test_grpo_sg, name, usual[name])
     return failure.test, failure.message
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m lesson.mutants", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m lesson.mutants", description=__doc__.split("\n")[0])
     parser.add_argument("functions", nargs="*", metavar="FUNCTION", help=", ".join(MUTANTS))
     functions = parser.parse_args(argv).functions or list(MUTANTS)
     unknown = [name for name in functions if name not in MUTANTS]
@@ -323,5 +320,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.path.append(os.fspath(ROOT))
     main()

@@ -108,8 +108,8 @@ def test_half_of_it_is_counted(tmp_path, monkeypatch, capsys):
     told = show("half", tmp_path, monkeypatch, capsys)
     assert told[1] == ("5 of 8 done: token_weights, group_advantages, token_logps, draw, "
                        "make_batch")
-    passed, of = map(int, re.match(r"next: grpo_sg_loss, (\d+) of (\d+) tests pass", told[2]).groups())
-    assert 3 < passed < of
+    passed, of = re.match(r"next: grpo_sg_loss, (\d+) of (\d+) tests pass", told[2]).groups()
+    assert 3 < int(passed) < int(of)
     assert told[3].strip().startswith("test_the_mean_is_over_tokens_or_over_completions[seq-mean")
     assert "the loss with seq-mean-token-mean is -1.75, expected -1.5" in told[3]
 
