@@ -1,24 +1,29 @@
 """Tests of grpo_sg.py and tasks.py: offline, on a CPU, in any order.
 
-The first part is a lesson. It holds each piece of the algorithm against a slow version of itself, made of
-loops, or shows what would go wrong without it. Then: the corners, tasks, tools, the command line.
+The first part is a lesson. It compares each piece of the algorithm with a slow version of itself,
+made of loops, or shows what would go wrong without it. A message says what was found and what was
+expected. Then: the corners, tasks, tools, the command line.
 
     python -m pytest -q test_grpo_sg.py                        all of it, on grpo_sg.py
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py    the lesson, on your own functions
 
-The heading of each section of the lesson begins with the function that it tests: lesson/progress.py reads it.
+The heading of each section of the lesson begins with the function that it tests: lesson/progress.py
+reads it.
 """
 import dataclasses
 import importlib
+import inspect
 import itertools
 import json
 import math
+import operator
 import os
 import random
 import re
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +31,7 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import Tokenizer, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 
 import grpo_sg
 import tasks
@@ -51,9 +57,198 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 
 
+def same(what, found, expected, hint="", atol=1e-5):
+    """Assert that a number or tensor is as expected; the message names it and its worst entry."""
+    found = torch.as_tensor(found).detach().double()
+    expected = torch.as_tensor(expected).detach().double()
+    shapes = f"{what} has shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    assert found.shape == expected.shape, f"{shapes}: {hint}"
+    error = (found - expected).abs().nan_to_num(nan=math.inf)
+    worst = error.argmax()
+    f, e = found.flatten()[worst], expected.flatten()[worst]
+    assert error.max() <= atol, f"{what} is {f:.6g}, expected {e:.6g}: {hint}"
+
+
+# ---- 1. token_weights: w = clip(alpha * (sigmoid(pi / tau) - mu), L, U) ----
+
+def slow_weight(pi, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
+    sigmoid = 1 / (1 + math.exp(-pi / tau))
+    return min(max(alpha * (sigmoid - mu), low), high)
+
+
+@pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301),
+                                   (0.3, 1.374053), (0.5, 1.4), (1.0, 1.4)])
+def test_likely_tokens_have_the_larger_weights(pi, w):
+    found = token_weights(torch.tensor([pi]).log())
+    same(f"w at pi = {pi}", found, [w], "the formula, with pi = exp(logps)", atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", [
+    dict(alpha=1.7), dict(tau=0.3), dict(mu=0.3), dict(low=0.6), dict(high=1.2),
+    dict(alpha=1.5, tau=0.4, mu=0.1, low=0.7, high=1.1)], ids=str)
+def test_a_weight_follows_its_settings(settings):
+    for pi in (0.01, 0.1, 0.25, 0.9):
+        found = token_weights(torch.tensor([pi]).log(), **settings)
+        same(f"w at pi = {pi} with {settings}", found, [slow_weight(pi, **settings)],
+             "use the arguments alpha, tau, mu, low and high")
+
+
+def test_a_weight_has_no_gradient():
+    """It scales a token's advantage. With a gradient it would be part of the objective."""
+    w = token_weights(torch.tensor([[-0.5, -1.61]], requires_grad=True))
+    assert not w.requires_grad, "the weight has a gradient: detach pi from the graph"
+
+
+def test_a_weight_is_computed_in_float32():
+    """bfloat16 has 8 bits: it would round 1.216 to 1.219."""
+    logps = torch.tensor([[-0.5, -1.61]], dtype=torch.bfloat16)
+    w = token_weights(logps)
+    assert w.dtype == torch.float32, f"w is {w.dtype}: convert logps to float32, then exp"
+    same("w of bfloat16 logps", w, token_weights(logps.float()), "float32 first, then exp", 0)
+
+
+# ---- 2. group_advantages: how much better than its group ----
+
+GROUPS = [  # rewards, and the advantages by hand
+    ([1.0, 0.0, 0.0, 0.0], [1.5, -0.5, -0.5, -0.5]),
+    # The mean is 0.625, the standard deviation sqrt(25.6875 / 3) = 2.9262.
+    ([3.0, -0.5, -3.0, 3.0], [0.81164, -0.38446, -1.23882, 0.81164]),
+    ([1.0, 1.0, 0.0, 0.0], [0.866024, 0.866024, -0.866024, -0.866024]),
+    # A small difference is a signal, too. Here eps counts: 7.5e-6 / (5e-6 + 1e-6) = 1.25.
+    ([1e-5, 0.0, 0.0, 0.0], [1.25, -0.416667, -0.416667, -0.416667])]
+
+
+def test_advantages_by_hand():
+    found = group_advantages(torch.tensor([rewards for rewards, _ in GROUPS]))
+    for row, (rewards, A) in enumerate(GROUPS):
+        same(f"an advantage in the group {rewards}", found[row], A,
+             "(R - mean) / (std + eps), each row by its own mean and std (over G - 1)")
+    same("an advantage with eps = 1.5", group_advantages(torch.tensor([[1.0, 0, 0, 0]]), eps=1.5),
+         [[0.375, -0.125, -0.125, -0.125]], "divide by std + eps")
+
+
+def test_equal_rewards_give_advantages_of_exactly_0():
+    """The mean of seven times 0.1 is not quite 0.1. Divided by eps, the rest would look like a
+    signal."""
+    A = group_advantages(torch.tensor([[0.1] * 7, [1.0] * 6 + [0.0]]))
+    same("an advantage in a group of equal rewards", A[0], [0.0] * 7, "exactly 0", 0)
+    assert A[1].ne(0).all(), "only a group whose rewards are all equal gets 0"
+
+
+def test_rewards_may_be_integers():
+    A = group_advantages(torch.tensor([[1, 0, 0, 0]]))
+    same("an advantage of integer rewards", A, [[1.5, -0.5, -0.5, -0.5]], "convert to float32")
+    assert A.dtype == torch.float32, f"advantages are {A.dtype}, expected torch.float32"
+
+
+# ---- 3. grpo_sg_loss: minus the mean of w min(r A, clip(r) A) - beta KL ----
+# First each part for itself, on a token or two; then all of them, against loops.
+
+def one_token(*, r=1.0, A=0.0, w=None, log_x=0.0, **settings):
+    """(loss, its gradient by log pi) for one token. r: pi / pi_old; log_x: log(pi_ref / pi)."""
+    logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
+    old_logps = torch.tensor([[math.log(0.3)]])
+    weights = None if w is None else torch.tensor([[w]])
+    loss, _ = grpo_sg_loss(
+        logps, old_logps, torch.tensor([A]), torch.ones(1, 1), weights=weights,
+        ref_logps=logps.detach() + log_x, **settings)
+    loss.backward()
+    return loss.item(), logps.grad.item()
+
+
+def test_the_clip_stops_what_has_gone_far_enough():
+    """Beyond 1 - clip_low or 1 + clip_high, where the advantage points; never a token that went
+    the other way."""
+    cases = [("a token of the first update", 1.0, 1.0, -1.0),
+             ("a token of the first update", 1.0, -1.0, 1.0),
+             ("a token within the clip", 1.05, 1.0, -1.05),
+             ("a token within the clip", 0.75, -1.0, 0.75),
+             ("a clipped token", 1.2, 1.0, 0.0),
+             ("a clipped token", 0.6, -1.0, 0.0),
+             ("a token that went the other way", 0.5, 1.0, -0.5),
+             ("a token that went the other way", 1.5, -1.0, 1.5)]
+    wrong = []
+    for token, r, A, expected in cases:
+        _, found = one_token(r=r, A=A, clip_low=0.3, clip_high=0.1)
+        if found != pytest.approx(expected, abs=1e-5):
+            wrong.append(f"the gradient for {token} with A {'>' if A > 0 else '<'} 0 (r = {r}) "
+                         f"is {found:.4g}, expected {expected:.4g}")
+    assert not wrong, "; ".join(wrong)
+
+
+def test_a_weight_inside_the_clip_would_stop_confident_tokens():
+    """At pi = 0.9, w = 1.4: clip(w r, 0.8, 1.2) is constant before anything was learned."""
+    loss, gradient = one_token(A=1.0, w=1.4, clip_low=0.2, clip_high=0.2)
+    same("the gradient for a token with w = 1.4, A = 1, r = 1", gradient, -1.4,
+         "multiply the minimum by w, outside of the clip")
+    same("the loss of a token with w = 1.4, A = 1, r = 1", loss, -1.4,
+         "minus w min(r A, clip(r) A)")
+
+
+@MODES
+def test_the_mean_is_over_tokens_or_over_completions(mode):
+    """Rows of 1, 3 and 0 tokens, with the advantages 1, 2 and 5, before any update."""
+    mask = torch.tensor([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]])
+    logps = torch.full((3, 4), -1.0)
+    loss, _ = grpo_sg_loss(logps, logps, torch.tensor([1.0, 2.0, 5.0]), mask, loss_agg_mode=mode)
+    expected, hint = {
+        "token-mean": (-7 / 4, "minus (1 + 2 + 2 + 2) / 4, over the tokens of the mask"),
+        "seq-mean-token-mean": (-3 / 2, "minus (1 + 2) / 2, over the completions with tokens"),
+    }[mode]
+    same(f"the loss with {mode}", loss, expected, hint)
+
+
+@MODES
+def test_the_parts_of_a_batch_add_up_to_the_whole(mode):
+    """With the denominator of the whole. With its own, a part with few tokens would count as
+    much as one with many."""
+    logps, old, _, A, mask, w = batch(outside=0.0)
+    settings = dict(loss_agg_mode=mode)
+    whole, _ = grpo_sg_loss(logps, old, A, mask, weights=w, **settings)
+    settings["denominator"] = mask.sum() if mode == "token-mean" else mask.any(1).sum()
+    total = 0.0
+    for part in (slice(0, 2), slice(2, 5)):
+        loss, _ = grpo_sg_loss(logps[part], old[part], A[part], mask[part], weights=w[part],
+                               **settings)
+        total += loss.item()
+    same(f"the sum of two parts' losses with {mode}", total, whole,
+         "divide by denominator where it is given")
+
+
+@pytest.mark.parametrize("log_x", [0.0, 0.7, -0.7])
+def test_a_kl_is_subtracted_without_the_weight(log_x):
+    """The k3 estimate x - 1 - log x, x = pi_ref / pi, which is all that is left where A = 0."""
+    for w in (None, 1.4):
+        token = f"a token with A = 0, w = {w}, beta = 0.5, log(pi_ref / pi) = {log_x}"
+        loss, gradient = one_token(w=w, log_x=log_x, beta=0.5)
+        hint = "beta (x - 1 - log x)" if w is None else "w scales the advantage, not the KL"
+        same(f"the loss of {token}", loss, 0.5 * (math.exp(log_x) - 1 - log_x), hint)
+        same(f"the gradient for {token}", gradient, 0.5 * (1 - math.exp(log_x)), hint)
+
+
+def test_the_kl_is_unbiased():
+    """Over all tokens of a vocabulary the sum of pi k3 is exactly KL(pi || ref)."""
+    pi, ref = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    each = torch.tensor([one_token(log_x=(b - a).item(), beta=1.0)[0] for a, b in zip(pi, ref)])
+    assert (each >= 0).all(), f"the KL of a token is {each.min():.4g}, but k3 is never negative"
+    same("the mean KL", (pi.exp() * each).sum(), (pi.exp() * (pi - ref)).sum(), "x - 1 - log x")
+
+
+def test_only_the_policy_learns():
+    """Not the policy that sampled, nor the reference, nor the weights: these are constants."""
+    logps, old, ref, A, mask, w = batch(outside=0.0)
+    constants = {"old_logps": old, "ref_logps": ref, "weights": w}
+    for x in (logps, old, ref, w):
+        x.requires_grad_()
+    loss, _ = grpo_sg_loss(logps, advantages=A, mask=mask, beta=0.3, **constants)
+    loss.backward()
+    learning = [name for name, x in constants.items() if x.grad is not None]
+    assert not learning, f"a gradient reaches {', '.join(learning)}: detach"
+
+
 def batch(B=5, T=7, seed=0, outside=math.nan):
-    """Random logps, old, ref, advantages, mask and weights, with ratios on both sides of the clip and a row
-    without tokens; outside of the mask there is nan, as pads must have no influence."""
+    """Random logps, old, ref, advantages, mask and weights, with ratios on both sides of the
+    clip and a row without tokens. Outside of the mask there is nan: pads must not count."""
     g = torch.Generator().manual_seed(seed)
     logps = -3 * torch.rand(B, T, generator=g)
     old = logps + 0.5 * torch.randn(B, T, generator=g)
@@ -67,56 +262,8 @@ def batch(B=5, T=7, seed=0, outside=math.nan):
     return logps, old, ref, advantages, mask, weights
 
 
-# ---- 1. token_weights: w = clip(alpha * (sigmoid(pi / tau) - mu), L, U) ----
-
-@pytest.mark.parametrize("pi, w", [(0.0, 1.0), (0.12, 1.0), (0.2, 1.216298), (0.25, 1.309301),
-                                   (0.3, 1.374053), (0.5, 1.4), (1.0, 1.4)])
-def test_likely_tokens_have_the_larger_weights(pi, w):
-    found = token_weights(torch.tensor([pi]).log()).item()
-    assert found == pytest.approx(w, abs=2e-6), f"at pi = exp(logps) = {pi} w must be {w}"
-
-
-def test_a_weight_has_no_gradient():
-    """It scales a token's advantage. With a gradient of its own it would be another objective."""
-    w = token_weights(torch.tensor([[-0.5, -1.61]], requires_grad=True))
-    assert not w.requires_grad, "the weight is a constant: detach pi from the graph"
-
-
-def test_a_weight_is_computed_in_float32():
-    """bfloat16 has 8 bits: it would round 1.216 to 1.219."""
-    logps = torch.tensor([[-0.5, -1.61]], dtype=torch.bfloat16)
-    w = token_weights(logps)
-    assert w.dtype == torch.float32 and w.shape == logps.shape
-    assert torch.equal(w, token_weights(logps.float())), "make float32 of logps first, and then exp"
-
-
-# ---- 2. group_advantages: how much better than its group ----
-
-def test_advantages_by_hand():
-    """The mean of 3, -0.5, -3, 3 is 0.625, their standard deviation sqrt(25.6875 / 3) = 2.9262."""
-    A = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [3.0, -0.5, -3.0, 3.0]]))
-    why = "each row by its own mean and standard deviation, which divides by G - 1"
-    assert A[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5), why
-    assert A[1].tolist() == pytest.approx([0.81164, -0.38446, -1.23882, 0.81164], abs=1e-5), why
-
-
-def test_a_large_offset_of_the_rewards_changes_nothing():
-    rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
-    assert group_advantages(rewards + 1e9).equal(group_advantages(rewards))
-
-
-def test_equal_rewards_give_advantages_of_exactly_0():
-    """The mean of seven times 0.1 is not quite 0.1; divided by eps, the rest would look like a signal."""
-    A = group_advantages(torch.full((2, 7), 0.1))
-    assert A.eq(0).all(), f"equal rewards say nothing, but A = {A[0, 0]:.4f}"
-    integers = torch.ones(1, 2, dtype=torch.long)
-    assert group_advantages(integers).eq(0).all(), "rewards may be integers"
-
-
-# ---- 3. grpo_sg_loss: minus the mean of w min(r A, clip(r) A) ----
-
 def slow_objective(logp, old, a, w, ref, clip_low=0.2, clip_high=0.24, beta=0.0):
-    """One token's, all numbers: the specification. torch is here for its gradients alone."""
+    """One token's, all numbers: the specification. torch is here for its gradients only."""
     r = torch.exp(logp - old)
     clipped = min(max(r, 1 - clip_low), 1 + clip_high)
     x = torch.exp(ref - logp)
@@ -140,127 +287,65 @@ def slow_loss(logps, old, A, mask, w, ref, *, mode="token-mean", denominator=Non
     return -sum(means) / (denominator or len(means))
 
 
-def compare(logps, old, ref, A, mask, w, *, weighted=True, **settings):
-    """Assert that loss and gradient are those of the loops. Returns old, ref and w."""
-    slow = logps.double().requires_grad_()
-    ones = torch.ones_like(w)
-    expected = slow_loss(slow, old.double(), A.double(), mask, (w if weighted else ones).double(),
-                         ref.double(), **settings)
-    expected.backward()
-
-    fast = logps.clone().requires_grad_()
-    others = [x.clone().requires_grad_() for x in (old, ref, w)]
-    settings["loss_agg_mode"] = settings.pop("mode", "token-mean")
-    loss, _ = grpo_sg_loss(fast, others[0], A, mask, ref_logps=others[1],
-                           weights=others[2] if weighted else None, **settings)
-    loss.backward()
-    assert loss.isfinite(), "nan: a position outside the mask has an influence, or 0 / 0 of an empty row"
-    assert fast.grad.isfinite().all(), "nan in the gradient: mask before exp, not after it"
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5), "not the loss of the loops"
-    assert torch.allclose(fast.grad.double(), slow.grad, atol=1e-6), "not the loops' gradient"
-    return others
+@MODES
+@pytest.mark.parametrize("settings", [
+    dict(), dict(clip_low=0.4, clip_high=0.1), dict(beta=0.3), dict(denominator=11)], ids=str)
+def test_loss_and_gradient_against_loops(settings, mode):
+    """With an advantage for each completion, then for each token."""
+    logps, old, ref, A, mask, w = batch(outside=0.0)
+    by_token = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
+    for A in (A, by_token):
+        slow = logps.double().requires_grad_()
+        expected = slow_loss(slow, old, A, mask, w, ref, mode=mode, **settings)
+        expected.backward()
+        fast = logps.clone().requires_grad_()
+        loss, _ = grpo_sg_loss(fast, old, A, mask, weights=w, ref_logps=ref, loss_agg_mode=mode,
+                               **settings)
+        loss.backward()
+        case = f"with advantages of shape {tuple(A.shape)}, {mode}, {settings}"
+        same(f"the loss {case}", loss, expected, "see slow_objective in the tests")
+        same(f"the gradient {case}", fast.grad, slow.grad, "see slow_objective in the tests")
 
 
 @MODES
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("outside", [0.0, math.nan], ids=["0 at pads", "nan at pads"])
-def test_loss_and_gradient_against_loops(mode, weighted, outside):
-    compare(*batch(outside=outside), weighted=weighted, mode=mode, clip_low=0.2, clip_high=0.3)
-
-
-@MODES
-def test_a_kl_is_subtracted_without_the_weight(mode):
-    compare(*batch(), mode=mode, beta=0.3)
-
-
-def test_every_token_may_have_its_own_advantage():
-    logps, old, ref, _, mask, w = batch()
-    A = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
-    compare(logps, old, ref, A.masked_fill(~mask, math.nan), mask, w)
-
-
-@MODES
-def test_the_parts_of_a_batch_add_up_to_the_whole(mode):
-    """With the denominator of the whole. With one of its own, a part with few tokens would count as
-    much as one with many."""
-    logps, old, ref, A, mask, w = batch()
-    compare(logps, old, ref, A, mask, w, mode=mode, denominator=11)
-    count = mask.sum().item() if mode == "token-mean" else mask.any(1).sum().item()
-    whole, _ = grpo_sg_loss(logps, old, A, mask, weights=w, loss_agg_mode=mode)
-    total = 0.0
-    for part in (slice(0, 2), slice(2, 5)):
-        loss, _ = grpo_sg_loss(logps[part], old[part], A[part], mask[part], weights=w[part],
-                               loss_agg_mode=mode, denominator=count)
-        total += loss.item()
-    assert total == pytest.approx(whole.item(), rel=1e-5)
-
-
-def test_only_the_policy_learns():
-    """Not the policy that sampled, nor the reference, nor the weights: these are constants."""
-    old, ref, w = compare(*batch(), beta=0.3)
-    why = "detach old_logps, ref_logps and weights"
-    assert old.grad is None and ref.grad is None and w.grad is None, why
-
-
-@pytest.mark.parametrize("r, A, moves", [
-    (1.1, 1.0, True), (1.25, 1.0, True), (1.35, 1.0, False), (1.5, 1.0, False), (0.5, 1.0, True),
-    (0.9, -1.0, True), (0.75, -1.0, False), (0.5, -1.0, False), (1.5, -1.0, True)])
-def test_the_clip_stops_what_has_gone_far_enough(r, A, moves):
-    """Beyond 1 - clip_low or 1 + clip_high, where the advantage points; never a token gone the other way."""
-    logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
-    old_logps, mask = torch.tensor([[math.log(0.3)]]), torch.ones(1, 1)
-    loss, _ = grpo_sg_loss(logps, old_logps, torch.tensor([A]), mask, clip_low=0.2, clip_high=0.3)
-    loss.backward()
-    why = f"r = {r}, A = {A}: the token must {'move' if moves else 'not move any further'}"
-    assert logps.grad.item() == pytest.approx(-r * A if moves else 0.0, abs=1e-6), why
-
-
-def test_a_weight_inside_the_clip_would_stop_confident_tokens():
-    """The trap. At pi = 0.9, w = 1.4: clip(w r, 0.8, 1.2) is constant before anything was learned."""
-    logps = torch.tensor([[math.log(0.9)]], requires_grad=True)
-    w, A, mask = torch.full((1, 1), 1.4), torch.ones(1), torch.ones(1, 1)
-    grpo_sg_loss(logps, logps.detach(), A, mask, weights=w)[0].backward()
-    ours = logps.grad.item()
-    assert ours == pytest.approx(-1.4), "w times the gradient of r A: multiply by w after the clip"
-    logps.grad = None
-    wr = w * (logps - logps.detach()).exp()
-    (-torch.minimum(wr, wr.clamp(0.8, 1.2))).sum().backward()
-    assert logps.grad.item() == 0.0
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_nan_outside_the_mask_reaches_nothing(beta, mode):
+    """Pads may hold anything. nan times 0 is nan, and so is the gradient of exp at nan."""
+    found = []
+    for outside in (0.0, math.nan):
+        logps, old, ref, A, mask, w = batch(outside=outside)
+        A = A[:, None].expand(logps.shape).masked_fill(~mask, outside)
+        logps.requires_grad_()
+        loss, _ = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=beta,
+                               loss_agg_mode=mode)
+        loss.backward()
+        found.append((loss, logps.grad))
+    (loss, gradient), (loss_with_nan, gradient_with_nan) = found
+    case = f"with nan outside of the mask and beta = {beta}"
+    same(f"the loss {case}", loss_with_nan, loss, "mask before the sum, and not by a product")
+    same(f"the gradient {case}", gradient_with_nan, gradient, "mask before exp, not after it")
 
 
 def test_grpo_sg_is_grpo_with_the_advantages_w_times_A():
-    """As w >= 0, w min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): the same loss and the same gradient."""
+    """Because w >= 0, w min(r A, clip(r) A) = min(r (wA), clip(r) (wA))."""
     logps, old, _, A, mask, w = batch()
     x, y = logps.clone().requires_grad_(), logps.clone().requires_grad_()
     a, _ = grpo_sg_loss(x, old, A, mask, weights=w)
     b, _ = grpo_sg_loss(y, old, w * A[:, None], mask)
     (a + b).backward()
-    assert torch.allclose(a, b) and torch.allclose(x.grad, y.grad)
-
-
-def test_the_kl_is_unbiased_and_0_at_the_reference():
-    """Over all tokens x of a vocabulary the sum of pi(x) k3(x) is exactly KL(pi || ref), without w."""
-    pi, ref = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-
-    def kl(logps, ref_logps):
-        one, zero = torch.ones(1, 1), torch.zeros(1)
-        return grpo_sg_loss(logps.view(1, 1), logps.view(1, 1), zero, one, weights=1.3 * one, beta=1.0,
-                            ref_logps=ref_logps.view(1, 1))[0]
-    each = torch.stack([kl(a, b) for a, b in zip(pi, ref)])
-    assert (each >= 0).all()
-    assert (pi.exp() * each).sum().item() == pytest.approx((pi.exp() * (pi - ref)).sum().item(), rel=1e-4)
-    x = pi[0].clone().requires_grad_()
-    kl(x, pi[0]).backward()
-    assert kl(pi[0], pi[0]) == 0 and x.grad == 0
+    same("the loss with weights", a, b, "that of the advantages w A")
+    same("the gradient with weights", x.grad, y.grad, "that of the advantages w A")
 
 
 # ---- 4. token_logps: log pi of the sampled tokens ----
 
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 def test_log_probabilities_against_the_full_softmax(family):
-    """Each row alone and without pads, in float64, at the sampling temperature; the gradient too."""
+    """Each row alone and without pads, in float64, at the sampling temperature; the gradient too.
+    Tokens 0 and 1, which models pad with, are tokens like any other; pads may be any token."""
     model = build_model(family)
-    ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    ids[:, 1], ids[:, 5] = torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])
     mask, naive = torch.zeros(3, 9, dtype=torch.bool), torch.zeros(3, 9, dtype=torch.float64)
     for row, (start, end, real) in enumerate([(4, 9, 9), (2, 6, 6), (5, 6, 7)]):
         mask[row, start:end] = True
@@ -268,32 +353,54 @@ def test_log_probabilities_against_the_full_softmax(family):
         for t in range(start, end):
             naive[row, t] = logits[t - 1].log_softmax(-1)[ids[row, t]]
     logps = token_logps(model, ids, mask, temperature=0.7)
-    assert logps.dtype == torch.float32 and logps.shape == ids.shape
-    assert logps[~mask].eq(0).all(), "outside of the mask it must be 0"
-    assert torch.allclose(logps.double(), naive, atol=1e-5), (
-        "entry t is about token t, which the logits at t - 1 predict, divided by the temperature")
-    grads = [torch.autograd.grad(x.sum(), list(model.parameters())) for x in (logps, naive)]
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*grads)), "not log pi's gradient"
+    assert logps.dtype == torch.float32, f"logps are {logps.dtype}, expected torch.float32"
+    same("a log-probability outside of the mask", logps[~mask], naive[~mask], "0 there")
+    same("a log-probability at temperature 0.7", logps, naive,
+         "entry t is about token t: from the logits at t - 1, divided by the temperature, of all "
+         "tokens before it, whatever their ids")
+    parameters = list(model.parameters())
+    for found, expected in zip(*(torch.autograd.grad(x.sum(), parameters) for x in (logps, naive))):
+        same("the gradient of the log-probabilities", found, expected, "keep the graph", 1e-4)
+
+
+def test_log_probabilities_are_computed_in_float32():
+    """bfloat16 would round log pi = -2.31 to -2.3125, and r by a percent."""
+    ids = torch.tensor([[5, 6, 7]])
+    logps = token_logps(build_model().bfloat16(), ids, ids != 5)
+    assert logps.dtype == torch.float32, f"logps are {logps.dtype}: make the logits float32 first"
 
 
 # ---- 5. draw: a token for each row of logits ----
 
-def test_a_token_is_drawn_as_often_as_its_probability_says():
-    """u runs over [0, 1) in even steps, so that a token gets its share of them, to one step."""
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_token_is_drawn_as_often_as_its_probability_says(temperature):
+    """u runs over [0, 1) in even steps: each token gets its share of them, to within one step."""
     p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = torch.arange(1000)[:, None] / 1000
-    for temperature in (1.0, 0.5):
-        logits = temperature * p.log().expand(1000, -1)  # p is their softmax at that temperature
-        drawn = draw(logits, u, temperature)
-        assert drawn.shape == (1000, 1), "a column: one token for each row"
-        shares = torch.bincount(drawn[:, 0], minlength=6) / 1000
-        assert shares.tolist() == pytest.approx(p.tolist(), abs=0.0011)
-        assert shares[p == 0].eq(0).all(), "a token of probability 0 was drawn"
-    assert draw(logits, u, 0).eq(1).all(), "at temperature 0 it is the likeliest token"
+    logits = temperature * p.log().expand(1000, -1)  # p is their softmax at that temperature
+    drawn = draw(logits, u, temperature)
+    assert drawn.shape == (1000, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
+    shares = torch.bincount(drawn[:, 0], minlength=6) / 1000
+    assert shares[p == 0].eq(0).all(), "a token of probability 0 was drawn: look at u = 0"
+    same(f"the share of a token at temperature {temperature}", shares, p, "its probability", 0.0011)
+
+
+def test_at_temperature_0_the_likeliest_token_is_drawn():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    drawn = draw(logits, torch.full((2, 1), 0.999), 0)
+    assert drawn.shape == (2, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
+    assert drawn.tolist() == [[1], [0]], f"{drawn.tolist()} was drawn, expected the argmax"
+
+
+def test_rounded_sums_draw_no_impossible_token():
+    """The probabilities of a large vocabulary do not sum to exactly 1."""
     wide = torch.randn(64, 50_000, generator=torch.Generator().manual_seed(0))
     wide[:, -1] = -math.inf
-    most = torch.full((64, 1), 1 - 2**-24)  # the largest number below 1
-    assert (draw(wide, most, 1.0) < 49_999).all(), "the sum of rounded probabilities is not quite 1: scale u to it"
+    most = torch.full((64, 1), 1 - 2**-24)  # the largest float below 1
+    drawn = draw(wide, most, 1.0)
+    assert (drawn < 49_999).all(), "a token of probability 0 was drawn for a u close to 1"
+    even = draw(torch.zeros(999, 999).bfloat16(), (torch.arange(999)[:, None] + 0.5) / 999, 1.0)
+    same("a token drawn by bfloat16 logits", even[:, 0], torch.arange(999), "sum in float32")
 
 
 def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
@@ -302,13 +409,17 @@ def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
     model = build_model(vocab_size=12)
     model.generation_config.top_k = 2
     g = torch.Generator().manual_seed(0)
-    drawn = sample(model, [[5, 6]], n=20_000, max_new_tokens=2, stop_ids={1}, temperature=0.8, generator=g)
+    drawn = sample(model, [[5, 6]], n=20_000, max_new_tokens=2, stop_ids={1}, temperature=0.8,
+                   generator=g)
     first = (model(input_ids=torch.tensor([[5, 6]])).logits[0, -1] / 0.8).softmax(-1)
     top = first.masked_fill(torch.arange(12) == 1, 0).argmax().item()
     second = (model(input_ids=torch.tensor([[5, 6, top]])).logits[0, -1] / 0.8).softmax(-1)
-    for p, tokens in ((first, [d[0] for d in drawn]), (second, [d[1] for d in drawn if d[0] == top])):
+    firsts, seconds = [d[0] for d in drawn], [d[1] for d in drawn if d[0] == top]
+    for which, p, tokens in (("first", first, firsts), ("second", second, seconds)):
         expected, seen = p * len(tokens), torch.bincount(torch.tensor(tokens), minlength=12)
-        assert ((seen - expected) ** 2 / expected.clamp(min=1)).sum() < 40  # 11 degrees of freedom: p < 1e-4
+        chi_square = ((seen - expected) ** 2 / expected.clamp(min=1)).sum()
+        assert chi_square < 40, (  # 11 degrees of freedom: p < 1e-4
+            f"the {which} tokens do not follow the softmax: chi-square {chi_square:.0f}")
 
 
 # ---- 6. pass_at_k: at least one of k is right ----
@@ -319,7 +430,8 @@ def test_pass_at_k_against_enumeration():
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
             share = sum(map(any, draws)) / len(draws)
-            assert pass_at_k(n, c, k) == pytest.approx(share), f"n = {n}, c = {c}, k = {k}"
+            same(f"pass@k for n = {n}, c = {c}, k = {k}", pass_at_k(n, c, k), share,
+                 "the share of all ways to choose k samples that have a right one")
 
 
 # ---- 7. make_batch: prompts and completions as rows ----
@@ -343,119 +455,231 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
         c.add([0, 5], own=False)
     batch = make_batch(completions, "cpu")
     longest = max(c.length() for c in completions)
-    assert batch["ids"].shape == batch["mask"].shape == (48, longest) and batch["mask"].dtype == torch.bool
-    assert batch["advantages"].tolist() == [float(i) for i in range(48)]
+    for name in ("ids", "mask"):
+        shape = tuple(batch[name].shape)
+        assert shape == (48, longest), f"{name} has shape {shape}, expected {(48, longest)}"
+    assert batch["mask"].dtype == torch.bool, f"mask is {batch['mask'].dtype}, expected torch.bool"
+    same("an advantage", batch["advantages"], range(48), "c.advantage of each completion")
+    for name, x in make_batch(completions, "meta").items():
+        assert x.device.type == "meta", f"{name} is on {x.device}, expected the device given"
     for c, ids, mask in zip(completions, batch["ids"].tolist(), batch["mask"].tolist()):
-        assert ids[:c.length()] == c.prompt + c.tokens, "the prompt, the completion, and pads on the right"
-        pads = [False] * (longest - c.length())
-        assert mask == [False] * len(c.prompt) + c.mask + pads, "True on what the policy wrote alone"
+        pads = longest - c.length()
+        row = c.prompt + c.tokens + [0] * pads
+        assert ids == row, f"a row of ids is {ids}, expected {row}: prompt, completion, pads (0)"
+        own = [False] * len(c.prompt) + c.mask + [False] * pads
+        at, expected = ([t for t, x in enumerate(m) if x] for m in (mask, own))
+        assert at == expected, (
+            f"mask is True at {at} of {ids}, expected {expected}: what the policy wrote, with its "
+            "stop token")
 
 
 # ---- 8. learn: a toy task, to say a word that answers the question, and to stop ----
 
-def take_step(policy, completions, cfg, rate=0.1, **more):
-    """The parameters after learn, by plain gradient descent."""
-    learn(policy, torch.optim.SGD(policy.model.parameters(), lr=rate), completions, cfg, **more)
-    return parameters_of(policy.model)
+def watch_learn(policy, completions, cfg, rate=0.1, **more):
+    """Call learn with plain gradient descent. Returns for each update (its gradient, the arguments
+    of its calls of grpo_sg_loss)."""
+    updates, calls = [], []
+    signature = inspect.signature(grpo_sg_loss)
+    loss = learn.__globals__["grpo_sg_loss"]
+
+    def watched(*args, **settings):
+        call = signature.bind(*args, **settings)
+        call.apply_defaults()
+        calls.append(call.arguments)
+        return loss(*args, **settings)
+
+    def note(optimizer, *_):
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad
+                    for p in policy.model.parameters()]
+        updates.append((torch.cat([g.flatten() for g in gradient]), calls.copy()))
+        calls.clear()
+
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
+    optimizer.register_step_pre_hook(note)
+    with mock.patch.dict(learn.__globals__, grpo_sg_loss=watched):
+        learn(policy, optimizer, completions, cfg, **more)
+    assert len(updates) == cfg.updates, f"{len(updates)} optimizer steps, expected {cfg.updates}"
+    assert all(calls for _, calls in updates), "an update did not call grpo_sg_loss"
+    return updates
 
 
-def watch_loss(monkeypatch):
-    """A list that gets the logps, old_logps and advantages of each call of the loss."""
-    calls, loss = [], learn.__globals__["grpo_sg_loss"]
-
-    def watched(logps, old_logps, advantages, mask, **more):
-        calls.append((logps.detach(), old_logps, advantages.tolist()))
-        return loss(logps, old_logps, advantages, mask, **more)
-    monkeypatch.setitem(learn.__globals__, "grpo_sg_loss", watched)
-    return calls
+def minibatches_of(policy, completions, cfg, seed):
+    """The advantages of each update's completions, which identify them."""
+    updates = watch_learn(policy, completions, cfg, rate=0.0, seed=seed)
+    return [sorted(int(A) for call in calls for A in call["advantages"]) for _, calls in updates]
 
 
-@MODES
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_an_update_is_one_plain_step(mode, beta):
-    """The slow loss of all completions, from the full softmax of each alone, at temperature 0.7: whatever
-    the size of the micro-batches, with groups of equal rewards and a tool's tokens, without dropout."""
-    settings = dict(updates=1, loss_agg_mode=mode, beta=beta / 10, temperature=0.7, clip_high=0.3)
-    naive, completions, _ = rolled(**settings)
-    for c in completions:
-        c.advantage *= 0.02  # a short gradient, which is not clipped
-    A = torch.tensor([c.advantage for c in completions])
-    for c in completions[::3]:
-        c.tokens[1:1] = [0]
-        c.mask[1:1] = [False]
-    reference = build_model(vocab_size=len(WORDS), seed=9)
-    logps, ref, mask = torch.zeros(48, 8), torch.zeros(48, 8), torch.zeros(48, 8, dtype=torch.bool)
-    for i, c in enumerate(completions):
-        ids = torch.tensor([c.prompt + c.tokens])
-        mask[i, :len(c.tokens)] = torch.tensor(c.mask)
-        for model, found in ((naive.model, logps), (reference, ref)):
-            full = (model(input_ids=ids).logits[0] / 0.7).log_softmax(-1)
-            for t, token in enumerate(c.tokens):
-                found[i, t] = full[len(c.prompt) + t - 1, token]
-    slow_loss(logps, logps.detach(), A, mask, token_weights(logps), ref.detach(), clip_low=0.2,
-              clip_high=0.3, beta=beta / 10, mode=mode).backward()
-    assert torch.nn.utils.get_total_norm([p.grad for p in naive.model.parameters()]) < 1
-    before = parameters_of(naive.model)
-    torch.optim.SGD(naive.model.parameters(), lr=5.0).step()
-    after = parameters_of(naive.model)
-    assert not torch.allclose(after, before, atol=1e-3)
-    for most in (1, 40, 10 ** 6):
-        policy, _, cfg = build_toy(**settings, tokens_per_micro_batch=most, dropout=0.5)
-        found = take_step(policy, completions, cfg, rate=5.0, reference=reference)
-        assert torch.allclose(found, after, atol=2e-6)
-
-
-def test_the_ratio_is_exactly_1_in_the_first_update_and_not_after_it(monkeypatch):
-    """Then it is the ratio to the policy that sampled, not to that of the update before."""
-    calls = watch_loss(monkeypatch)
-    take_step(*rolled(updates=1, tokens_per_micro_batch=40))
-    assert calls and all(logps.equal(old) for logps, old, _ in calls)
-    calls.clear()
+def test_each_completion_is_in_one_minibatch_drawn_at_random():
+    """Without a shuffle an update would be about a few prompts only."""
     policy, completions, cfg = rolled(updates=3)
-    before = 0.0
-    for c in completions:
-        c.advantage = c.advantage or 1.0  # all have something to teach
-        before += grpo_sg.compute_logps(policy.model, grpo_sg.make_batch([c], "cpu"), cfg).sum().item()
-    take_step(policy, completions, cfg)
-    assert [logps.equal(old) for logps, old, _ in calls] == [True, False, False]
-    found = sum(old.sum().item() for _, old, _ in calls)
-    assert found == pytest.approx(before, rel=1e-5), "compute old_logps before the first update"
-
-
-def test_each_completion_is_in_one_minibatch(monkeypatch):
-    """They are drawn at random, so that no update is about a few prompts alone."""
-    calls = watch_loss(monkeypatch)
-    policy, completions, cfg = rolled(updates=5)  # of which 48 is no multiple
+    completions = completions[:7]
     for i, c in enumerate(completions):
         c.advantage = float(i + 1)
-    take_step(policy, completions, cfg)
-    minibatches = [sorted(A) for _, _, A in calls]
-    sizes = sorted(len(A) for A in minibatches)
-    assert sizes == [9, 9, 10, 10, 10], "one call of the loss for each update, and nothing left out"
-    assert sorted(sum(minibatches, [])) == list(range(1, 49)), "each completion is learned from once"
-    for A in minibatches:
-        assert {int(a - 1) // 16 for a in A} == {0, 1, 2}, "shuffle the completions first"
+    given = completions.copy()
+    neighbors = set()
+    for seed in range(20):
+        drawn = minibatches_of(policy, completions, cfg, seed)
+        sizes = sorted(map(len, drawn))
+        assert sizes == [2, 2, 3], f"7 completions in 3 minibatches of {sizes}, expected [2, 2, 3]"
+        learned = sorted(sum(drawn, []))
+        assert learned == [1, 2, 3, 4, 5, 6, 7], f"of completions 1 to 7 {learned} were learned"
+        neighbors.update(*(minibatch for minibatch in drawn if 1 in minibatch))
+    assert len(neighbors) > 5, (
+        f"with 20 seeds completion 1 shared a minibatch only with {sorted(neighbors - {1})}: "
+        "shuffle the completions by the seed")
+    assert all(map(operator.is_, completions, given)), (
+        "learn reordered its caller's list, in which groups are neighbors: shuffle a copy")
+    again = minibatches_of(policy, completions, cfg, seed)
+    assert again == drawn, f"one seed gave the minibatches {drawn} and {again}: use the seed"
 
 
-def test_a_long_gradient_is_cut_to_a_length_of_1():
-    policy, completions, cfg = rolled(updates=1)
+def slow_logps(model, c, temperature):
+    """log pi of each token of a completion, from the full softmax of this completion alone."""
+    ids = c.prompt + c.tokens
+    logits = model(input_ids=torch.tensor([ids])).logits[0] / temperature
+    full = logits.log_softmax(-1)
+    return torch.stack([full[t - 1, ids[t]] for t in range(len(c.prompt), len(ids))])
+
+
+def slow_update(model, minibatch, sampled, cfg, reference):
+    """(gradient, {argument of grpo_sg_loss: a row of tokens for each completion}) of one update,
+    by loops. sampled: the rows of old_logps, {id(completion): row}."""
+    logps, old, ref, w = [], [], [], []
+    for c in minibatch:
+        logps.append(slow_logps(model, c, cfg.temperature))
+        old.append(sampled[id(c)])
+        ref.append(slow_logps(reference, c, cfg.temperature).detach())
+        w.append(torch.ones(len(c.tokens)))
+        if cfg.shaping == "sg":
+            settings = (cfg.alpha, cfg.tau, cfg.mu, cfg.low, cfg.high)
+            pi = logps[-1].exp().tolist()
+            w[-1] = torch.tensor([slow_weight(x, *settings) for x in pi])
+    rows = {"logps": logps, "old_logps": old, "ref_logps": ref, "weights": w}
+    pad = {name: pad_sequence(row, batch_first=True) for name, row in rows.items()}
+    mask = pad_sequence([torch.tensor(c.mask) for c in minibatch], batch_first=True)
+    A = torch.tensor([c.advantage for c in minibatch])
+    loss = slow_loss(pad["logps"], pad["old_logps"], A, mask, pad["weights"], pad["ref_logps"],
+                     mode=cfg.loss_agg_mode, beta=cfg.beta, clip_low=cfg.clip_low,
+                     clip_high=cfg.clip_high)
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([g.flatten() for g in gradient]), rows
+
+
+def check_arguments(call, minibatch, rows, cfg):
+    """Assert that one call of grpo_sg_loss got what it should; the message names the argument."""
+    for name in ("clip_low", "clip_high", "beta", "loss_agg_mode"):
+        found, expected = call[name], getattr(cfg, name)
+        assert found == expected, f"{name} is {found}, expected cfg.{name} = {expected}"
+    numbers = {c.advantage: i for i, c in enumerate(minibatch)}
+    for row, A in enumerate(call["advantages"].tolist()):
+        assert A in numbers, f"{A} is an advantage of no completion"
+        i, c = numbers[A], minibatch[numbers[A]]
+        if A == 0:  # of several completions
+            continue
+        own = [len(c.prompt) + t for t, x in enumerate(c.mask) if x]
+        at = call["mask"][row].nonzero()[:, 0].tolist()
+        assert at == own, f"mask is True at {at}, expected {own} for {c.prompt + c.tokens}"
+        for name in rows if cfg.beta else ("logps", "old_logps", "weights"):
+            found = torch.ones(len(own)) if call[name] is None else call[name][row, own]
+            hint = f"cfg has temperature {cfg.temperature} and shaping {cfg.shaping}"
+            if name == "old_logps":
+                hint = "that of the policy before the first update"
+            same(f"an entry of {name}", found, rows[name][i][c.mask], hint, 1e-4)
+    by_token = cfg.loss_agg_mode == "token-mean"
+    count = call["mask"].sum() if by_token else call["mask"].any(1).sum()
+    found = int(call["denominator"] or count)
+    expected = sum(sum(c.mask) for c in minibatch) if by_token else len(minibatch)
+    assert found == expected, f"the loss is divided by {found}, expected {expected}"
+
+
+def check_gradient(found, expected, before):
+    """Assert that an update's gradient is as expected. before: that of the update before."""
+    error = (found - expected).norm() / expected.norm()
+    ratio = found.norm() / expected.norm()
+    cosine = torch.cosine_similarity(found, expected, 0).clamp(-1, 1)
+    said = (f"the gradient has {ratio:.4g} times the expected norm, at an angle of "
+            f"{cosine.acos().rad2deg():.0f} degrees")
+    if (found - expected - before).norm() < 1e-3 * expected.norm():
+        said += ": the gradient of the update before is still in it, call zero_grad"
+    else:
+        said += ": grpo_sg_loss got the right arguments, look at what it returns, then at backward"
+    assert error < 1e-3, said
+
+
+FULL, PARTS = 10 ** 6, 40  # tokens of a micro-batch
+SETTINGS = {
+    "one update": dict(updates=1, tokens_per_micro_batch=PARTS),
+    "mean over completions": dict(
+        updates=1, tokens_per_micro_batch=PARTS, loss_agg_mode="seq-mean-token-mean"),
+    "KL": dict(updates=1, tokens_per_micro_batch=FULL, beta=0.001),
+    "GRPO, two updates": dict(
+        updates=2, tokens_per_micro_batch=FULL, shaping="none", clip_low=0.01, clip_high=0.03),
+    "GRPO-SG, two updates": dict(
+        updates=2, tokens_per_micro_batch=PARTS, alpha=1.5, tau=0.4, mu=0.1, low=0.6, high=1.1,
+        clip_low=0.03, clip_high=0.01),
+    "KL, two updates": dict(
+        updates=2, tokens_per_micro_batch=FULL, beta=0.001, loss_agg_mode="seq-mean-token-mean")}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_update_is_one_plain_step(name):
+    """Down the gradient of the slow loss, computed from the full softmax of each completion alone,
+    at temperature 0.7: whatever the size of the micro-batches, with a tool's tokens and without
+    dropout. The ratio of the second update is to the policy that sampled."""
+    settings = dict(temperature=0.7, **SETTINGS[name])
+    slow, completions, cfg = rolled(**settings)
+    completions = completions[::3]
+    for i, c in enumerate(completions):
+        c.advantage = (i - 7.5) / 512  # all different, and small: no gradient is cut
+        if cfg.updates == 1 and 5 <= i < 10:
+            c.advantage = 0.0  # a group of equal rewards
+        if i % 3 == 0:
+            c.tokens[1:1] = [0]
+            c.mask[1:1] = [False]
+    reference = build_model(vocab_size=len(WORDS), seed=9)
+    policy, _, _ = build_toy(**settings, dropout=0.5)
+    updates = watch_learn(policy, completions, cfg, rate=5.0, reference=reference)
+    sampled = {id(c): slow_logps(slow.model, c, 0.7).detach() for c in completions}
+    before = torch.zeros(())
+    for gradient, calls in updates:
+        minibatch = completions
+        if cfg.updates > 1:
+            drawn = {A for call in calls for A in call["advantages"].tolist()}
+            minibatch = [c for c in completions if c.advantage in drawn]
+        expected, rows = slow_update(slow.model, minibatch, sampled, cfg, reference)
+        assert expected.norm() < 1
+        for call in calls:
+            check_arguments(call, minibatch, rows, cfg)
+        check_gradient(gradient, expected, before)
+        before = expected
+        parameters = parameters_of(slow.model) - 5.0 * expected
+        torch.nn.utils.vector_to_parameters(parameters, slow.model.parameters())
+    same("a parameter after learn", parameters_of(policy.model), parameters,
+         "one optimizer step for each minibatch")
+
+
+def test_a_long_gradient_is_cut_to_norm_1():
+    policy, completions, cfg = rolled(updates=2)
     for c in completions:
         c.advantage *= 1000
-    before = parameters_of(policy.model)
-    after = take_step(policy, completions, cfg)
-    assert (after - before).norm().item() == pytest.approx(0.1, rel=1e-3), "0.1 is the learning rate"
+    for number, (gradient, _) in enumerate(watch_learn(policy, completions, cfg), 1):
+        same(f"the norm of the gradient in update {number}", gradient.norm(), 1.0,
+             "clip_grad_norm_ to 1.0 before each step", 1e-3)
 
 
 def test_learning_raises_the_reward():
     policy, task, cfg = build_toy()
-    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
+                                  weight_decay=0)
     rewards = []
     for step in range(25):
-        completions = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=step)
+        completions = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0,
+                                      seed=step)
         grpo_sg.set_advantages(completions, 16)
         learn(policy, optimizer, completions, cfg, seed=step)
         rewards.append(sum(c.reward for c in completions) / len(completions))
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 2, rewards
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
+    assert last > first + 2, f"the mean reward went from {first:.2f} to {last:.2f} in 25 steps"
 
 
 LESSON = {name for name in globals() if name.startswith("test_")}  # the lesson ends here
@@ -468,6 +692,14 @@ def stepped(policy, completions, cfg, rate=0.1, **more):
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
     updates = grpo_sg.learn(policy, optimizer, completions, cfg, **more)
     return grpo_sg.summarize(updates), parameters_of(policy.model)
+
+
+def test_the_ratio_is_exactly_1_in_the_first_update():
+    """Not only up to rounding: one forward pass gives logps and old_logps."""
+    policy, completions, cfg = rolled(updates=3, tokens_per_micro_batch=40)
+    for number, (_, calls) in enumerate(watch_learn(policy, completions, cfg)):
+        equal = [call["logps"].equal(call["old_logps"]) for call in calls]
+        assert all(equal) if number == 0 else not any(equal), f"update {number + 1}: {equal}"
 
 
 def test_greedy_completions_belong_to_their_prompts():
@@ -536,6 +768,11 @@ def test_a_form_that_one_completion_in_fifty_keeps_is_learned():
 
 
 # ==== The corners of the algorithm ====
+
+def test_a_large_offset_of_the_rewards_changes_nothing():
+    rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
+    assert grpo_sg.group_advantages(rewards + 1e9).equal(grpo_sg.group_advantages(rewards))
+
 
 def test_a_random_number_that_is_rounded_up_to_1_draws_a_word():
     assert grpo_sg.draw(torch.zeros(2, 5), torch.ones(2, 1), 1.0).tolist() == [[4], [4]]

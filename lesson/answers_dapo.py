@@ -1,7 +1,7 @@
 """Answers to exercises_dapo.py.
 
-The question: the penalty changes what is learned from a completion, as it changes its reward.
-Resampling changes none, and pays for more completions, until enough groups teach something.
+The question: the penalty changes a completion's reward, and so what is learned from it. Resampling
+changes no reward. It pays for more completions, until enough groups have different rewards.
 """
 
 

@@ -1,19 +1,19 @@
-"""Four common mistakes beside the right version: which of them cost something, and where?
+"""Four common mistakes compared with the right version: which of them cost accuracy, and where?
 
     python -m lesson.breaks                       all four, one seed: two minutes on one core
     python -m lesson.breaks inside --seeds 8      one of them, with the seeds 0 to 7
-    python -m lesson.breaks --default             in the default run, where little shows
+    python -m lesson.breaks --default             in the default run, where the effects are small
 
     inside       the weight w inside the clip: min(w r A, clip(w r) A)
     stop         a mask by value, `ids != pad`, which leaves out the stop token
     temperature  log-probabilities at 0.6 of tokens that were drawn at 1
-    tau          tau = 9, by which every weight is 1: plain GRPO
+    tau          tau = 9: every weight is 1, which is plain GRPO
 
-Each changes one thing, and nothing fails: runs of all of them look healthy. The regime is that
-of experiments/README.md, "Four common mistakes": puzzles of three people; a warm-up of 100 steps
-in place of the default's 500, so that the policy is still unsure; 40 steps of 16 prompts with 8
-updates, at a learning rate of 1e-4. There eight seeds saw a cost of one of the four, and these
-eight are printed beside yours. Predict before you run it: which one?
+Each changes one thing. Nothing fails, and all runs look healthy. The settings are those of
+experiments/README.md, "Four common mistakes": puzzles of three people; a warm-up of 100 steps
+instead of the default 500, so the policy is still unsure; 40 steps of 16 prompts with 8 updates,
+at a learning rate of 1e-4. With eight seeds one of the four cost accuracy there; the results of
+these seeds are printed below yours. Predict before you run it: which one?
 """
 import argparse
 import contextlib
@@ -41,10 +41,10 @@ right_loss, right_batch = grpo_sg.grpo_sg_loss, grpo_sg.make_batch
 right_logps = grpo_sg.compute_logps
 
 
-# ---- The mistakes: each stands in the place of grpo_sg's function ----
+# ---- The mistakes: each replaces a function of grpo_sg ----
 
 def loss_with_w_inside(logps, old_logps, advantages, mask, *, weights, **more):
-    """w r = exp(log pi + log w - log pi_old): for the unchanged loss this is the ratio."""
+    """Pass w r = exp(log pi + log w - log pi_old) to the unchanged loss as its ratio."""
     return right_loss(logps + weights.log(), old_logps, advantages, mask, **more)
 
 
@@ -66,8 +66,8 @@ BREAKS = {
     "temperature": ({"compute_logps": logps_at_another_temperature}, {}),
     "tau": ({}, {"tau": 9.0}),
 }
-# avg@4 minus the right version's, with 95 % intervals over eight paired seeds in this regime:
-# experiments/results/compare.jsonl, by `python -m experiments.compare`.
+# avg@4 minus the right version's, with 95% confidence intervals over eight paired seeds in this
+# regime: experiments/results/mistakes.jsonl, by `python -m experiments.run mistakes`.
 MEASURED = {
     "inside": "-.152 [-.196, -.108]",
     "stop": "+.004 [-.006, +.015]",
@@ -127,12 +127,13 @@ def tell(name, found, right):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m lesson.breaks", description="Common mistakes beside the right version.")
+        prog="python -m lesson.breaks",
+        description="Common mistakes compared with the right version.")
     mistakes = list(MEASURED)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(mistakes))
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how many, from 0 on")
     parser.add_argument("--default", action="store_true",
-                        help="in the regime of `python grpo_sg.py`")
+                        help="with the settings of `python grpo_sg.py`")
     given = parser.parse_args(argv)
     unknown = [name for name in given.names if name not in MEASURED]
     if unknown:

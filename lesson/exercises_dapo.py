@@ -2,29 +2,28 @@
 
     OF=lesson.exercises_dapo python -m pytest -q -x lesson/test_exercises_dapo.py
 
-grades them. Write a body in place of each `raise`; answers are in answers_dapo.py. When they
-pass, a question: which of the two changes what is learned from a completion, and which only how
-many completions are paid for?
+grades them. Write a body in place of each `raise`; the answers are in answers_dapo.py. When they
+pass, a question: which of the two changes what is learned from a completion, and which changes
+only how many completions are sampled?
 """
 
 
 def overlong_penalty(length, longest, buffer):
-    """What is added to the reward of a completion of so many tokens: 0 to -1.
+    """Return what is added to the reward of a completion of `length` tokens: between -1 and 0.
 
-    Nothing is taken from a completion that is at most longest - buffer tokens long. From there
-    on the penalty grows evenly, to -1 at longest tokens, and stays -1 for any longer one. All
-    three are numbers of tokens, with 0 < buffer <= longest.
+    Up to longest - buffer tokens it is 0. From there it falls linearly to -1 at longest tokens,
+    and stays -1 for longer completions. All three are numbers of tokens, 0 < buffer <= longest.
     """
     raise NotImplementedError(
         "overlong_penalty: three cases, of which the middle one is a straight line")
 
 
 def resample(draw, wanted, most):
-    """Dynamic sampling: up to `wanted` groups in each of which rewards differ.
+    """Dynamic sampling: return up to `wanted` groups whose rewards are not all equal.
 
-    A group whose rewards are all equal has advantages of 0, and teaches nothing. draw(n)
-    samples n new prompts and returns their groups, each a list of rewards. It is asked for as
-    many as are still missing, at most `most` times; what was found is returned, in its order.
+    A group of equal rewards has advantages of 0: no learning signal. draw(n) samples n new prompts
+    and returns their groups, each a list of rewards. Call it for as many groups as are missing,
+    at most `most` times, and return the groups in the order in which they were drawn.
     """
     raise NotImplementedError(
         "resample: call draw for what is missing, keep the groups whose rewards are not all "

@@ -1,10 +1,11 @@
 """Which tests notice? Make each of the five breaks of lesson/README.md in a copy, and test it.
 
-    python -m lesson.five_breaks --only 3     the third alone; minutes for all
+    python -m lesson.five_breaks --only 3     only the third; minutes for all
 
-Predict first: what will happen, and which test sees it? Prints, for each break, the tests of
-test_grpo_sg.py that fail, and what the break does. What the unbroken copy fails is left out.
-lesson/results/five_breaks.txt has the tests, as they were printed.
+Predict first: what will happen, and which test sees it? For each break, prints the tests of
+test_grpo_sg.py that fail, what test_an_update_is_one_plain_step says, and what the break does.
+Tests that the unbroken copy fails are left out. lesson/results/five_breaks.txt has the tests and
+messages that were printed.
 """
 import argparse
 import os
@@ -17,6 +18,7 @@ import tempfile
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+PLAIN_STEP = "test_an_update_is_one_plain_step"
 # (what it is, the function, what stands there, what is put there, what it does)
 BREAKS = [
     ("the mask by value", "make_batch",
@@ -66,18 +68,19 @@ def replace_in(code, old, new):
 
 
 def find_failures(folder):
-    """{test: which of its cases fail} in the folder's test_grpo_sg.py."""
+    """Run the folder's test_grpo_sg.py. Returns {test: [(a case that fails, its message)]}."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p",
                "no:cacheprovider", "test_grpo_sg.py"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # pytest cuts its messages to the number of columns.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "2000"}
     env.pop("OF", None)
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode > 1:
         sys.exit(f"the tests did not run:\n{done.stdout}{done.stderr}")
     failures = {}
-    for name, case in re.findall(r"^(?:FAILED|ERROR) [^:]+::(\w+)(\[.*?\])?(?: - |$)",
-                                 done.stdout, re.M):
-        failures.setdefault(name, []).append(case)
+    for name, case, message in re.findall(
+            r"^(?:FAILED|ERROR) [^:]+::(\w+)(\[.*?\])?(?: - (.*))?$", done.stdout, re.M):
+        failures.setdefault(name, []).append((case, message))
     return failures
 
 
@@ -98,9 +101,12 @@ def main(argv=None):
             print(f"{number}. {title}, in {function}", flush=True)
             broken = replace_in(code, old, new)
             (folder / "grpo_sg.py").write_text(broken, encoding="utf-8")
-            for name, cases in find_failures(folder).items():
+            failures = find_failures(folder)
+            for name, cases in failures.items():
                 if name not in usual:
-                    print("   ", name, *filter(None, cases), flush=True)
+                    print("   ", name, *(case for case, _ in cases if case), flush=True)
+            for _, message in failures.get(PLAIN_STEP, [])[:1]:
+                print(textwrap.fill(message, 80, initial_indent="  > ", subsequent_indent="  > "))
             print(textwrap.indent(textwrap.fill(effect, 80), "    "), "\n", sep="", flush=True)
 
 

@@ -209,8 +209,9 @@ climb("3. over its deviation", train,
 #
 #     AdamW(..., lr=4 * 6e-3)
 #
-# (A hundred times as large: .781 for .784 in rung 2, .774 for .776 in rung 3. AdamW divides a
-# common factor out.) A control for the next rung: one update that goes about as far as four.
+# (A hundred times as large: .781 for .784 in rung 2, .774 for .776 in rung 3. In rung 3 the
+# group's std removes the factor. In rung 2 clip_grad_norm_ does: it cuts the gradient of every
+# update to norm 1.) A control for the next rung: one update that goes about as far as four.
 
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)

@@ -1,4 +1,5 @@
-"""How far are the exercises? Runs the lesson's tests on a module's functions."""
+"""Grade the exercises: run the lesson's tests on a module's functions. Has the hints, too."""
+import argparse
 import os
 import pathlib
 import re
@@ -6,10 +7,38 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+HINTS = {
+    "token_weights":
+        "detach logps and make them float32, then exp; the formula is one line with torch.sigmoid "
+        "and clamp",
+    "group_advantages":
+        "a group is a row: mean and std along dim 1, with keepdim=True. The mean of equal rewards "
+        "has a rounding error, so find these groups and set their advantages to 0",
+    "grpo_sg_loss":
+        "r is exp of a difference. The smaller of r A and clip(r) A, times w, is the objective; "
+        "w stays outside of the clip. nan times 0 is nan: masked_fill before exp",
+    "token_logps":
+        "the logits at position t are about token t + 1. No attention mask is needed: nothing "
+        "attends to what comes after it",
+    "draw":
+        "take the first token whose cumulative probability is above u: softmax and cumsum in "
+        "float32, then torch.searchsorted with right=True. The last sum is not exactly 1, so "
+        "multiply u by it",
+    "pass_at_k":
+        "count with math.comb: of all ways to choose k of the n samples, how many have no right "
+        "one?",
+    "make_batch":
+        "a row joins three lists: the prompt's, the completion's and the pads'. Build the mask by "
+        "position: `ids != 0` would lose the stop token",
+    "learn":
+        "random.Random(seed).sample makes a shuffled copy. Compute old_logps of all minibatches "
+        "under torch.no_grad() first. Then for each: token_logps, grpo_sg_loss, zero_grad, "
+        "backward, clip_grad_norm_, step",
+}
 
 
 def read_sections():
-    """{function: the names of its tests}, by the headings of test_grpo_sg.py's first part."""
+    """Return {function: names of its tests}, by the headings of test_grpo_sg.py's first part."""
     text = (ROOT / "test_grpo_sg.py").read_text(encoding="utf-8")
     lesson = text.split("\nLESSON = ")[0]
     sections = {}
@@ -20,19 +49,19 @@ def read_sections():
 
 
 def run_tests(module):
-    """What pytest prints of the lesson's tests on the functions of the module."""
+    """Return what pytest prints for the lesson's tests on the functions of the module."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
                "test_grpo_sg.py"]
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    # COLUMNS: so that pytest does not cut off what a test says.
-    env = {**os.environ, "OF": module, "PYTHONPATH": path, "COLUMNS": "500"}
+    # pytest cuts its messages to the number of columns.
+    env = {**os.environ, "OF": module, "PYTHONPATH": path, "COLUMNS": "2000"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
 def judge(output):
-    """(names of the functions of which all tests passed, the others: [name, tests that passed,
-    tests, the first failed one and what it says])."""
+    """Return (functions whose tests all passed, the others: [name, number of tests that passed,
+    number of tests, name and message of the first that failed])."""
     verdicts = re.findall(r"^(PASSED|FAILED|ERROR) test_grpo_sg.py::(\w+)(.*)$", output, re.M)
     done, others = [], []
     for name, tests in read_sections().items():
@@ -56,10 +85,23 @@ def show(module):
     names = f": {', '.join(done)}" if done else ""
     print(f"{len(done)} of {of} done{names}")
     if not others:
-        print("That is the whole method. What is around it is in grpo_sg.py, from section 4 on.")
+        print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
         return
     name, passed, tests, first = others[0]
-    print(f"next: {name}, of whose tests {passed} of {tests} pass; the first that does not:")
+    print(f"next: {name}, {passed} of {tests} tests pass; the first failure:")
     print(f"    {first}")
+    print(f"    for a hint: python -m lesson.exercises --hint {name}")
     for name, passed, tests, _ in others[1:]:
         print(f"then: {name}, {passed} of {tests}")
+
+
+def main(module, argv=None):
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description="Grade the exercises.")
+    parser.add_argument("--hint", choices=HINTS, metavar="NAME",
+                        help=f"print a hint for one of {', '.join(HINTS)}")
+    name = parser.parse_args(argv).hint
+    if name:
+        print(f"{name}: {HINTS[name]}")
+    else:
+        show(module)

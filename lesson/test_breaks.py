@@ -114,12 +114,15 @@ def read_breaks():
 
 
 def test_a_break_is_told_with_the_tests_that_see_it_alone(monkeypatch, capsys):
-    failures = iter([{"test_slow": [""]}, {"test_slow": [""], "test_mask": ["[1]"]}])
+    slow, plain = {"test_slow": [("", "is slow")]}, five_breaks.PLAIN_STEP
+    broken = {**slow, "test_mask": [("[1]", "is 0")], plain: [("", "is 1"), ("", "is 2")]}
+    failures = iter([slow, broken])
     monkeypatch.setattr(five_breaks, "find_failures", lambda folder: next(failures))
     five_breaks.main(["--only", "5"])
-    _, head, test, *effect = capsys.readouterr().out.splitlines()
-    assert head == "5. the last token's mask, in make_batch" and test == "    test_mask [1]"
-    assert effect[0].startswith("    As in the first the stop token is never trained")
+    _, head, *tests, said, effect = capsys.readouterr().out.splitlines()[:6]
+    assert head == "5. the last token's mask, in make_batch" and said == "  > is 1"
+    assert tests == ["    test_mask [1]", f"    {plain}"]
+    assert effect.startswith("    As in the first the stop token is never trained")
 
 
 def test_each_break_can_be_made():
@@ -140,4 +143,5 @@ def test_each_break_of_the_page_was_made_and_seen():
     assert len(rows) == len(printed) == len(five_breaks.BREAKS)
     for row, (head, failing), (title, function, *_) in zip(rows, printed, five_breaks.BREAKS):
         assert row[1:] == (title, function) and head == f"{title}, in {function}"
-        assert failing and all(f"def {name}(" in tests for name in failing), title
+        assert all(f"def {name}(" in tests for name in failing), title
+        assert five_breaks.PLAIN_STEP in failing, title

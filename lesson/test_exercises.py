@@ -1,7 +1,8 @@
-"""The exercises can be graded: blanks fail, each with its hint; the project's functions pass;
-what is done is counted."""
+"""The exercises can be graded: blanks fail, answers pass, wrong bodies fail with a message that
+names the mistake; what is done is counted."""
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 
 import grpo_sg
 import test_grpo_sg
-from lesson import exercises, progress
+from lesson import exercises, mutants, progress
 
 NAMES = [name for name, value in vars(exercises).items() if inspect.isfunction(value)]
 
@@ -62,21 +63,26 @@ def test_each_test_of_the_lesson_belongs_to_one_exercise():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_blank_says_what_to_do(name):
-    blank = getattr(exercises, name)
-    needed = []
-    for parameter in inspect.signature(blank).parameters.values():
-        if parameter.default is parameter.empty:
-            needed.append(None)
-    with pytest.raises(NotImplementedError, match=f"^{name}: "):
-        blank(*needed)
+def test_each_exercise_has_a_hint_on_request(name, capsys):
+    progress.main("lesson.exercises", ["--hint", name])
+    hint = capsys.readouterr().out
+    assert hint.startswith(f"{name}: ") and len(hint) > len(name) + 40
+    assert hint.split(": ", 1)[1].strip() not in inspect.getsource(exercises)
+
+
+def test_a_hint_for_no_exercise_is_refused_with_their_names(capsys):
+    with pytest.raises(SystemExit):
+        progress.main("lesson.exercises", ["--hint", "drew"])
+    assert "'grpo_sg_loss', 'token_logps', 'draw'" in capsys.readouterr().err
 
 
 def test_blanks_fail_and_the_first_comes_next(tmp_path, monkeypatch, capsys):
     told = show("lesson.exercises", tmp_path, monkeypatch, capsys)
     assert told[1] == "0 of 8 done"
-    assert told[2].startswith("next: token_weights, of whose tests 0 of 9 pass")
-    assert "NotImplementedError: token_weights: take pi from logps" in told[3]
+    tests = len(progress.read_sections())
+    assert told[2].startswith("next: token_weights, 0 of ") and len(told) == 4 + tests
+    assert "NotImplementedError: token_weights" in told[3]
+    assert "python -m lesson.exercises --hint token_weights" in told[4]
 
 
 HALF = """
@@ -102,18 +108,14 @@ def test_half_of_it_is_counted(tmp_path, monkeypatch, capsys):
     told = show("half", tmp_path, monkeypatch, capsys)
     assert told[1] == ("5 of 8 done: token_weights, group_advantages, token_logps, draw, "
                        "make_batch")
-    passed, of = map(int, told[2].split("of whose tests ")[1].split(" pass")[0].split(" of "))
-    assert told[2].startswith("next: grpo_sg_loss") and 3 < passed < of
-    assert told[3].strip().startswith("test_loss_and_gradient_against_loops[0 at pads")
-    assert "not the loss of the loops" in told[3]
+    passed, of = re.match(r"next: grpo_sg_loss, (\d+) of (\d+) tests pass", told[2]).groups()
+    assert 3 < int(passed) < int(of)
+    assert told[3].strip().startswith("test_the_mean_is_over_tokens_or_over_completions[seq-mean")
+    assert "the loss with seq-mean-token-mean is -1.75, expected -1.5" in told[3]
 
 
-def test_who_passes_all_tests_has_the_whole_method(monkeypatch, capsys):
-    """As the project's functions do: all other tests of this run say so."""
-    passed = [f"PASSED test_grpo_sg.py::{test}[case]\n" for test in test_grpo_sg.LESSON]
-    monkeypatch.setattr(progress, "run_tests", lambda module: "".join(passed))
-    progress.show("solved")
-    told = capsys.readouterr().out.splitlines()
+def test_the_answers_pass_all_tests(tmp_path, monkeypatch, capsys):
+    told = show("lesson.answers", tmp_path, monkeypatch, capsys)
     assert told[1] == f"8 of 8 done: {', '.join(NAMES)}"
     assert "whole method" in told[2]
 
@@ -122,3 +124,69 @@ def test_what_cannot_be_imported_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "torn.py").write_text("def token_weights(:\n")
     with pytest.raises(SystemExit, match="the tests did not run"):
         show("torn", tmp_path, monkeypatch, capsys)
+
+
+# ---- Mutants: right bodies with one mistake ----
+
+# Mistakes that the tests did not see once, and what they say now.
+SAMPLE = {
+    ("token_weights", "alpha ignored"): "w at pi = 0.25 with {'alpha': 1.7} is 1.3093, expected",
+    ("group_advantages", "only the first two compared"): "in the group [1.0, 1.0, 0.0, 0.0] is 0",
+    ("token_logps", "0 is a pad"): "whatever their ids",
+    ("draw", "(B,) at temperature 0"): "the tokens have shape (2,), expected (B, 1)",
+    ("learn", "no shuffle"): "shuffle the completions by the seed",
+    ("learn", "clips swapped"): "clip_low is 0.24, expected cfg.clip_low = 0.2",
+    ("learn", "the loss times the minibatches"): "the gradient has 2 times the expected norm",
+    ("learn", "no zero_grad"): "call zero_grad"}
+LOSS = {
+    "no weights": "with w = 1.4, A = 1, r = 1 is -1, expected -1.4",
+    "w inside the clip": "with w = 1.4, A = 1, r = 1 is 0, expected -1.4",
+    "no clip": "the gradient for a clipped token with A > 0 (r = 1.2) is -1.2, expected 0; ",
+    "only the clip": "the gradient for a token that went the other way",
+    "clip_low ignored": "a token within the clip with A < 0 (r = 0.75) is 0, expected 0.75",
+    "a sum": "the loss with token-mean is -7, expected -1.75",
+    "no KL": "is -0, expected 0.156876: beta (x - 1 - log x)",
+    "w times the KL": "w scales the advantage, not the KL"}
+
+
+def fail(function, title):
+    """Return what the first test says of the mutant with this title."""
+    old, new = {name: replacement for name, *replacement in mutants.MUTANTS[function]}[title]
+    test, message = mutants.find_failure(function, mutants.mutate(function, old, new))
+    assert test, f"{function}, {title}: no test fails"
+    return message
+
+
+@pytest.mark.parametrize("function, title", SAMPLE)
+def test_a_wrong_body_is_named(function, title):
+    assert SAMPLE[function, title] in fail(function, title)
+
+
+def test_mistakes_in_the_loss_are_told_apart():
+    messages = {title: fail("grpo_sg_loss", title) for title in LOSS}
+    assert len(set(messages.values())) == len(LOSS)
+    for title, message in messages.items():
+        assert LOSS[title] in message
+
+
+def test_each_mutant_can_be_made_and_has_a_name_of_its_own():
+    for function, mistakes in mutants.MUTANTS.items():
+        assert len({title for title, *_ in mistakes}) == len(mistakes)
+        for _, old, new in mistakes:
+            mutants.mutate(function, old, new)
+    for function, _, old, new, _ in mutants.EQUIVALENT:
+        mutants.mutate(function, old, new)
+
+
+def test_survivors_are_listed(monkeypatch, capsys):
+    found = iter([("test_pass", "is 1, expected 0"), (None, None), ("test_pass", "is 3")])
+    monkeypatch.setattr(mutants, "find_failure", lambda function, module: next(found))
+    monkeypatch.setitem(mutants.MUTANTS, "pass_at_k", mutants.MUTANTS["pass_at_k"][:3])
+    mutants.main(["pass_at_k"])
+    assert capsys.readouterr().out.splitlines() == [
+        "pass_at_k, with replacement: caught by test_pass: is 1, expected 0",
+        "pass_at_k, none right: SURVIVED", "pass_at_k, all right: caught by test_pass: is 3",
+        "2 of 3 caught, 1 survived: pass_at_k, none right"]
+    with pytest.raises(SystemExit):
+        mutants.main(["pass_k"])
+    assert "there is no 'pass_k': give some of token_weights" in capsys.readouterr().err

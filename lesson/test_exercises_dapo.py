@@ -13,11 +13,13 @@ exercises = importlib.import_module(given if "dapo" in given else "lesson.answer
 @pytest.mark.parametrize("length, penalty", [
     (1, 0), (80, 0), (85, -0.25), (90, -0.5), (100, -1), (101, -1), (1000, -1)])
 def test_the_penalty_is_a_ramp(length, penalty):
-    assert exercises.overlong_penalty(length, longest=100, buffer=20) == pytest.approx(penalty)
+    found = exercises.overlong_penalty(length, longest=100, buffer=20)
+    assert found == pytest.approx(penalty), f"{length} of 100 tokens: {found}, expected {penalty}"
 
 
 def test_a_penalty_over_all_lengths():
-    assert exercises.overlong_penalty(25, longest=50, buffer=50) == pytest.approx(-0.5)
+    found = exercises.overlong_penalty(25, longest=50, buffer=50)
+    assert found == pytest.approx(-0.5), f"25 of 50 tokens, buffer 50: {found}, expected -0.5"
 
 
 class Groups:
@@ -36,14 +38,15 @@ class Groups:
 def test_only_groups_that_differ_and_only_what_is_missing():
     groups = Groups([1, 1], [0, 1], [0, 0], [1, 0], [1, 1], [0, 3], [0, 9])
     kept = exercises.resample(groups.draw, 3, most=10)
-    assert kept == [[0, 1], [1, 0], [0, 3]]
-    assert groups.asked == [3, 2, 1]
+    assert kept == [[0, 1], [1, 0], [0, 3]], f"{kept} were kept: the first three that differ"
+    assert groups.asked == [3, 2, 1], f"draw was asked for {groups.asked}: 3, then what is missing"
 
 
 def test_it_gives_up():
     groups = Groups(*[[1, 1]] * 3, [0, 1], *[[0, 0]] * 20)
-    assert exercises.resample(groups.draw, 2, most=3) == [[0, 1]]
-    assert groups.asked == [2, 2, 1]
+    kept = exercises.resample(groups.draw, 2, most=3)
+    assert kept == [[0, 1]], f"{kept} were kept, expected the one group that differs"
+    assert groups.asked == [2, 2, 1], f"draw was asked for {groups.asked}: at most 3 times"
 
 
 @pytest.mark.skipif("dapo" in given, reason="they are being filled in")
