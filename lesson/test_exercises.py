@@ -47,11 +47,16 @@ def show(module, folder, monkeypatch, capsys):
     return capsys.readouterr().out.splitlines()
 
 
+def parameters_of(function):
+    """Return the names, kinds and defaults of a function's parameters, without annotations."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default) for each in parameters]
+
+
 def test_the_signatures_are_the_projects():
     assert len(NAMES) == 8
     for name in NAMES:
-        own = inspect.signature(getattr(exercises, name))
-        assert own == inspect.signature(getattr(grpo_sg, name)), name
+        assert parameters_of(getattr(exercises, name)) == parameters_of(getattr(grpo_sg, name)), name
 
 
 def test_each_test_of_the_lesson_belongs_to_one_exercise():
