@@ -67,7 +67,7 @@ import grpo_sg
 import tasks
 from experiments.analysis import DOSES, RESULTS, best_rates, read_rows
 from grpo_sg import grpo_sg_loss
-from support import cli, tiny
+from support import cli, program, tiny
 from support.run import Run
 
 RADIUS = 12.0  # length of a step aside; the parameters' own norm is about 62
@@ -484,6 +484,8 @@ def main():
     for name in args.experiments:
         if name not in EXPERIMENTS:
             parser.error(f"there is no experiment {name}: {', '.join(EXPERIMENTS)}")
+    if not args.results.is_dir():
+        parser.error(f"--results {args.results}: there is no such folder")
     names = args.experiments or list(EXPERIMENTS)
     torch.set_num_threads(1)
     if args.smoke:
@@ -498,4 +500,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with program.one_line_errors(cli.advise_on_memory()):
+        main()

@@ -44,7 +44,11 @@ def encode(tokenizer, task, problem, cfg):
 def main(train, valid, *argv):
     cfg = parse(argv)
     task = tasks.make_task(cfg)
-    tokenizer = models.read_tokenizer(cfg.model, os.path.isdir(cfg.model))
+    try:
+        tokenizer = models.read_tokenizer(cfg.model, os.path.isdir(cfg.model))
+    except Exception as error:  # no such name, no access, no network
+        raise UserError(f"cannot load a tokenizer from --model {cfg.model}: "
+                        f"{models.diagnose(cfg.model, error)}") from None
     longest = 0
     for path, split in ((train, "train"), (valid, "valid")):
         rows = []

@@ -83,6 +83,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tokenizer", help="a tokenizer.json of Qwen3's")
     given = parser.parse_args()
+    if not pathlib.Path(given.tokenizer).is_file():
+        parser.error(f"{given.tokenizer} is not a file: name a tokenizer.json")
     math_task = tasks.TASKS["math"]
     tasks.TASKS["math"] = lambda cfg: math_task(cfg)._replace(reward=made_up_reward)
     with tempfile.TemporaryDirectory() as folder:

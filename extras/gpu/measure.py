@@ -329,6 +329,8 @@ def main():
     parser.add_argument("--model", help="a folder written by save_pretrained")
     parser.add_argument("--out", help="a .json; default, on a GPU: extras/gpu/results/NAME.json")
     given, more = parser.parse_known_args()
+    if given.out and not pathlib.Path(given.out).absolute().parent.is_dir():
+        parser.error(f"--out {given.out}: there is no such folder to write into")
     found.clear()
     usual = laptop.RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
     out = given.out or (usual if GPU else None)

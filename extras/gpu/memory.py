@@ -142,6 +142,8 @@ def main():
     parser.add_argument("--float32", action="store_true",
                         help="of a card without bfloat16 (T4, V100)")
     given = parser.parse_args()
+    if given.gpu <= 0 or given.prompt <= 0 or given.max_new_tokens <= 0:
+        parser.error("--gpu, --prompt and --max_new_tokens must be above 0")
     if len(sys.argv) == 1:
         return print_table()
     try:
