@@ -44,13 +44,12 @@ if __name__ == "__main__":
     # That takes seconds, in which Ctrl-C should end the program in one line.
     try:
         from support import program
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
     program.end_on_ctrl_c()
     from support import cli
     raise SystemExit(cli.main())
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -58,13 +57,14 @@ import platform
 import random
 import sys
 import time
+import types
 import warnings
 from statistics import fmean as mean
 from typing import Annotated, Literal
 
-# PyTorch reads this setting when it is imported. Expandable segments avoid CUDA memory
-# fragmentation from sequences that grow token by token. (They do not work on WSL; the
-# first variable is the setting's older name.)
+# PyTorch reads this setting when it is imported, so import this file before torch.
+# Expandable segments avoid CUDA memory fragmentation from sequences that grow token by
+# token. (They do not work on WSL; the first variable is the setting's older name.)
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
@@ -107,7 +107,8 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric type. Not on MPS, which has no float64.
+        rewards: (P, G) with G >= 2, of any numeric dtype. Move MPS tensors to the CPU
+            first, because MPS has no float64.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -135,9 +136,9 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG,
     weights=None is GRPO.
 
-    As long as nothing has been updated, r = 1 and the loss, except for a KL, is only the
-    mean of -wA, often near 0. Its gradient is not: at r = 1 the gradient of r is that of
-    log pi, so the update is REINFORCE with the advantage wA.
+    Before the first update r = 1, so the loss (without KL) is -mean(wA), often near 0. Its
+    gradient is not: at r = 1 the gradient of r is that of log pi, so the update is
+    REINFORCE with the advantage wA.
 
     Args:
         logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta
@@ -189,8 +190,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # policy that sampled.
     kl_to = old_logps if ref_logps is None else ref_logps
     log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is
-    # unbiased while the policy is still the one that sampled; its gradient is not, even
+    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is an
+    # unbiased estimate of the KL only while pi_theta = pi_old; its gradient is biased even
     # then. expm1(x) is more exact near 0 than exp(x) - 1.
     kl = torch.expm1(log_ref_ratio) - log_ref_ratio
     if beta:
@@ -223,7 +224,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Estimate pass@k, the probability that at least one of k samples is correct, from n
-    samples of which c are: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
+    samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
 
     Raises:
         AssertionError: unless 0 <= c <= n and 1 <= k <= n.
@@ -338,8 +339,7 @@ def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
     # The last sum is not quite 1, so u is scaled to it.
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    # Rounding can make u times the last sum equal to it, and NaN logits make it NaN: the
-    # search then ends past the last token.
+    # With u = 1 or NaN logits the search would end past the last token.
     return token.clamp(max=cdf.shape[1] - 1)
 
 
@@ -416,7 +416,7 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
 @dataclasses.dataclass
 class Policy:
     """A causal language model of transformers, which `prepare` has set up, with its
-    tokenizer. In this file parameters are the model's; weights are always w."""
+    tokenizer. Here "parameters" are the model's; "weights" always means w."""
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
@@ -436,8 +436,8 @@ class Completion:
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    # what is verified: the tag that the prompt ends with, such as <think>, and what the
-    # policy wrote
+    # the text to verify: the prompt's final tag, such as <think>, plus what the policy
+    # wrote
     response: str = ""
     # its last turn has no stop token; it is trained on like any other
     truncated: bool = False
@@ -466,16 +466,16 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
 
     Args:
         policy: a Policy.
-        task: any object with these attributes (tasks.py has three of them):
-            name; train, valid and test: lists of problems;
+        task: any object with these attributes (tasks.py has examples):
+            train, valid and test: lists of problems;
             verify(response, problem.answer), which returns (correct, formatted);
             reward(completion), which returns a number;
             observe, None or a tool: it takes the texts that end with a call of it and
             returns its answers. Then stop_text ends a call, and max_turns is the number
             of turns whose calls are answered.
-        problems: each with question; answer, for verify; prompt, its token ids; and
-            opening, the text at the end of the prompt that belongs to the response, such
-            as <think>, or "".
+        problems: each with answer, for verify; prompt, its token ids; and opening, the
+            text at the end of the prompt that belongs to the response, such as <think>,
+            or "".
         cfg: a Config.
         n, temperature, seed: completions of each problem, and how to sample them. The
             same parameters and seed give the same completions for any cfg.sample_batch,
@@ -490,8 +490,8 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     completions = []
     for problem in problems:
         completions += [Completion(problem, problem.prompt) for _ in range(n)]
-    # Without a tool there is one turn. With one (task.observe), a call ends each of the
-    # first max_turns turns and is answered; in the last turn calls are not.
+    # Without a tool there is one turn. With one (task.observe), each of the first
+    # max_turns turns may end in a call, which is answered. Calls in the last turn are not.
     tool_turns = task.max_turns if task.observe else 0
     call_end = StopText(policy.tokenizer, task.stop_text) if tool_turns else None
     unfinished = completions
@@ -565,9 +565,9 @@ def set_advantages(completions, group_size):
 
 
 class StopText(transformers.StoppingCriteria):
-    """Ends rows of token ids (B, t) that have just completed a text, which has many
-    spellings in tokens and may end inside one. (transformers' StopStringCriteria cannot
-    read tokenizers that have only whole words.)"""
+    """Ends rows of token ids (B, t) whose latest token completes a text, however it is
+    tokenized. (transformers' StopStringCriteria cannot read tokenizers that have only
+    whole words.)"""
 
     def __init__(self, tokenizer, text):
         self.tokenizer = tokenizer
@@ -587,11 +587,11 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 
 
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
-    """Return the token ids of a tool's answer, at most `most`. The last line, such as
-    </information>, is never cut off. A special token that the text spells, such as
+    """Return the token ids of a tool's answer, at most `most`. A longer answer is cut before
+    its last line, such as </information>. A special token that the text spells, such as
     <|im_end|>, becomes ordinary tokens: a tool opens no turn and closes none. Lone
     surrogates, which no tokenizer can encode, become question marks."""
-    text = text.encode(errors="replace").decode()
+    text = text.encode(errors="replace").decode().rstrip("\n")
     end = text.rfind("\n") if "\n" in text else len(text)
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     body = tokenizer(text[:end], **plain)["input_ids"]
@@ -606,20 +606,22 @@ def train(policy, task, cfg, run=None, reference=None):
 
     Args:
         policy, task, cfg: as for `rollout`.
-        run: what logs the steps and saves checkpoints: support/run.py has a full one.
+        run: what logs the steps and saves checkpoints. support/run.py has a full one;
             None shows a progress bar and keeps the rows.
-        reference: the model of the KL, needed if cfg.beta is above 0.
+        reference: the model of the KL, needed if cfg.beta is above 0, such as a
+            copy.deepcopy of policy.model.
 
     Returns:
         The rows of the training steps, a list of dicts.
     """
+    assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
     run = run or Progress()
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
     run.restore(optimizer)
     for step in run.steps(cfg.steps):
         # Validate the steps before this one. Doing it here, not at the end of a step,
-        # lets a resumed run do it too; after the last step comes the test.
+        # lets a resumed run do it too. The command line tests after the last step.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, run, step - 1, "valid")
         # What is sampled depends only on this number, so there is no random state to
@@ -637,8 +639,9 @@ def train(policy, task, cfg, run=None, reference=None):
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = {"step": step, **describe_step(completions, updates, cfg.group_size)}
         run.log_step(row, completions, time.time() - started)
-        # A run saves a checkpoint every ten minutes and when it ends. It ends early after a
-        # signal, such as Ctrl-C, or five steps in a row without a finite update.
+        # The run of support/run.py saves a checkpoint every ten minutes and when it ends.
+        # It ends early after a signal, such as Ctrl-C, or five steps in a row without a
+        # finite update.
         run.save_if_due()
         if run.stopping:
             break
@@ -665,7 +668,7 @@ class Progress:
         self.bar.set_postfix(reward=f"{row['reward']:.2f}", accuracy=f"{row['accuracy']:.2f}")
 
     def log_evaluation(self, row, completions, watched):
-        tqdm.write(f"step {row['step']}: validation accuracy {row['eval/accuracy']:.3f}")
+        tqdm.write(f"step {row['step']}: {row['split']} accuracy {row['eval/accuracy']:.3f}")
 
     def save_if_due(self):
         pass
@@ -676,13 +679,12 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     every completion is in exactly one.
 
     In the first update r = 1, because nothing has changed since the rollout; in later
-    ones the policy has moved. (With --updates 1, r is always 1 and the clip never acts.)
+    ones the policy has moved. (With cfg.updates = 1, r is always 1 and the clip never acts.)
     A group may be split across minibatches: its advantages sum to 0 over all of them,
     not in each. Returns a list of what `update` returns.
     """
     model = policy.model
-    # Gradient checkpointing works only in training mode. `prepare` has set dropout to 0
-    # in either mode.
+    # Gradient checkpointing needs training mode; `prepare` has set dropout to 0.
     model.train(cfg.gradient_checkpointing)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
@@ -696,9 +698,10 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         for batches in parts[1:]:
             for batch in batches:
                 batch["old_logps"] = compute_logps(model, batch, cfg)
-        for batches in parts if cfg.beta else []:
-            for batch in batches:
-                batch["ref_logps"] = compute_logps(reference, batch, cfg)
+        if cfg.beta:
+            for batches in parts:
+                for batch in batches:
+                    batch["ref_logps"] = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, parts):
         if not batches:  # A = 0 everywhere
@@ -722,7 +725,7 @@ def update(model, optimizer, batches, denominator, cfg):
     grpo_sg_loss. If loss or norm is not finite, the parameters stay as they are, and the
     log counts the update as skipped.
     """
-    totals = {}
+    found = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
         old_logps = batch.get("old_logps")
@@ -734,10 +737,13 @@ def update(model, optimizer, batches, denominator, cfg):
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
-        sums["loss"] = loss.detach()
+        found.append({**sums, "loss": loss.detach()})
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    totals = dict.fromkeys(found[0], 0.0)
+    for sums in found:  # only now, because float() waits for the GPU
         for key, value in sums.items():
-            totals[key] = totals.get(key, 0.0) + float(value)
-    totals["norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            totals[key] += float(value)
+    totals["norm"] = float(norm)
     if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
         optimizer.step()
     optimizer.zero_grad()
@@ -745,7 +751,7 @@ def update(model, optimizer, batches, denominator, cfg):
 
 
 def weigh(logps, cfg):
-    """Return the weights of the method that --shaping names, shaped like logps; None (all
+    """Return the weights of the method that cfg.shaping names, shaped like logps; None (all
     1) is GRPO."""
     if cfg.shaping == "none":
         return None
@@ -784,10 +790,10 @@ def make_batch(completions, device):
         # By position, never by `ids != pad`: many models pad with their stop token,
         # which must be learned.
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
-    columns = {"ids": ids, "mask": mask, "advantages": [c.advantage for c in completions]}
-    dtypes = {"advantages": torch.float32}
-    return {key: torch.tensor(x, dtype=dtypes.get(key), device=device)
-            for key, x in columns.items()}
+    advantages = [c.advantage for c in completions]
+    return {"ids": torch.tensor(ids, device=device),
+            "mask": torch.tensor(mask, device=device),
+            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device)}
 
 
 def compute_logps(model, batch, cfg):
@@ -798,17 +804,23 @@ def compute_logps(model, batch, cfg):
 
 def describe_step(completions, updates, group_size):
     """Return the row of a training step: means over completions and over updates."""
-    groups = [completions[i:i + group_size] for i in range(0, len(completions), group_size)]
+    groups = split_groups(completions, group_size)
     unequal = [group for group in groups if any(c.advantage for c in group)]
     return {"reward": mean(c.reward for c in completions), **describe(completions),
             **summarize(updates), "equal_groups": 1 - len(unequal) / len(groups)}
+
+
+def split_groups(completions, n):
+    """Split a problem-major list into the groups of n that belong to each problem."""
+    return [completions[i:i + n] for i in range(0, len(completions), n)]
 
 
 def summarize(updates):
     """Summarize what `learn` returns: grad_norm, the largest norm before clipping (0:
     nothing was trained on, or no update was finite); skipped, the number of updates that
     were not finite; loss, the mean over updates; and the loss's statistics, means over
-    what was trained on. None: nothing was trained on, or not finite."""
+    what was trained on. Statistics are None if there was no update, or if a value is not
+    finite."""
     norms = []
     for found in updates:
         if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
@@ -853,7 +865,7 @@ def add_samples(row, drawn, n):
     """Add means over problems of n samples each to the row: eval/avg@n is their accuracy,
     eval/reward@n their reward; also eval/format_rate@n, eval/truncated@n,
     eval/equal_groups@n, and eval/pass@2, 4.. up to n. drawn: problem-major."""
-    groups = [drawn[i:i + n] for i in range(0, len(drawn), n)]
+    groups = split_groups(drawn, n)
     rewards = [[c.reward for c in group] for group in groups]
     solved = [sum(c.solved for c in group) for group in groups]
     means = describe(drawn)
@@ -911,19 +923,23 @@ def watch_tokens(policy, task, cfg):
         logps = compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
         w = weigh(logps, cfg)
         watched.append((c, logps, torch.ones_like(logps) if w is None else w))
-    return [watched[i:i + cfg.group_size] for i in range(0, len(watched), cfg.group_size)]
+    return split_groups(watched, cfg.group_size)
 
 
 # ---- 7. The model on its device ----
 
-def prepare(model, device):
+def prepare(model, device, *, gradient_checkpointing=False):
     """Move a causal language model to a device and set it up for this file: eval mode, no
     dropout and, on a GPU, logits in float32. Returns the model.
 
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
-    round most updates away.
+    round most updates away. On a GPU two settings of the whole process change: cuDNN's
+    attention is off, and float32 products may use TF32. Set gradient_checkpointing if
+    cfg.gradient_checkpointing is.
     """
     turn_off_dropout(model)
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     if torch.device(device).type == "cuda":
         # PyTorch prefers cuDNN's attention on H100, H200 and B200. It makes a new plan
         # for each shape, and every decode step has another one: minutes a step
@@ -937,8 +953,8 @@ def prepare(model, device):
 
 
 def turn_off_dropout(model):
-    """Set dropout to 0 in training mode too, which gradient checkpointing needs: in the
-    first update r is then exactly 1."""
+    """Set every dropout rate to 0, because gradient checkpointing runs in training mode.
+    Then r is exactly 1 in the first update."""
     # the config, or those of the whole and of its language part
     for part in (model.config, model.config.get_text_config(), *model.modules()):
         for name, value in list(vars(part).items()):
@@ -952,12 +968,14 @@ def keep_logits_in_float32(model):
     """Take the vocabulary matrix out of autocast: with bfloat16 logits the ratio r would
     be off by more than the clip allows."""
     head = model.get_output_embeddings()
-    multiply = head.forward
+    # A method, which copy.deepcopy binds to the copy's own head; a closure would keep this
+    # one.
+    head.forward = types.MethodType(multiply_in_float32, head)
 
-    def forward(hidden):
-        with torch.autocast(hidden.device.type, enabled=False):
-            return multiply(hidden.float())
-    head.forward = forward
+
+def multiply_in_float32(head, hidden):
+    with torch.autocast(hidden.device.type, enabled=False):
+        return type(head).forward(head, hidden.float())
 
 
 def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
@@ -974,8 +992,10 @@ def in_bfloat16(device):
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the same name. Defaults are for a real model on a GPU;
-    support/cli.py has those of the tiny model, and the ranges."""
+    """The settings, each a flag of the command line. Defaults are for a real model on a GPU;
+    support/cli.py has those of the tiny model, and the ranges. `train` and `evaluate`
+    read those from shaping on, except for offload, sampler, device, eval_only, resume
+    and out."""
     model: Annotated[str, "hub name or folder of a causal language model; default: a tiny one"] = ""
     task: Annotated[str, "what to learn: kk, math or qa"] = "kk"
     data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
@@ -1034,6 +1054,6 @@ def main(argv=None, **defaults):
     script's own settings, such as main(task="mine")."""
     try:
         from support import cli
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
     return cli.main(argv, **defaults)

@@ -137,9 +137,7 @@ def prepare(model, gradient_checkpointing, device="auto"):
             f"computing on the CPU (threads: {torch.get_num_threads()}). Training takes "
             f"{least:.1f} GB of memory, and more for the completions: README.md, \"A real "
             "model\", has sizes for a laptop")
-    if gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    return grpo_sg.prepare(model, found)
+    return grpo_sg.prepare(model, found, gradient_checkpointing=gradient_checkpointing)
 
 
 def set_up_gpu():

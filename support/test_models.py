@@ -1,4 +1,5 @@
 """Tests of models.py: prompts as templates make them, what ends a completion, and loading without running code."""
+import copy
 import datetime
 import json
 import sys
@@ -269,3 +270,13 @@ def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monke
     with grpo_sg.in_bfloat16(torch.device("mps")):
         assert not torch.is_autocast_enabled("mps")
     assert torch.get_num_threads() == threads and capsys.readouterr().err == ""
+
+
+def test_a_copy_of_a_prepared_model_has_its_own_head():
+    """A reference for the KL is a copy: it must not change with the model in training."""
+    model, ids = build_model(tie_word_embeddings=True), torch.tensor([[1, 2, 3]])
+    grpo_sg.keep_logits_in_float32(model)
+    copied = copy.deepcopy(model)
+    before = copied(ids).logits
+    model.lm_head.weight.data.mul_(3)
+    assert copied(ids).logits.equal(before) and not model(ids).logits.allclose(before)
