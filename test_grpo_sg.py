@@ -854,6 +854,19 @@ def test_log_probabilities_of_what_does_not_fit_are_refused(shape, mask, tempera
         grpo_sg.token_logps(None, ids, torch.tensor(mask), temperature=temperature)
 
 
+@pytest.mark.parametrize("version, accepted", [
+    ("4.57.6", False), ("5.9.0", False), ("5.20.2", False), ("5.21.0", True), ("6.0.0.dev0", True)])
+def test_an_old_transformers_is_one_line(version, accepted, monkeypatch):
+    """It would be an IndexError: too many indices."""
+    monkeypatch.setattr(transformers, "__version__", version)
+    ids, mask = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
+    if accepted:
+        assert grpo_sg.token_logps(build_model(), ids, mask).shape == (1, 2)
+    else:
+        with pytest.raises(AssertionError, match=f"needs transformers 5.21 or newer, not {version}$"):
+            grpo_sg.token_logps(build_model(), ids, mask)
+
+
 def test_a_completion_does_not_depend_on_its_neighbours():
     """Neither on their lengths, nor on when they end or pause for a tool."""
     model, g = build_model("GPT2"), torch.Generator()

@@ -5,8 +5,8 @@ TRL.
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
-core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides of
-a comparison take turns, in alternating order. What counts is the median over --rounds of a
+core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
+of a comparison take turns, in alternating order. What counts is the median over --rounds of a
 round's ratios. Every run is kept in results/bench.json.
 """
 import argparse

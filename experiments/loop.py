@@ -32,10 +32,12 @@ def draw():
     lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 250" role="img">',
              "<title>The loop: sample, judge, compare, learn, and again</title>",
              f"<style>{STYLE}</style>",
-             '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="5" refY="3" orient="auto">',
+             '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="5" refY="3" '
+             'orient="auto">',
              '<path class="head" d="M0 0L6 3L0 6Z"/></marker></defs>']
     for x, y, name, *texts in BOXES:
-        lines.append(f'<rect class="box" x="{x - 88}" y="{y - 38}" width="176" height="76" rx="8"/>')
+        lines.append(f'<rect class="box" x="{x - 88}" y="{y - 38}" width="176" height="76" '
+                     'rx="8"/>')
         lines.append(f'<text class="name" x="{x}" y="{y - 15}">{name}</text>')
         for i, text in enumerate(texts):
             lines.append(f'<text class="small" x="{x}" y="{y + 7 + 18 * i}">{text}</text>')

@@ -8,7 +8,7 @@ import time
 
 import grpo_sg
 import tasks
-from support import run, tiny
+from support import run
 
 FLAGS = ["--model", os.path.join(tasks.ROOT, "support", "pretrained", "math"), "--task", "math",
          "--train_problems", "200", "--eval_problems", "4", "--eval_samples", "0",

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import grpo_sg
 import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import angle

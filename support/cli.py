@@ -43,16 +43,27 @@ TINY = dict(
     sample_batch=1024, device="cpu")
 # Settings of optional folders.
 NEEDS = {"offload": "extras/gpu", "max_turns": "extras/search", "retriever": "extras/search"}
-# What other libraries call a setting.
-ALIASES = {
-    "batch_size": "prompts", "per_device_train_batch_size": "prompts",
-    "train_batch_size": "prompts", "learning_rate": "lr", "num_generations": "group_size",
-    "max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens",
-    "max_steps": "steps", "epochs": "steps", "num_train_epochs": "steps",
-    "num_iterations": "updates", "epsilon": "clip_low", "epsilon_low": "clip_low",
-    "epsilon_high": "clip_high", "kl_coef": "beta", "loss_type": "loss_agg_mode",
-    "model_name_or_path": "model", "model_name": "model", "dataset": "data",
-    "dataset_name": "data", "output_dir": "out", "num_samples": "eval_samples"}
+# What TRL, verl, OpenRLHF and others call a setting, or the nearest to it.
+OTHER_NAMES = {
+    "model": "model_name_or_path model_name pretrain",
+    "out": "output_dir save_path default_local_dir",
+    "data": "dataset dataset_name prompt_data train_files", "eval_data": "eval_dataset val_files",
+    "lr": "learning_rate actor_learning_rate", "beta": "kl_coef kl_loss_coef init_kl_coef",
+    "clip_low": "epsilon epsilon_low eps_clip clip_ratio clip_ratio_low",
+    "clip_high": "epsilon_high clip_ratio_high", "loss_agg_mode": "loss_type",
+    "steps": "max_steps total_training_steps epochs num_train_epochs total_epochs num_episodes",
+    "prompts": "batch_size per_device_train_batch_size train_batch_size rollout_batch_size",
+    "group_size": "num_generations n_samples_per_prompt n",
+    "updates": "num_iterations steps_per_generation ppo_epochs ppo_mini_batch_size max_epochs",
+    "max_new_tokens": "max_completion_length max_response_length generate_max_len max_tokens",
+    "tokens_per_micro_batch": "gradient_accumulation_steps ppo_micro_batch_size_per_gpu "
+                              "ppo_max_token_len_per_gpu micro_train_batch_size",
+    "sample_batch": "micro_rollout_batch_size", "eval_every": "eval_steps test_freq",
+    "eval_samples": "num_samples num_generations_eval eval_n_samples_per_prompt",
+    "gradient_checkpointing": "enable_gradient_checkpointing", "eval_only": "val_only",
+    "resume": "resume_from_checkpoint load_checkpoint",
+    "max_turns": "max_tool_calling_iterations max_assistant_turns"}
+ALIASES = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
 FIELDS = typing.get_type_hints(grpo_sg.Config, include_extras=True)
 
 
@@ -348,7 +359,8 @@ def check_start(policy, task, cfg):
             task.observe([policy.tokenizer.decode(c.tokens)])
         grpo_sg.grade(c, policy, task)
     if unknown > words / 20:
-        whose = f"the tokenizer of --model {cfg.model}" if cfg.model else "the pretrained tiny model"
+        whose = (f"the tokenizer of --model {cfg.model}" if cfg.model
+                 else "the pretrained tiny model")
         raise UserError(
             f"{whose} does not know {unknown} of {words} words of --task {cfg.task}: it was "
             "made for another task or other settings; without --model, --warm_up trains a "

@@ -1,16 +1,21 @@
 """What the pages of the project say can be followed: links, anchors, commands, the task of
-one's own, the requirements."""
+one's own, the lines to copy, the requirements."""
+import ast
 import json
 import pathlib
 import re
 import runpy
 import shlex
 import sys
+import tomllib
 
 import pytest
+import torch
+from packaging.requirements import Requirement
 
 import grpo_sg
 import tasks
+from conftest import PROMPTS, build_model
 from support import cli, tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -113,7 +118,52 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "test after training: accuracy" in capsys.readouterr().out
 
 
+def test_the_lines_to_copy_make_better_completions_likelier(tmp_path):
+    pages = (page.read_text() for page in (ROOT / "README.md", ROOT / "_copy_it.md") if page.exists())
+    lines = re.search(r"```python\n(from grpo_sg import.*?)```", "".join(pages), re.S)[1]
+    assert len(lines.split("\n")) <= 10 + 2  # two are empty
+    (tmp_path / "copied.py").write_text(lines)
+    model = build_model()
+    given = dict(torch=torch, model=model, prompts=PROMPTS, stop_ids=[1],
+                 reward=lambda i, tokens: tokens.count(7 + i) / len(tokens))
+    made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=given)
+    ids, mask, A = made["ids"], made["mask"], made["A"]
+    assert ids[mask].tolist() == sum(made["drawn"], [])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    made["loss"].backward()
+    optimizer.step()
+    change = (grpo_sg.token_logps(model, ids, mask) - made["logps"]).sum(1)
+    assert change[A > 0].mean() > 0 > change[A < 0].mean()
+
+
 def test_the_header_for_uv_has_the_requirements():
     needed = re.search(r"# dependencies = (.*)", (ROOT / "grpo_sg.py").read_text())[1]
     pinned = (ROOT / "requirements.txt").read_text().split()
     assert json.loads(needed) == [line for line in pinned if not line.startswith("pytest")]
+
+
+def test_the_ranges_of_pyproject_have_the_pins():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = map(Requirement, project["dependencies"] + project["optional-dependencies"]["dev"])
+    ranges = {range.name: range.specifier for range in ranges}
+    for line in (ROOT / "requirements.txt").read_text().split():
+        name, version = line.split("==")
+        assert version in ranges[name], line
+
+
+def test_every_import_is_declared():
+    """In pyproject.toml, or with the engine whose bridge imports it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {Requirement(line).name.replace("-", "_") for group in groups for line in group}
+    own = {path.stem for path in ROOT.iterdir()}
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("extras/*/*.py")]
+    for path in files:
+        if "verl" in path.name:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                top = name.split(".")[0]
+                assert top in declared | own | sys.stdlib_module_names, f"{path.name}: {name}"

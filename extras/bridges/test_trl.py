@@ -17,7 +17,7 @@ from support import cli, models
 from support.program import UserError
 
 pytest.importorskip("trl")
-from extras.bridges import cases, trl_grpo_sg, trl_train  # noqa: E402
+from extras.bridges import cases, trl_grpo_sg, trl_train
 
 OTHERS = {"use_cpu": True, "save_strategy": "no"}
 

@@ -15,21 +15,21 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_sg import grpo_sg_loss, token_weights
 
 verl = pytest.importorskip("verl")
-import hydra  # noqa: E402
-import pandas  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
-from verl import DataProto  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
-from verl.plugin.platform.platform_cuda import PlatformCUDA  # noqa: E402
-from verl.plugin.platform.platform_manager import set_platform  # noqa: E402
-from verl.trainer.config import CheckpointConfig  # noqa: E402
-from verl.utils import tensordict_utils  # noqa: E402
-from verl.workers import config as settings  # noqa: E402
-from verl.workers.rollout.replica import TokenOutput  # noqa: E402
-from verl.workers.utils.losses import ppo_loss  # noqa: E402
+import hydra
+import pandas
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+from verl.plugin.platform.platform_manager import set_platform
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers import config as settings
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.utils.losses import ppo_loss
 
-from extras.bridges import cases, verl_data, verl_grpo_sg  # noqa: E402
-from support.program import UserError  # noqa: E402
+from extras.bridges import cases, verl_data, verl_grpo_sg
+from support.program import UserError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

@@ -17,10 +17,10 @@ from verl.utils.torch_functional import masked_mean
 
 # vLLM's sleep mode refuses what grpo_sg sets.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
-import grpo_sg  # noqa: E402
-import tasks  # noqa: E402
-from extras.bridges.verl_data import encode  # noqa: E402
-from support import cli, models  # noqa: E402
+import grpo_sg
+import tasks
+from extras.bridges.verl_data import encode
+from support import cli, models
 
 
 @register_policy_loss("grpo_sg")

@@ -13,7 +13,6 @@ import time
 import datasets
 import pytest
 
-import grpo_sg
 import tasks
 from conftest import ROOT
 from extras.search import qa

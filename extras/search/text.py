@@ -18,8 +18,10 @@ ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u067
 PLAIN = str.maketrans({
     **dict(zip("\u00f8\u0142\u0111\u00f0\u0127\u0167\u0131", "olddhti")),
     "\u00e6": "ae", "\u0153": "oe", "\u00fe": "th",
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63\u207b\u02d7\u2796", "-"),
-    **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})  # letters like apostrophes
+    **dict.fromkeys(
+        "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63\u207b\u02d7\u2796", "-"),
+    # letters like apostrophes
+    **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})
 
 
 def fold(text):
@@ -28,7 +30,8 @@ def fold(text):
 
 
 def in_word(c):
-    return unicodedata.category(c)[0] in "LMN"  # letters, marks (the vowels of many scripts), numbers
+    # letters, marks (the vowels of many scripts), numbers
+    return unicodedata.category(c)[0] in "LMN"
 
 
 def has_meaning(c):
@@ -93,7 +96,8 @@ def bm25(passages, *, k1=1.2, b=0.75):
     If n of N passages contain a word, tf times in the one that is scored, the score is
     the sum over the words of the query of
 
-        ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean length))
+        ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1)
+            / (tf + k1 * (1 - b + b * length / mean length))
 
     This is BM25 (Robertson and Zaragoza, 2009) with Lucene's logarithm, which is never
     negative.
