@@ -74,6 +74,10 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
+if [int(part) for part in transformers.__version__.split(".")[:2]] < [5, 21]:
+    raise ImportError("grpo_sg needs transformers 5.21 or newer, in which logits_to_keep may "
+                      f"be a mask, not {transformers.__version__}: pip install -U transformers")
+
 # ---- 1. The algorithm: pure functions of tensors ----
 
 # One letter, one meaning:
@@ -256,11 +260,8 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 
     Raises:
         AssertionError: a mask of another shape, or one that is true on a first token; a
-            temperature that is not above 0; an older transformers.
+            temperature that is not above 0.
     """
-    version = transformers.__version__
-    newer = [int(part) for part in version.split(".")[:2]] >= [5, 21]
-    assert newer, f"token_logps needs transformers 5.21 or newer, not {version}"
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
@@ -594,8 +595,9 @@ def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
     its last line, such as </information>. A special token that the text spells, such as
     <|im_end|>, becomes ordinary tokens: a tool opens no turn and closes none. Lone
     surrogates, which no tokenizer can encode, become question marks."""
-    text = text.encode(errors="replace").decode().rstrip("\n")
-    end = text.rfind("\n") if "\n" in text else len(text)
+    text = text.encode(errors="replace").decode()
+    last_line = text.rstrip("\n").rfind("\n")
+    end = last_line if last_line >= 0 else len(text)
     plain = {"add_special_tokens": False, "split_special_tokens": True}
     body = tokenizer(text[:end], **plain)["input_ids"]
     last = tokenizer(text[end:], **plain)["input_ids"][:most]

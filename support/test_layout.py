@@ -75,7 +75,7 @@ def test_the_file_alone_trains_a_toy_policy(tmp_path):
     steps, before, after, accuracy, problems = map(float, last.split())
     assert (steps, problems) == (25, 3)
     assert before < 0.4 and after > 0.8 and accuracy > 0.8
-    assert progress[0].startswith("step 10: validation accuracy")
+    assert progress[0].startswith("step 10: valid accuracy")
 
 
 @pytest.mark.parametrize("command", [["grpo_sg.py"], ["-c", "import grpo_sg; grpo_sg.main([])"]])

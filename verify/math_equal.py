@@ -184,7 +184,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
     (rf'(?<=[\dA-F])\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
-     lambda match: "_%s " % next(BASES.get(base, base) for base in match.groups() if base)),  # 201_{(3)}
+     lambda match: f"_{next(BASES.get(base, base) for base in match.groups() if base)} "),  # 201_{(3)}
     (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
