@@ -128,7 +128,10 @@ def test_the_lines_to_copy_make_better_completions_likelier(tmp_path):
                  reward=lambda i, tokens: tokens.count(7 + i) / len(tokens))
     made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=given)
     ids, mask, A = made["ids"], made["mask"], made["A"]
-    assert ids[mask].tolist() == sum(made["drawn"], [])
+    for i, (row, tokens) in enumerate(zip(ids.tolist(), made["drawn"])):
+        whole = PROMPTS[i // 8] + tokens
+        assert row[:len(whole)] == whole and ids[i, mask[i]].tolist() == tokens
+    assert A.view(3, 8).sum(1).abs().max() < 1e-5, "each prompt's completions are a group"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     made["loss"].backward()
     optimizer.step()
