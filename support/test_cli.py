@@ -38,6 +38,7 @@ def test_every_setting_has_exactly_one_group():
 @pytest.mark.parametrize("argv, message", [
     ("--step 3", "there is no setting --step .did you mean steps"), ("--sh sg", "mean shaping"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
+    ("--n_samples_per_prompt 8", "mean --group_size"), ("--kl-loss-coef 0.1", "mean --beta"),
     ("--steps", "--steps: expected one argument"), ("5", "5 belongs to no setting"),
     ("--resume runs/first", "runs/first belongs to no setting: .* --resume --out"),
     ("--lr -1e-6", "--NAME=VALUE"), ("--lr=-1e-6", "--lr must be a number, above 0, .*not -1e-06"),

@@ -128,7 +128,11 @@ def test_the_lines_to_copy_make_better_completions_likelier(tmp_path):
                  reward=lambda i, tokens: tokens.count(7 + i) / len(tokens))
     made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=given)
     ids, mask, A = made["ids"], made["mask"], made["A"]
-    assert ids[mask].tolist() == sum(made["drawn"], [])
+    for i, (row, tokens) in enumerate(zip(ids.tolist(), made["drawn"])):
+        whole = PROMPTS[i // 8] + tokens
+        assert row[:len(whole)] == whole and ids[i, mask[i]].tolist() == tokens
+    groups = made["rewards"].view(3, 8)  # each prompt's completions are a group
+    assert torch.equal(A, grpo_sg.group_advantages(groups).flatten())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     made["loss"].backward()
     optimizer.step()
