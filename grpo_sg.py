@@ -74,10 +74,6 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
-if [int(part) for part in transformers.__version__.split(".")[:2]] < [5, 21]:
-    raise ImportError("grpo_sg needs transformers 5.21 or newer, in which logits_to_keep may "
-                      f"be a mask, not {transformers.__version__}: pip install -U transformers")
-
 # ---- 1. The algorithm: pure functions of tensors ----
 
 # One letter, one meaning:
@@ -260,8 +256,11 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 
     Raises:
         AssertionError: a mask of another shape, or one that is true on a first token; a
-            temperature that is not above 0.
+            temperature that is not above 0; an older transformers.
     """
+    version = transformers.__version__
+    newer = [int(part) for part in version.split(".")[:2]] >= [5, 21]
+    assert newer, f"token_logps needs transformers 5.21 or newer, not {version}"
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
