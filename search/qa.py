@@ -6,6 +6,7 @@ import random
 import re
 
 from search.text import bm25, plain_answers
+from tasks import NAMES, digest, split_of
 from verify.text import FAKE_TURN, visible, without_end
 
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
@@ -117,29 +118,35 @@ CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Genev
           "Vilnius Warsaw Zurich").split()
 
 
-def make_world(names, split, count, seed):
-    """Up to `count` rows (question, golds, passages, solution, shortcut) of a split of
-    a world in which 2,000 people, with these first names, work for 666 companies, each
-    based in one of 40 cities. A question names a person and asks for the city, so it
-    takes two searches. The shortcut is one search and a guess. A seventh of the
-    companies, with all who work there, is for "test", a seventh for "valid": their
-    questions share no person and no company with training."""
-    rng = random.Random(seed)
-    people = rng.sample([f"{name} {surname}" for name in names for surname in SURNAMES], 2000)
-    companies = rng.sample([f"{brand} {firm}" for brand in BRANDS for firm in FIRMS], 666)
-    cities = rng.choices(CITIES, k=666)
-    guesses = random.Random(f"{seed} guesses").choices(CITIES, k=2000)
+def names_of(split, first_words, second_words):
+    """Return the pairs of words whose hash puts them into the split, whatever the seed."""
+    names = [f"{first} {second}" for first in first_words for second in second_words]
+    return [name for name in names if split_of(digest(name)) == split]
+
+
+def make_world(split, count, seed):
+    """Return up to `count` rows (question, golds, passages, solution, shortcut) of a
+    split of a generated world: 2,040 people work for 800 companies in 40 cities.
+
+    A question names a person and asks for the city of their company, which takes two
+    searches; the shortcut searches once and guesses. People work only for companies of
+    their own split. The seed decides who works where, and each company's city.
+    """
+    rng = random.Random(f"{seed} {split}")
+    people = names_of(split, NAMES, SURNAMES)
+    companies = names_of(split, BRANDS, FIRMS)
+    rng.shuffle(people)
+    rng.shuffle(companies)
     rows = []
-    for i, person in enumerate(people):
-        firm = i % 666
-        company = companies[firm]
-        city = cities[firm]
-        if ("test", "valid", *["train"] * 5)[firm % 7] != split:
-            continue
-        staff = [f"{other} works for {company}" for other in people[firm::666]]
-        first = f"<search> {person} </search>"
-        rows.append((f"Where is the company of {person} based ?", [city],
-                     [f"{company} is based in {city}", *staff],
-                     f"{first} <search> {company} </search> <answer> {city} </answer>",
-                     f"{first} <answer> {guesses[i]} </answer>"))
+    for i, company in enumerate(companies):
+        city = rng.choice(CITIES)
+        staff = people[i::len(companies)]
+        passages = [f"{company} is based in {city}"]
+        passages += [f"{person} works for {company}" for person in staff]
+        for person in staff:
+            first = f"<search> {person} </search>"
+            rows.append((
+                f"Where is the company of {person} based ?", [city], passages,
+                f"{first} <search> {company} </search> <answer> {city} </answer>",
+                f"{first} <answer> {rng.choice(CITIES)} </answer>"))
     return rng.sample(rows, min(count, len(rows)))

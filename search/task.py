@@ -5,7 +5,7 @@ import random
 
 from search import qa, retriever
 from support import data
-from tasks import NAMES, Problem, Task, Verdict, as_answers, most_frequent
+from tasks import Problem, Task, Verdict, as_answers, most_frequent
 
 # What a line of a file looks like. Golds may be text, a number, or a list of these.
 QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
@@ -52,7 +52,7 @@ def load_rows(name, split, count, seed):
     """Rows (question, golds, passages), to which those of the generated world add a
     solution and a shortcut."""
     if name == "synthetic":
-        return qa.make_world(NAMES, split, count, seed)
+        return qa.make_world(split, count, seed)
     if name == "hotpotqa":
         return load_hotpotqa(split, count, seed)
     return data.with_golds(name, data.read_file(name, QA_LINE))
