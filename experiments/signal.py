@@ -1,7 +1,7 @@
 """When does the weight help? How much of the signal and of the noise each weight keeps, at
 several points of training.
 
-    python -m experiments.signal run                an hour and a half; resumes where it stopped
+    python -m experiments.signal run                over an hour; resumes where it stopped
     python -m experiments.signal run --seeds 0 --tasks kk      only these
     python -m experiments.signal show               means over seeds
     python -m experiments.signal run --smoke        a few small points, in a minute
@@ -25,9 +25,9 @@ GRPO-SG's weight points updates better at the start and worse after some ten ste
   update), 32 (its rollout) and 256.
 - Arms: GRPO-SG, AR, w = pi, and the damping factors d = 1/1.4, 3 and 10: GRPO-SG's weight to
   the power ln d / ln 1.4. All are measured on the same samples.
-- Rewards: clean, and flipped: the same completions, each verdict wrong with chance 1/6. The true
-  mu is that of clean rewards in both. With flipped rewards, an arm is compared with GRPO on the
-  same flipped rewards.
+- Rewards: clean, and at the warm start and after 15 steps flipped, too: the same completions,
+  each verdict wrong with chance 1/6. The true mu is that of clean rewards in both. With flipped
+  rewards, an arm is compared with GRPO on the same flipped rewards.
 - Metrics: Euclid, and from step 5 on AdamW, in which the inner product of two gradients is
   sum a_i b_i / (sqrt v_i + eps), with the second moments v of that run at that point, corrected
   for their start: the direction of steepest ascent in it is a step of AdamW without momentum.
@@ -59,7 +59,10 @@ from support import models, tiny
 
 TASKS = "kk", "math", "qa"
 SEEDS = range(5)
-POINTS = {0: 512, 5: 512, 15: 512, 30: 1024, 60: 1024}  # steps: K
+BOTH = "clean", "flipped"
+# steps: (K, rewards)
+POINTS = {0: (512, BOTH), 5: (512, BOTH[:1]), 15: (512, BOTH), 30: (1024, BOTH[:1]),
+          60: (1024, BOTH[:1])}
 SIZES = 2, 8, 32, 256      # groups of an update
 FRESH = 20_001             # with the step: a rollout that no training step has
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "w = pi": weigh_pi,
@@ -69,8 +72,7 @@ WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "w = pi": weigh_pi,
 # AR's weight is 0.8 + 0.2 pi, so its gradient follows from those of GRPO and of w = pi.
 AR = {"GRPO": 0.8, "w = pi": 0.2}
 ARMS = *WEIGHTS, "AR"
-REWARDS = "clean", "flipped"
-SMOKE = {"points": {0: 64, 1: 64}, "settings": {"prompts": 8, "group_size": 4, "updates": 2}}
+SMOKE = {"points": {0: (64, BOTH), 1: (64, BOTH)}, "settings": {"prompts": 8, "group_size": 4, "updates": 2}}
 
 
 # ---- Training ----
@@ -116,24 +118,26 @@ def flip_verdicts(groups, seed):
             c.flipped = each
 
 
-def make_coefficients(cfg, logps, batch, completions):
-    """One tensor (B, T) for each of WEIGHTS with clean rewards, then with flipped ones."""
-    flipped = torch.tensor([c.flipped for c in completions])
+def make_coefficients(cfg, rewards, logps, batch, completions):
+    """One tensor (B, T) for each of WEIGHTS with the first rewards, then with the others."""
+    advantages = {"clean": batch["advantages"],
+                  "flipped": torch.tensor([c.flipped for c in completions])}
     found = []
-    for advantages in (batch["advantages"], flipped):
-        A = look.advantages_of({**batch, "advantages": advantages}, cfg)
+    for name in rewards:
+        A = look.advantages_of({**batch, "advantages": advantages[name]}, cfg)
         for weigh in WEIGHTS.values():
             found.append(A if weigh is None else weigh(logps, cfg) * A)
     return found
 
 
-def with_ar(moments):
-    """The same moments with AR's, a way for each of ARMS with clean rewards, then flipped."""
+def with_ar(moments, rewards):
+    """The same moments with AR's, a way for each of ARMS with the first rewards, then with the
+    others."""
     names = list(WEIGHTS)
     one = torch.cat([torch.eye(len(names)), torch.zeros(1, len(names))]).double()
     for name, share in AR.items():
         one[-1, names.index(name)] = share
-    T = torch.block_diag(one, one)
+    T = torch.block_diag(*[one for _ in rewards])
     return [(T @ M @ T.T, T @ V @ T.T) for M, V in moments]
 
 
@@ -151,14 +155,14 @@ def find_scale(policy, optimizer):
     return torch.cat(parts).rsqrt()
 
 
-def add_groups(policy, groups, cfg, scales):
+def add_groups(policy, groups, cfg, rewards, scales):
     """A Sums for each of the scales (None: 1) of what gradients are multiplied by."""
     size = sum(p.numel() for p in policy.model.parameters())
-    sums = [look.Sums(2 * len(WEIGHTS), size) for _ in scales]
-    coefficients = functools.partial(make_coefficients, cfg)
+    sums = [look.Sums(len(rewards) * len(WEIGHTS), size) for _ in scales]
+    coefficients = functools.partial(make_coefficients, cfg, rewards)
     for group in groups:
         rows = None
-        if any(c.advantage or c.flipped for c in group):
+        if any(c.advantage or c.flipped and "flipped" in rewards for c in group):
             rows = look.group_gradients(policy, group, cfg, coefficients)
         for each, scale in zip(sums, scales):
             each.add(rows if rows is None or scale is None else rows * scale)
@@ -174,7 +178,7 @@ def describe(w, base, M, V):
     return found
 
 
-def measure_point(policy, task, cfg, optimizer, step, K):
+def measure_point(policy, task, cfg, optimizer, step, K, rewards):
     """The rows of one point, without what they have in common."""
     groups = look.draw_groups(policy, task, cfg, K, cfg.seed * 1_000_003 + FRESH + step)
     flip_verdicts(groups, seed=f"{cfg.seed} {step}")
@@ -184,14 +188,15 @@ def measure_point(policy, task, cfg, optimizer, step, K):
     shared = {"K": K, "signals": sum(any(c.advantage for c in group) for group in groups),
               "accuracy": round(statistics.fmean(c.solved for c in completions), 4),
               "unlikely": rounded(share_unlikely(policy, groups, cfg))}
-    for metric, sums in zip(metrics, add_groups(policy, groups, cfg, metrics.values())):
-        moments = with_ar(sums.moments())
-        for i, rewards in enumerate(REWARDS):
+    every = add_groups(policy, groups, cfg, rewards, metrics.values())
+    for metric, sums in zip(metrics, every):
+        moments = with_ar(sums.moments(), rewards)
+        for i, name in enumerate(rewards):
             base = i * len(ARMS)
             for j, arm in enumerate(ARMS):
                 found = look.jackknife(functools.partial(describe, base + j, base), moments)
                 found = {key: [rounded(x) for x in pair] for key, pair in found.items()}
-                yield {"metric": metric, "rewards": rewards, "arm": arm, **shared, **found}
+                yield {"metric": metric, "rewards": name, "arm": arm, **shared, **found}
 
 
 @torch.no_grad()
@@ -231,7 +236,7 @@ def run(path, seeds, names, smoke=False):
 
 
 def follow(path, name, seed, points, smoke):
-    """Train once and measure at these points, {steps: K}."""
+    """Train once and measure at these points, {steps: (K, rewards)}."""
     policy, task, cfg = begin(name, seed, smoke)
     optimizer = make_optimizer(policy, cfg)
     for step in range(max(points) + 1):
@@ -240,7 +245,7 @@ def follow(path, name, seed, points, smoke):
         if step not in points:
             continue
         started = time.process_time()
-        rows = list(measure_point(policy, task, cfg, optimizer, step, points[step]))
+        rows = list(measure_point(policy, task, cfg, optimizer, step, *points[step]))
         stamp = {"commit": name_commit(), "date": str(datetime.date.today()),
                  "cpu_seconds": round(time.process_time() - started, 1)}
         lines = []

@@ -69,8 +69,8 @@ def test_ar_follows_from_two_other_ways(toy):
     policy, task, cfg = toy
     groups = look.draw_groups(policy, task, cfg, 64, 0)
     signal.flip_verdicts(groups, 0)
-    sums, = signal.add_groups(policy, groups, cfg, [None])
-    M, V = signal.with_ar(sums.moments())[0]
+    sums, = signal.add_groups(policy, groups, cfg, signal.BOTH, [None])
+    M, V = signal.with_ar(sums.moments(), signal.BOTH)[0]
     cfg.shaping = "ar"
     other = look.measure(policy, groups, cfg)[0].moments()[0]
     ar = signal.ARMS.index("AR")
@@ -106,11 +106,11 @@ def test_all_rows_of_a_point_are_written_together_and_once(toy, tmp_path, monkey
         policy, task, cfg = build_toy(shaping="none", group_size=4, lr=0.02, seed=seed)
         return policy, task._replace(reward=count_tokens), cfg
     monkeypatch.setattr(signal, "begin", begin)
-    monkeypatch.setattr(signal, "POINTS", {0: 64, 1: 64})
+    monkeypatch.setattr(signal, "POINTS", {0: (64, ["clean"]), 1: (64, signal.BOTH)})
     path = tmp_path / "rows.jsonl"
     signal.run(path, [0], ["kk"])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(rows) == 14 + 28  # without AdamW's metric at the start
+    assert len(rows) == 7 + 28  # without AdamW's metric at the start, and clean
     for row in rows:
         if row["arm"] == "GRPO":
             assert row["signal"][0] == row["efficiency 8"][0] == 1
@@ -118,7 +118,7 @@ def test_all_rows_of_a_point_are_written_together_and_once(toy, tmp_path, monkey
     signal.run(path, [0], ["kk"])
     assert path.read_text() == text
     # A point that is missing is measured as if nothing had stopped.
-    path.write_text("".join(text.splitlines(keepends=True)[:14]))
+    path.write_text("".join(text.splitlines(keepends=True)[:7]))
     signal.run(path, [0], ["kk"])
     again = [json.loads(line) for line in path.read_text().splitlines()]
     for old, new in zip(rows, again, strict=True):
