@@ -82,15 +82,16 @@ SMOKE = {"points": {0: (64, BOTH), 1: (64, BOTH)}, "settings": {"prompts": 8, "g
 
 # ---- Training ----
 
-def begin(name, seed, smoke=False):
-    """(policy, task, cfg) at the warm start; smoke: the pretrained model."""
+def begin(name, seed, smoke=False, warm_up=True):
+    """(policy, task, cfg) at the warm start; smoke: the pretrained model; without warm_up: an
+    untrained one."""
     task_name = name.split(",")[0]
     cfg = grpo_sg.parse(["--task", task_name, "--seed", str(seed), "--shaping", "none"])
     cfg = dataclasses.replace(cfg, **(SMOKE["settings"] if smoke else {"warm_up": True}))
     policy, task, _ = grpo_sg.load(cfg)
     if name != task_name:
         task = task._replace(**SOLUTIONS)
-    if not smoke:
+    if warm_up and not smoke:
         tiny.warm_up(policy, task, cfg)
     return policy, task, cfg
 
