@@ -289,7 +289,7 @@ def expect(found):
     """One sentence: what the efficiency says about training now."""
     value, error = found["efficiency"]
     length, length_error = found["length"]
-    later = "this changes as training goes on: look again at a checkpoint"
+    later = "this changes as training goes on, so look again at a checkpoint"
     if not length > 2 * length_error:  # also if it is nan
         return ("too few groups to tell: the signal is within two standard errors of 0; raise "
                 f"--groups ({later})")
@@ -312,16 +312,18 @@ def tell(found, counts, cfg, groups, sketched=False):
     def shown(key, form="{:.3f} +- {:.3f}"):
         return form.format(*found[key])
     lines = [
-        f"trained on: {tokens:,.0f} {counted} of {groups} groups",
-        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; share of a "
-        f"rollout's gradient, along it: {found['part'][0]:.0%}",
-        f"for a rollout of {cfg.prompts} groups, estimates +- standard errors:",
-        f"    angle between the gradients of GRPO and {name}: {shown('angle', '{:.1f} +- {:.1f}')} "
-        f"degrees (Kantorovich's yardstick, weights from {low:.3g} to {high:.3g}: {widest:.1f})",
-        f"    angle between GRPO's gradients on two such rollouts: "
-        f"{shown('rerun', '{:.0f} +- {:.0f}')}",
+        f"{groups} groups; {tokens:,.0f} {counted} in those with a learning signal",
+        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; they make up "
+        f"{found['part'][0]:.0%} of GRPO's gradient, projected on it",
+        f"a rollout of {cfg.prompts} groups (estimates +- standard errors):",
+        f"    angle between the gradients of GRPO and {name}: "
+        f"{shown('angle', '{:.1f} +- {:.1f}')} degrees",
+        f"        (Kantorovich's yardstick for weights from {low:.3g} to {high:.3g}: "
+        f"{widest:.1f})",
+        "    angle between GRPO's gradients on two such rollouts: "
+        f"{shown('rerun', '{:.0f} +- {:.0f}')} degrees",
         f"    efficiency: {shown('of a rollout')}",
-        f"for an update of {n:g} groups:",
+        f"an update of {n:g} groups:",
         f"    signal kept: {shown('signal')}",
         f"    noise kept: {shown('noise')}",
         f"    efficiency: {shown('efficiency')} (above 1: updates point better with the weight)"]

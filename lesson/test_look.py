@@ -295,7 +295,7 @@ def test_the_command_on_the_pretrained_model(few_problems, capsys):
     assert "weights from 1 to 1.4: 9.6" in text
     for name in ("signal kept", "noise kept", "efficiency"):
         assert re.search(rf"{name}: \d\.\d{{3}} \+- \d\.\d{{3}}", text), name
-    assert "for an update of 8 groups" in text
+    assert "an update of 8 groups" in text
     assert text.splitlines()[-1].startswith("what to expect: ")
 
 
