@@ -50,7 +50,8 @@ def toy_parts(monkeypatch, tmp_path):
         return policy, task._replace(reward=count_tokens), cfg
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "begin", begin)
-    small = {"grid": range(2), "seeds": range(5, 7), "rates": [1e-3, 1e-2], "points": (1, 3)}
+    small = {"grid": range(2), "seeds": range(5, 8), "rates": [1e-3, 1e-2], "points": (1, 3)}
+    monkeypatch.setattr(when, "PREDICTIONS", [("early", "GRPO-SG", "GRPO", 3, +1)])
     monkeypatch.setitem(when.PARTS, "early", when.PARTS["early"]._replace(**small))
     when.start_of.cache_clear()
     when.measure_before.cache_clear()
@@ -60,7 +61,7 @@ def toy_parts(monkeypatch, tmp_path):
 def test_the_grid_chooses_rates_and_rows_are_not_made_twice(toy_parts, capsys):
     when.run(toy_parts, ["early"])
     rows = [json.loads(line) for line in toy_parts.read_text().splitlines()]
-    assert len(rows) == 2 * 4 * 2 + 2 * 4
+    assert len(rows) == 2 * 4 * 2 + 3 * 4
     best = when.choose_rates("early", rows)
     for row in rows[16:]:
         assert row["split"] == "test" and row["rate"] == best[row["arm"]]
@@ -69,7 +70,17 @@ def test_the_grid_chooses_rates_and_rows_are_not_made_twice(toy_parts, capsys):
     when.run(toy_parts, ["early"])
     assert toy_parts.read_text() == text
     when.show(rows)
-    assert "GRPO-SG: " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "GRPO-SG: " in text and "above 0: " in text
+
+
+def test_a_prediction_is_confirmed_only_on_its_side_of_zero():
+    assert when.judge([0.01, 0.012, 0.011], +1) == "confirmed"
+    assert when.judge([0.01, 0.012, 0.011], -1) == "refuted"
+    assert when.judge([-0.01, 0.012, 0.0], -1) == "open"
+    for part, arm, other, step, _ in when.PREDICTIONS:
+        p = when.PARTS[part]
+        assert arm in p.arms and other in p.arms and step in p.points
 
 
 def test_arms_share_their_start_and_differ_by_their_weights_only(toy_parts):
@@ -79,3 +90,17 @@ def test_arms_share_their_start_and_differ_by_their_weights_only(toy_parts):
     assert rows[0] == when.train_arm("early", "GRPO", 5, 1e-2, "test")
     assert rows[0]["before"] == rows[1]["before"]
     assert torch.equal(before, parameters_of(when.start_of("qa", 5)[0].model))
+
+
+def test_a_late_start_is_some_steps_after_the_warm_start_and_both_are_kept(toy_parts, monkeypatch):
+    monkeypatch.setattr(when, "LATE", 2)
+    late = parameters_of(when.start_of("qa, late", 5)[0].model)
+    early = parameters_of(when.start_of("qa", 5)[0].model)
+    policy, task, cfg = signal.begin("qa", 5)
+    assert torch.equal(early, parameters_of(policy.model))
+    optimizer = signal.make_optimizer(policy, cfg)
+    for step in (1, 2):
+        signal.train_step(policy, optimizer, task, cfg, step)
+    assert torch.equal(late, parameters_of(policy.model)) and not torch.equal(late, early)
+    when.start_of.cache_clear()  # now from their files
+    assert torch.equal(late, parameters_of(when.start_of("qa, late", 5)[0].model))
