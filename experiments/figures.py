@@ -221,29 +221,29 @@ def signal():
     """Efficiency of each weight against the training step; 1 is GRPO."""
     found = cells(read("signal"))
     names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
-    figure, axes = plt.subplots(1, len(names), figsize=(8, 2.9), sharey=True, squeeze=False)
-    steps = list(POINTS)
+    figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
     for axis, task in zip(axes[0], names):
         axis.axhline(1, color=GREY, lw=1, ls=":")
         for i, (arm, color) in enumerate(WEIGHT_COLORS.items()):
-            beside = 0.06 * (i - 2)  # so that no interval hides another
-            xs, lists = [], []
-            for x, step in enumerate(steps):
-                values = values_of(found.get((task, step, *COUNTED, arm), []), "efficiency 8")
-                if len(values) > 1:
-                    xs.append(x + beside)
-                    lists.append(values)
-            plot_intervals(axis, xs, lists, fmt="o-", ms=3, lw=1.4, color=color, label=arm)
-        axis.set_xticks(range(len(steps)), steps)
-        axis.set(title=f"--task {task}", xlabel="training step")
-    axes[0][0].set_yscale("log")
-    ticks = 0.4, 0.6, 0.8, 1, 1.2, 1.5
-    axes[0][0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[0][0].minorticks_off()
+            plot_weight(axis, found, task, arm, color=color, beside=0.06 * (i - 2))
+        axis.set_xticks(range(len(POINTS)), POINTS)
+        axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
     axes[0][0].set(ylabel="efficiency of updates of 8 groups")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center",
                   ncols=len(WEIGHT_COLORS), fontsize=8, frameon=False)
     save(figure, "signal")
+
+
+def plot_weight(axis, found, task, arm, *, color, beside):
+    """Means over seeds, joined, with 95% confidence intervals from three seeds on."""
+    means = []
+    for x, step in enumerate(POINTS):
+        values = values_of(found.get((task, step, *COUNTED, arm), []), "efficiency 8")
+        means.append(statistics.fmean(values) if values else math.nan)
+        if len(values) > 2:
+            plot_intervals(axis, [x + beside], [values], fmt="none", color=color, lw=1)
+    xs = [x + beside for x in range(len(POINTS))]
+    axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
 
 
 def tokens(run):
