@@ -86,11 +86,11 @@ def advantages_of(batch, cfg):
     return A
 
 
-def group_gradients(policy, group, cfg, make_coefficients):
+def group_gradients(policy, group, cfg, make_coefficients, sketch=None):
     """The gradients of sum_t c_t log pi_t over the group's tokens: a row for each c, float32.
 
     make_coefficients(logps, batch, completions) returns a list of tensors c, (B, T). One
-    forward pass serves all of them.
+    forward pass serves all of them. sketch: a linear map of each gradient, as of make_sketch.
     """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
     policy.model.train(cfg.gradient_checkpointing)
@@ -102,7 +102,8 @@ def group_gradients(policy, group, cfg, make_coefficients):
         for c in make_coefficients(logps.detach(), batch, part):
             parts = torch.autograd.grad(logps, parameters, c.to(logps.dtype), retain_graph=True,
                                         allow_unused=True, materialize_grads=True)
-            found.append(torch.cat([each.flatten() for each in parts]))
+            gradient = torch.cat([each.flatten() for each in parts])
+            found.append(sketch(gradient) if sketch else gradient)
         found = torch.stack(found)
         rows = found if rows is None else rows + found
     return rows
@@ -262,10 +263,7 @@ def measure(policy, groups, cfg):
         if not any(c.advantage for c in group):
             sums.add()
             continue
-        rows = group_gradients(policy, group, cfg, coefficients)
-        if sketch:
-            rows = torch.stack([sketch(row) for row in rows])
-        sums.add(rows.cpu())
+        sums.add(group_gradients(policy, group, cfg, coefficients, sketch).cpu())
     return sums, *counts
 
 
