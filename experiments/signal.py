@@ -4,6 +4,7 @@ several points of training.
     python -m experiments.signal run                over an hour; resumes where it stopped
     python -m experiments.signal run --seeds 0 --tasks kk      only these
     python -m experiments.signal show               means over seeds
+    python -m experiments.signal table              the main ones, as Markdown, with verdicts
     python -m experiments.signal run --smoke        a few small points, in a minute
 
 Rows are appended to results/signal.jsonl (--results): one for each task, seed, step, metric,
@@ -304,9 +305,34 @@ def show(rows):
         print(f"{', '.join(map(str, key))}: {'; '.join(parts)}; {len(here)} seeds")
 
 
+def tabulate(rows):
+    """What counts, a line for each task and step, and the efficiency of other arms and in AdamW's
+    metric, for updates of 8 groups."""
+    found = cells(rows)
+    others = (("Euclid", "AR"), ("Euclid", "damping 10"), ("AdamW", "GRPO-SG"),
+              ("AdamW", "damping 10"))
+    titles = ["task", "step", "seeds", "accuracy", "GRPO-SG: signal", "noise", "efficiency",
+              "verdict", *(f"{arm}, {metric}" for metric, arm in others)]
+    print(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|")
+    for task, step, *cell in found:
+        if cell != ["Euclid", "clean", "GRPO-SG"]:
+            continue
+        here = found[task, step, *cell]
+        values = values_of(here, "efficiency 8")
+        verdict = judge(values) if len(values) > 1 else "-"
+        interim = "" if len(here) == len(SEEDS) else " (interim)"
+        parts = [task, step, len(here), f"{statistics.fmean(r['accuracy'] for r in here):.3f}"]
+        parts += [in_words(values_of(here, name)) for name in ("signal", "noise")]
+        parts += [in_words(values), verdict + interim]
+        for metric, arm in others:
+            their = found.get((task, step, metric, "clean", arm), [])
+            parts.append(in_words(values_of(their, "efficiency 8")))
+        print(f"| {' | '.join(map(str, parts))} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("what", choices=["run", "show", "table"])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--results", type=pathlib.Path,
@@ -320,7 +346,8 @@ def main():
         args.results.unlink(missing_ok=True)
     if args.what == "run":
         run(args.results, args.seeds, args.tasks, args.smoke)
-    show(analysis.read_rows(args.results))
+    tell = tabulate if args.what == "table" else show
+    tell(analysis.read_rows(args.results))
 
 
 if __name__ == "__main__":

@@ -129,3 +129,17 @@ def test_the_verdict_is_that_of_the_interval():
     assert signal.judge([1.02, 1.03, 1.04]) == "better"
     assert signal.judge([0.97, 0.98, 0.96]) == "worse"
     assert signal.judge([0.97, 1.05, 1.00]) == "not told apart"
+
+
+def test_the_table_says_how_many_seeds_there_are(capsys):
+    rows = []
+    for seed, value in enumerate((0.9, 0.91, 0.92)):
+        row = {"task": "kk", "seed": seed, "step": 5, "metric": "Euclid", "rewards": "clean",
+               "arm": "GRPO-SG", "accuracy": 0.5, "signal": [1.0, 0.1], "noise": [1.1, 0.1],
+               "efficiency 8": [value, 0.1]}
+        rows.append(row)
+    signal.tabulate(rows)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "| 3 |" in last and "0.910 [0.885, 0.935] | worse (interim)" in last
+    signal.tabulate(rows + [{**rows[0], "seed": seed} for seed in (3, 4)])
+    assert "interim" not in capsys.readouterr().out
