@@ -39,6 +39,7 @@ import functools
 import json
 import math
 import pathlib
+import random
 import statistics
 
 import torch
@@ -47,8 +48,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import grpo_sg
 from experiments import analysis
 from experiments.run import name_commit
-from lesson.angle import (
-    add_gradient, cosine, degrees, draw_rollout, weigh_none, weigh_unlikely, yardstick)
+from lesson.look import degrees, weigh_unlikely, yardstick
 from support import cli, tiny
 from support.run import Run
 
@@ -62,6 +62,10 @@ SMOKE = {"prompts": 8, "group_size": 4, "updates": 2}
 
 
 # ---- Arms: weights of tokens ----
+
+def weigh_none(logps, cfg):
+    return None  # all 1: GRPO
+
 
 def weigh_sg(logps, cfg):
     return grpo_sg.token_weights(logps)
@@ -148,6 +152,39 @@ def train_from(policy, task, cfg, parameters, steps, **settings):
 
 
 # ---- Gradients ----
+
+def draw_rollout(policy, task, cfg, step=1):
+    """The completions that training step `step` would learn from, with their advantages,
+    if the policy were the present one until then."""
+    seed = cfg.seed * 1_000_003 + step  # as in grpo_sg.train
+    count = min(cfg.prompts, len(task.train))
+    problems = random.Random(seed).sample(task.train, count)
+    completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
+                                  temperature=cfg.temperature, seed=seed)
+    grpo_sg.set_advantages(completions, cfg.group_size)
+    return completions
+
+
+def add_gradient(policy, completions, cfg, weigh):
+    """Add to .grad the gradient of grpo_sg_loss, summed over tokens, with the weights that
+    weigh(logps, cfg) makes, at r = 1. Returns the sums of the loss."""
+    policy.model.train(cfg.gradient_checkpointing)
+    found = {}
+    for batch in grpo_sg.micro_batches(completions, cfg, policy.model.device):
+        logps = grpo_sg.compute_logps(policy.model, batch, cfg)
+        loss, sums = grpo_sg.grpo_sg_loss(
+            logps, logps.detach(), batch["advantages"], batch["mask"],
+            weights=weigh(logps, cfg), loss_agg_mode=cfg.loss_agg_mode, denominator=1)
+        loss.backward()
+        for key, value in sums.items():
+            found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def cosine(ab, aa, bb):
+    """Of two vectors, by their inner products; nan if one of them is 0."""
+    return ab / math.sqrt(aa * bb) if aa > 0 and bb > 0 else math.nan
+
 
 def take_gradient(policy, completions, cfg, weigh):
     """(gradient as one vector in float64, sums of the loss)"""

@@ -22,9 +22,13 @@ import grpo_sg
 from experiments.analysis import (
     DOSES, OCTAVES, cell, differences, interval, mean, read)
 from experiments.run import EXPERIMENTS
+from experiments.signal import POINTS, cells, values_of
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
+COUNTED = "Euclid", "clean"  # metric and rewards of what counts in experiments/signal.py
+WEIGHT_COLORS = {"GRPO-SG": BLUE, "AR": "#5aae61", "damping 3": "#f4a582",
+                 "damping 10": ORANGE, "damping 1/1.4": "#9970ab"}
 # hundreds of them: an image inside of the SVG
 DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}
 # of the page of a run: what the picture is without
@@ -213,6 +217,35 @@ def doses():
     save(figure, "dose")
 
 
+def signal():
+    """Efficiency of each weight against the training step; 1 is GRPO."""
+    found = cells(read("signal"))
+    names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
+    figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
+    for axis, task in zip(axes[0], names):
+        axis.axhline(1, color=GREY, lw=1, ls=":")
+        for i, (arm, color) in enumerate(WEIGHT_COLORS.items()):
+            plot_weight(axis, found, task, arm, color=color, beside=0.06 * (i - 2))
+        axis.set_xticks(range(len(POINTS)), POINTS)
+        axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
+    axes[0][0].set(ylabel="efficiency of updates of 8 groups")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center",
+                  ncols=len(WEIGHT_COLORS), fontsize=8, frameon=False)
+    save(figure, "signal")
+
+
+def plot_weight(axis, found, task, arm, *, color, beside):
+    """Means over seeds, joined, with 95% confidence intervals from three seeds on."""
+    means = []
+    for x, step in enumerate(POINTS):
+        values = values_of(found.get((task, step, *COUNTED, arm), []), "efficiency 8")
+        means.append(statistics.fmean(values) if values else math.nan)
+        if len(values) > 2:
+            plot_intervals(axis, [x + beside], [values], fmt="none", color=color, lw=1)
+    xs = [x + beside for x in range(len(POINTS))]
+    axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
+
+
 def tokens(run):
     """A picture of a run's page, without what is HIDDEN."""
     text = (run / "report.html").read_text("utf-8")
@@ -228,7 +261,7 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, helps, mistakes, learning, collapse, doses)}
+    method, premise, helps, mistakes, learning, collapse, doses, signal)}
 
 
 def main():

@@ -39,7 +39,7 @@ import torch.nn.functional as F
 
 import grpo_sg
 from experiments import analysis, angle
-from lesson.angle import draw_rollout, weigh_none
+from experiments.angle import draw_rollout, weigh_none
 
 EDGES = 0.0, 1/3, 0.9, 0.99, 0.999, 1.000001
 STEPS = 0, 30
