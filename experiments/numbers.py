@@ -16,7 +16,7 @@ import sys
 from experiments import analysis, angle, moves
 from experiments.analysis import (
     FINITE_DOSES, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
-from experiments.run import EXPERIMENTS
+from experiments.run import EXPERIMENTS, NOT_REPRODUCED
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
@@ -24,7 +24,7 @@ MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
 # What the page may have only between markers: three decimals, or a percentage, but for the
 # level of an interval and the power and the level of a test.
-MEASURED = r"(?<![\w.,])[-+]?\d*\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
+MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
 INTERVAL = r"[-+]\d\.\d+ \[[-+]\d\.\d+, [-+]\d\.\d+\]"
 ARMS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "AR", "lopti": "Lopti",
         "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
@@ -65,6 +65,10 @@ def with_power(values):
     return f"{in_prose(values)}, MDE {detectable(values):.3f}"
 
 
+def t_of(values):
+    return f"{statistics.fmean(values) / analysis.standard_error(values):.1f}"
+
+
 def share_of(gained, values):
     average, low, high = (f"{x / gained:+.0%}" for x in interval(values))
     return f"{average} [{low}, {high}]"
@@ -76,8 +80,9 @@ def range_of(values, digits=2):
 
 
 def table(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+    head, *rows = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    lines = [head, "|---" * head.count(" | ") + "|---|", *rows]
+    return "\n\n" + "\n".join(lines) + "\n\n"
 
 
 def side(values, middle=0.0):
@@ -109,6 +114,8 @@ def default():
     yield "default: table", table(
         ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
          "avg@4 after, own warm-up", "best constant answer"], lines)
+    means = [row["tests"][i]["eval/completion_tokens"] for row in rows for i in (0, 1)]
+    yield "default: tokens", range_of(means, 0)
     yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
     yield "default: GB", f"{max(row['peak_mb'] for row in rows) / 1000:.1f}"
 
@@ -125,6 +132,7 @@ def premise():
     tokens = sum(row["tokens"] for row in rows)
     key = "share of tokens with pi < 1/3"
     yield "premise: tokens", f"{tokens:,}"
+    yield "premise: words", range_of([row["words"] for row in rows], 0)
     yield "premise: unlikely", (
         f"{sum(row[key] * row['tokens'] for row in rows) / tokens:.1%}")
     yield "premise: Pearson", range_of([row["Pearson"] for row in rows])
@@ -144,7 +152,9 @@ def helps():
         yield f"{name}: gained", f"{gained:.3f}"
         yield f"{name}: detectable", f"{least:.3f}"
         yield f"{name}: detectable share", f"{least / gained:.0%}"
-        yield f"{name}: verdict", call(minus)
+        yield f"{name}: t", t_of(minus)
+        if name in ("clean", "noisy"):  # those of the rule
+            yield f"{name}: verdict", call(minus)
         if name == "clean":
             yield "help: sg, minus GRPO", in_prose(minus)
     yield "forest: table", table(
@@ -171,6 +181,8 @@ def grids():
                 here = select(rows, arm=arm, rate=lr)
                 line.append(f"{mean(here):.4f}" if here else "")
             lines.append(line)
+    for name, arm, seed in NOT_REPRODUCED:
+        yield f"recorded: {name}, {arm}, {seed}", f"{tuned(name, arm)[seed]['avg@4']:.3f}"
     yield "grids: table", table(["experiment, arm", "seeds", *map(rate, rates)], lines)
 
 
@@ -182,6 +194,8 @@ def greedy():
     yield "greedy: verdict", "real" if side(values) > 0 else "not real"
     before = differences(tuned("noisy", "sg"), cell("noisy-equal", "none"), "greedy")
     yield "greedy: before", in_prose(before)
+    for lr in (1e-4, 2e-4):
+        yield f"greedy: none, {rate(lr)}", f"{mean(cell('greedy', 'none', rate=lr)):.3f}"
 
 
 def dose():
@@ -246,8 +260,8 @@ def mistakes():
         yield f"{name}: right", f"{mean(base):.3f}"
         yield f"{name}: costly", ("none", "one", "two", "three", "all")[costly]
     yield "mistakes: table", table(
-        ["mistake", "unsure model: avg@4 minus the right version's [95% CI]", "MDE",
-         "default run [95% CI]", "MDE"], lines.values())
+        ["mistake", "unsure model: avg@4 [95% CI]", "MDE", "default run: avg@4 [95% CI]", "MDE"],
+        lines.values())
     minus = differences(cell("reading", "mu inside"), cell("reading", "sg"))
     yield "reading: avg@4", with_power(minus)
 
@@ -307,6 +321,7 @@ def likelier():
     yield "moves: below half", f"{below or 'none'} of {len(cells)}"
     for arm, found in sides.items():
         yield f"moves: {arm}", f"{found.count(1) or 'none'} of {len(cells)}"
+    yield "moves: comparisons", str(len(sides) * len(cells))
     yield "moves: detectable", f"{statistics.median(least):.3f}"
 
 
@@ -335,6 +350,7 @@ def afar():
         minus["transfer"], minus["gap"], minus["sharpness"])
     p = analysis.sign_flip_p(minus["transfer"])
     yield "afar: p", f"{p:.3f}"
+    yield "afar: t", t_of(minus["transfer"])
     yield "afar: p, three measures", f"{3 * p:.3f}"
 
 
@@ -387,7 +403,7 @@ def count_solved(name, verifier, sets):
     line = [name, f"{sum(each['problems'] for each in found):,}"]
     for policy in ("question", "longest", "any", "constant"):
         counts = [each.get(policy) for each in found]
-        line.append("" if None in counts else str(sum(counts)))
+        line.append("" if None in counts else f"{sum(counts):,}")
     return line
 
 
@@ -440,8 +456,17 @@ def values():
             default, premise, helps, grids, greedy, dose, stability, mistakes, angles, gradients,
             likelier, late, afar, ignorant, bench, verifiers):
         found.update(question())
-    found["intervals"] = str(count_intervals(found.values()))
+    count = count_intervals(found.values())
+    found["intervals"] = str(count)
+    found["dose: corrected"] = correct_for(count, slopes(FINITE_DOSES))
     return found
+
+
+def correct_for(count, values):
+    """Whether an interval of the level that Bonferroni asks for still excludes 0."""
+    level = analysis.t_quantile(1 - 0.025 / count, len(values) - 1)
+    excluded = abs(statistics.fmean(values)) > level * analysis.standard_error(values)
+    return "survives" if excluded else "does not survive"
 
 
 def count_intervals(texts):
