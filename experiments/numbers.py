@@ -182,7 +182,7 @@ def grids():
                 line.append(f"{mean(here):.4f}" if here else "")
             lines.append(line)
     for name, arm, seed in NOT_REPRODUCED:
-        yield f"recorded: {name}, {arm}, {seed}", f"{tuned(name, arm)[seed]['avg@4']:.3f}"
+        yield f"recorded: {name}, {arm}, {seed}", f"{cell(name, arm)[seed]['avg@4']:.3f}"
     yield "grids: table", table(["experiment, arm", "seeds", *map(rate, rates)], lines)
 
 
@@ -211,6 +211,7 @@ def dose():
                       with_interval(minus), share_of(gained, minus),
                       f"{detectable(minus):.3f}"])
         yield f"dose: {name}", in_prose(minus)
+        yield f"dose: {name}, share", share_of(gained, minus).replace(" [", ", 95% CI [")
     yield "dose: table", table(
         ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]",
          "share of the gain [95% CI]", "MDE"], lines)
