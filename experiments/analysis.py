@@ -8,62 +8,72 @@ damping factor, and a ready model is the pretrained one.
 
 "help" and "noisy":
 
-    The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely ones are sampled:
-    three people, a warm-up that ends early, and twice as many updates on a rollout as by default, of half as many
-    prompts. Fixed beforehand: this regime, 40 steps, and the comparison that counts, sg against none in avg@4 on
-    the test problems, over 20 paired seeds, each method at the best learning rate of a grid on validation problems
-    of other seeds.
+    The regime is meant to be kind to GRPO-SG, whose weight only tells tokens apart where unlikely
+    ones are sampled: three people, a warm-up that ends early, and twice as many updates on a
+    rollout as by default, of half as many prompts. Fixed beforehand: this regime, 40 steps, and
+    the comparison that counts, sg against none in avg@4 on the test problems, over 20 paired
+    seeds, each method at the best learning rate of a grid on validation problems of other seeds.
 
-    The noisy regime is where the method's story says that it should help: unlikely tokens that luck rewarded. In
-    training one verdict in six is the wrong way round, 256 problems are all that there are, and there are 60 steps.
-    It was fixed before its first run, and so was the comparison that counts, the same. After it was seen that the two
-    methods have different best rates there, GRPO was run at GRPO-SG's, too (noisy-equal), which is no test of anything.
+    The noisy regime is where the method's story says that it should help: unlikely tokens that
+    luck rewarded. In training one verdict in six is the wrong way round, 256 problems are all
+    that there are, and there are 60 steps. It was fixed before its first run, and so was the
+    comparison that counts, the same. After it was seen that the two methods have different best
+    rates there, GRPO was run at GRPO-SG's, too (noisy-equal), which is no test of anything.
 
     The rates of the grids are 1e-4, 2e-4 and 4e-4, their seeds 100 to 103.
 
-    AR-Lopti's weight and Lopti's order, arms of `help`, came later, by the same rule: each at the best rate of its own
-    grid. They are read beside the comparison that counts, and are no part of it.
+    AR-Lopti's weight and Lopti's order, arms of `help`, came later, by the same rule: each at the
+    best rate of its own grid. They are read beside the comparison that counts, and are no part of
+    it.
 
 "dose":
 
-    The dose d. Tokens have the weight w ** (log d / log 1.4), in which w is GRPO-SG's, from 1 to 1.4: a token with
-    pi > 0.33 counts d times as much as one with pi < 0.12, and the curve between has the same shape. d = 1 is GRPO
-    (none), 1.4 is GRPO-SG, 3 and 10 are more of it; 1/1.4 and 1/3 are the reverse, in which unlikely tokens count
-    more. Beside these, w = pi, which damps without an end. In every update weights are divided by their mean over
-    its tokens (an update is one micro-batch): all doses have the mean weight 1, and no dose is a larger step.
+    The dose d. Tokens have the weight w ** (log d / log 1.4), in which w is GRPO-SG's, from 1 to
+    1.4: a token with pi > 0.33 counts d times as much as one with pi < 0.12, and the curve
+    between has the same shape. d = 1 is GRPO (none), 1.4 is GRPO-SG, 3 and 10 are more of it;
+    1/1.4 and 1/3 are the reverse, in which unlikely tokens count more. Beside these, w = pi,
+    which damps without an end. In every update weights are divided by their mean over its tokens
+    (an update is one micro-batch): all doses have the mean weight 1, and no dose is a larger
+    step.
 
-    The regime. kk with three people, a warm-up of 150 steps, 60 steps of 16 prompts x 8 completions, 4 updates on a
-    rollout, and else the defaults of the tiny model. It was found on seeds 100 and 101, on validation problems:
-    there 5 to 6 % of the tokens that are trained on have pi < 1/3 (at least 3 % were wanted), and avg@4 rises. A
-    warm-up of 80 or 100 steps leaves more of them, 9 to 12 %, but avg@4 hardly rises. Doses 3, 10, pi and 1/3 were
-    looked at, too, at some rates: once, at 2e-4, dose 10 lost the form of its answers.
+    The regime. kk with three people, a warm-up of 150 steps, 60 steps of 16 prompts x 8
+    completions, 4 updates on a rollout, and else the defaults of the tiny model. It was found on
+    seeds 100 and 101, on validation problems: there 5 to 6 % of the tokens that are trained on
+    have pi < 1/3 (at least 3 % were wanted), and avg@4 rises. A warm-up of 80 or 100 steps leaves
+    more of them, 9 to 12 %, but avg@4 hardly rises. Doses 3, 10, pi and 1/3 were looked at, too,
+    at some rates: once, at 2e-4, dose 10 lost the form of its answers.
 
-    The learning rate of each dose is that with the best mean avg@4 on validation problems, over seeds 102 to 104,
-    of four: 5e-5, 1e-4, 2e-4, 4e-4.
+    The learning rate of each dose is that with the best mean avg@4 on validation problems, over
+    seeds 102 to 104, of four: 5e-5, 1e-4, 2e-4, 4e-4.
 
-    The counted runs are of seeds 0 to 19, every dose from the same warm start of a seed, measured by avg@4 on the
-    test problems. What counts: the slope of avg@4 over ln d, of a least-squares line through the six doses 1/3,
-    1/1.4, 1, 1.4, 3 and 10 of each seed; its mean over the seeds, with a 95 % interval by Student's t. "More damping
-    helps": the interval is above 0. "More damping harms": it is below 0. "No slope was seen": it contains 0.
+    The counted runs are of seeds 0 to 19, every dose from the same warm start of a seed, measured
+    by avg@4 on the test problems. What counts: the slope of avg@4 over ln d, of a least-squares
+    line through the six doses 1/3, 1/1.4, 1, 1.4, 3 and 10 of each seed; its mean over the seeds,
+    with a 95 % interval by Student's t. "More damping helps": the interval is above 0. "More
+    damping harms": it is below 0. "No slope was seen": it contains 0.
 
-    Where it turns down: the dose with the highest mean avg@4, called a peak if the next larger dose's paired
-    difference to it has an interval below 0. Secondary, and no test of the claim: the slope through the doses from
-    1 to 10 alone; each dose, and w = pi, minus dose 1. No interval is corrected for their number.
+    Where it turns down: the dose with the highest mean avg@4, called a peak if the next larger
+    dose's paired difference to it has an interval below 0. Secondary, and no test of the claim:
+    the slope through the doses from 1 to 10 alone; each dose, and w = pi, minus dose 1. No
+    interval is corrected for their number.
 
 "stability":
 
-    Learning rates 1e-4 to 1.6e-3 in factors of two. A run has collapsed if its test avg@4 after the last step is
-    below its own warm start's; equal is not below. A seed's collapse rate T, in octaves: its gain, avg@4 minus the
-    warm start's, is joined by straight lines over log2 of the five rates, and T is the lowest log2 rate plus the
-    length on which that line is at or above 0. For a curve that falls once this is where it crosses 0. 2 ** (mean
-    of T) is the geometric mean of these rates, not the rate at which half of the runs collapse.
+    Learning rates 1e-4 to 1.6e-3 in factors of two. A run has collapsed if its test avg@4 after
+    the last step is below its own warm start's; equal is not below. A seed's collapse rate T, in
+    octaves: its gain, avg@4 minus the warm start's, is joined by straight lines over log2 of the
+    five rates, and T is the lowest log2 rate plus the length on which that line is at or above 0.
+    For a curve that falls once this is where it crosses 0. 2 ** (mean of T) is the geometric mean
+    of these rates, not the rate at which half of the runs collapse.
 
-    The comparison that counts: D = mean over seeds of T(sg) - T(none), with a 95 % interval by Student's t, once
-    all ten seeds are there; before that it is called interim. With s = log2(mean weight of sg), about 0.47, as a
-    common factor of the weights would move the curve by -s:
+    The comparison that counts: D = mean over seeds of T(sg) - T(none), with a 95 % interval by
+    Student's t, once all ten seeds are there; before that it is called interim. With s =
+    log2(mean weight of sg), about 0.47, as a common factor of the weights would move the curve by
+    -s:
 
     - "stabler": the interval is above 0.
-    - "moved by the factor": it is below 0 and contains -s. "Less stable": it is below 0 and does not.
+    - "moved by the factor": it is below 0 and contains -s. "Less stable": it is below 0 and does
+      not.
     - "no difference": it contains 0 and lies between -s and s.
     - "unresolved": it contains 0, and -s or s.
     - "out of range": at more than two seeds a T of either method is at an end of the range.

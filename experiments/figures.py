@@ -149,10 +149,10 @@ def mistakes():
 
 
 def learning():
-    """The three offline tasks, five seeds each."""
+    """The default run of each task, from the pretrained model, five seeds each."""
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
     for axis, task in zip(axes, ("kk", "math", "qa")):
-        curves = [row["curve"] for row in cell("default", task).values()]
+        curves = [row["curve"] for row in cell("default", f"{task}, ready").values()]
         for curve in curves:
             axis.plot(range(1, len(curve) + 1), curve, color=GREY, lw=0.5, alpha=0.5)
         plot_mean(axis, curves, task, BLUE)
