@@ -181,9 +181,13 @@ def grids():
                 here = select(rows, arm=arm, rate=lr)
                 line.append(f"{mean(here):.4f}" if here else "")
             lines.append(line)
+    yield "grids: table", table(["experiment, arm", "seeds", *map(rate, rates)], lines)
+
+
+def recorded():
+    """The rows that other processors do not reproduce."""
     for name, arm, seed in NOT_REPRODUCED:
         yield f"recorded: {name}, {arm}, {seed}", f"{cell(name, arm)[seed]['avg@4']:.3f}"
-    yield "grids: table", table(["experiment, arm", "seeds", *map(rate, rates)], lines)
 
 
 def greedy():
@@ -417,7 +421,8 @@ def agreements():
     for line in (analysis.RESULTS / "math_outputs.txt").read_text().splitlines():
         match = form.match(line)
         if match:
-            who, half, count, share, wrong, right, slowest = match.groups(default=half)
+            who, named, count, share, wrong, right, slowest = match.groups()
+            half = named or half
             said = f"{share}: {wrong} wrong, {right} right"
             found.setdefault((who, half), []).append((said, f"{int(count):,}", slowest))
     return found
@@ -447,15 +452,15 @@ def verifiers():
     sizes = [f"half {half} ({found['ours', half][-1][1]})" for half in halves]
     yield "verify: agreement", table(
         ["agreement with the labels: wrong answers accepted, right ones rejected", *sizes], lines)
-    yield "verify: slowest", max(found["ours", half][-1][2] for half in halves)
+    yield "verify: slowest", max((found["ours", half][-1][2] for half in halves), key=float)
 
 
 def values():
     """{name: text} of all questions."""
     found = {}
     for question in (
-            default, premise, helps, grids, greedy, dose, stability, mistakes, angles, gradients,
-            likelier, late, afar, ignorant, bench, verifiers):
+            default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
+            gradients, likelier, late, afar, ignorant, bench, verifiers):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)

