@@ -326,6 +326,7 @@ def likelier():
     yield "moves: below half", f"{below or 'none'} of {len(cells)}"
     for arm, found in sides.items():
         yield f"moves: {arm}", f"{found.count(1) or 'none'} of {len(cells)}"
+        yield f"moves: {arm}, lower", str(found.count(-1) or "none")
     yield "moves: comparisons", str(len(sides) * len(cells))
     yield "moves: detectable", f"{statistics.median(least):.3f}"
 

@@ -242,6 +242,7 @@ def test_which_tokens_got_likelier(tmp_path, monkeypatch):
     found = dict(numbers.likelier())
     assert found["moves: below half"] == found["moves: Lopti"] == "1 of 10"
     assert found["moves: GRPO-SG"] == found["moves: AR"] == "none of 10"
+    assert found["moves: GRPO-SG, lower"] == "none"
 
 
 def test_whether_a_long_run_has_collapsed(tmp_path, monkeypatch):
