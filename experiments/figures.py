@@ -20,7 +20,7 @@ import torch
 
 import grpo_sg
 from experiments.analysis import (
-    DOSES, OCTAVES, cell, differences, interval, mean, read)
+    DOSES, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read, tuned)
 from experiments.run import EXPERIMENTS
 from experiments.signal import POINTS, cells, values_of
 
@@ -62,20 +62,6 @@ def plot_intervals(axis, xs, lists, **look):
         below.append(average - low)
         above.append(high - average)
     axis.errorbar(xs, means, yerr=[below, above], capsize=2, **look)
-
-
-def plot_seeds(axis, y, values):
-    """Differences of seeds as dots, and below them their mean and interval, in a row."""
-    average, low, high = interval(values)
-    axis.plot(values, [y + 0.15] * len(values), "o", color=GREY, **DOTS)
-    axis.errorbar(average, y - 0.1, xerr=[[average - low], [high - average]], fmt="o",
-                  color=BLUE, capsize=3)
-
-
-def name_rows(axis, names):
-    axis.axvline(0, color=GREY, lw=1)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
 
 
 def method():
@@ -126,17 +112,27 @@ def premise():
     save(figure, "premise")
 
 
-def helps():
-    """Paired differences to GRPO, each method at its own best learning rate."""
-    figure, axis = plt.subplots(figsize=(7, 1.8))
-    parts = {"help": "clean rewards", "noisy": "noisy rewards"}
-    for i, name in enumerate(parts):
-        plot_seeds(axis, i, differences(cell(name, "sg"), cell(name, "none")))
-    name_rows(axis, parts.values())
-    axis.set_ylim(1.4, -0.4)
-    figure.supxlabel("test avg@4 of GRPO-SG minus that of GRPO: seeds, mean and 95 % interval",
-                     fontsize=9)
-    save(figure, "help")
+def forest():
+    """GRPO-SG minus GRPO, as a share of what RL gained: intervals, and what was detectable."""
+    rows = comparisons()
+    figure, axis = plt.subplots(figsize=(8, 3.3))
+    axis.axvline(0, color=GREY, lw=1)
+    for i, (_, label, seeds, minus, gained) in enumerate(rows):
+        average, low, high = (100 * x / gained for x in interval(minus))
+        least = 100 * detectable(minus) / gained
+        axis.barh(i, 2 * least, left=-least, height=0.72, color="#e8e8e8", zorder=0)
+        axis.errorbar(average, i, xerr=[[average - low], [high - average]], fmt="o", ms=4,
+                      color=BLUE, capsize=3)
+        axis.text(81, i, f"{average:+.0f} [{low:+.0f}, {high:+.0f}]", va="center", fontsize=9)
+    names = [f"{row.label}\nseeds {row.seeds}" for row in rows]
+    axis.set_yticks(range(len(rows)), names, fontsize=8.5, linespacing=1.1)
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.spines["left"].set_visible(False)
+    axis.set(xlim=(-60, 80), xlabel="avg@4 of GRPO-SG minus GRPO, in % of what RL with GRPO gained "
+             "(95% CI)\ngrey: smaller than the minimum detectable effect (80% power)")
+    with plt.rc_context({"svg.fonttype": "none"}):  # text, a tenth of the size of its outlines
+        save(figure, "forest")
 
 
 def mistakes():
@@ -157,10 +153,10 @@ def mistakes():
 
 
 def learning():
-    """The three offline tasks, five seeds each."""
+    """The default run of each task, from the pretrained model, five seeds each."""
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
     for axis, task in zip(axes, ("kk", "math", "qa")):
-        curves = [row["curve"] for row in cell("default", task).values()]
+        curves = [row["curve"] for row in cell("default", f"{task}, ready").values()]
         for curve in curves:
             axis.plot(range(1, len(curve) + 1), curve, color=GREY, lw=0.5, alpha=0.5)
         plot_mean(axis, curves, task, BLUE)
@@ -201,10 +197,10 @@ def doses():
     left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
     xs, after, paired = [], [], []
     for name, size in DOSES.items():
-        rows = cell("dose", name)
+        rows = tuned("dose", name)
         xs.append(math.log(size or 30))  # w = pi stands beside the axis
         after.append([row["avg@4"] for row in rows.values()])
-        paired.append(differences(rows, cell("dose", "none")))
+        paired.append(differences(rows, tuned("dose", "none")))
     right.axhline(0, color=GREY, lw=1)
     panels = ((left, after, "Test avg@4 (dotted: the warm start)"),
               (right, paired, "Minus GRPO's, paired by seed"))
@@ -212,7 +208,7 @@ def doses():
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
         axis.set_xticks(xs, [name.replace("none", "1") for name in DOSES], fontsize=7)
         axis.set(title=title)
-    figure.supxlabel("dose: how many times as much likely tokens count; pi: w = $\\pi$",
+    figure.supxlabel("damping factor: how many times as much likely tokens count; pi: w = $\\pi$",
                      fontsize=9)
     save(figure, "dose")
 
@@ -261,7 +257,7 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, helps, mistakes, learning, collapse, doses, signal)}
+    method, premise, forest, mistakes, learning, collapse, doses, signal)}
 
 
 def main():

@@ -14,37 +14,30 @@ import statistics
 import sys
 
 from experiments import analysis, angle, moves
-from experiments.analysis import FINITE_DOSES, cell, differences, interval, mean, read, slopes
-from experiments.run import EXPERIMENTS
+from experiments.analysis import (
+    FINITE_DOSES, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
+from experiments.run import EXPERIMENTS, NOT_REPRODUCED
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
-NOT_MARKED = r"<!--=.*?<!--/-->|<details>.*?</details>|```.*?```|`[^`]*`|\]\([^)]*\)"
-# A measured number is written without the 0 before its point.
-MEASURED = r"(?<![\w.,])[-+]?\.\d\d+"
-KEYS = "avg@4", "greedy"
-NOT_YET = "(not recorded yet)"
-METHODS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "GRPO with AR-Lopti's weight",
-           "lopti": "GRPO in Lopti's order"}
-# of moves.EDGES
-BINS = "below 1/3", "1/3 to 0.9", "0.9 to 0.99", "0.99 to 0.999", "above 0.999"
-MISTAKES = {"clip(w r)": "the weight inside of the clip, `clip(w r)`",
+NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
+# What the page may have only between markers: three decimals, or a percentage, but for the
+# level of an interval and the power and the level of a test.
+MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
+INTERVAL = r"[-+]\d\.\d+ \[[-+]\d\.\d+, [-+]\d\.\d+\]"
+ARMS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "AR", "lopti": "Lopti",
+        "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
+MISTAKES = {"clip(w r)": "the weight inside the clip, `clip(w r)`",
             "end token masked": "the stop token left out of the loss, by `ids != pad`",
-            "tau = 9": "tau = 9, by which every weight is 1: plain GRPO",
-            "scored at another temperature":
-                "log-probabilities at temperature 0.6 of samples drawn at 1"}
+            "tau = 9": "tau = 9: every weight is 1, plain GRPO",
+            "scored at another temperature": "sampled at temperature 1, scored at 0.6"}
 
 
 # ---- How values are written ----
 
-def short(value, digits=3):
-    """.508, -.010: without the 0 before the point."""
-    return re.sub(r"^([-+]?)0\.", r"\1.", f"{value:.{digits}f}")
-
-
 def signed(value, digits=3):
-    return re.sub(r"^([-+])0\.", r"\1.", f"{value:+.{digits}f}")
+    return f"{value:+.{digits}f}"
 
 
 def rate(value):
@@ -52,38 +45,44 @@ def rate(value):
     return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
-def with_error(values, digits=3):
+def with_error(values):
     """The mean and its standard error."""
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{short(statistics.fmean(values), digits)} ± {short(error, digits)}"
+    return f"{statistics.fmean(values):.3f} ± {analysis.standard_error(values):.3f}"
 
 
 def with_interval(values):
+    """The mean and its 95% confidence interval, as tables have them."""
     average, low, high = map(signed, interval(values))
     return f"{average} [{low}, {high}]"
 
 
+def in_prose(values):
+    return with_interval(values).replace(" [", ", 95% CI [")
+
+
+def with_power(values):
+    """The same with the minimum detectable effect."""
+    return f"{in_prose(values)}, MDE {detectable(values):.3f}"
+
+
+def t_of(values):
+    return f"{statistics.fmean(values) / analysis.standard_error(values):.1f}"
+
+
+def share_of(gained, values):
+    average, low, high = (f"{x / gained:+.0%}" for x in interval(values))
+    return f"{average} [{low}, {high}]"
+
+
 def range_of(values, digits=2):
-    low, high = short(min(values), digits), short(max(values), digits)
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
-def percent(value, digits=1):
-    return f"{100 * value:.{digits}f} %"
-
-
 def table(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
-
-
-def call(values, name="GRPO-SG", seeds=20):
-    """The verdict on a method's differences to GRPO; with fewer than all seeds, how many."""
-    if len(values) < 2:
-        return NOT_YET
-    if len(values) < seeds:
-        return f"interim, {len(values)} seeds of {seeds}"
-    return (f"{name} is worse", "no difference was seen", f"{name} is better")[side(values) + 1]
+    head, *rows = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    lines = [head, "|---" * head.count(" | ") + "|---|", *rows]
+    return "\n\n" + "\n".join(lines) + "\n\n"
 
 
 def side(values, middle=0.0):
@@ -94,30 +93,30 @@ def side(values, middle=0.0):
     return (low > middle) - (high < middle)
 
 
+def call(values):
+    """The verdict of the rule on GRPO-SG's differences to GRPO."""
+    return ("GRPO-SG is worse", "no difference", "GRPO-SG is better")[side(values) + 1]
+
+
 # ---- Each question's ----
 
 def default():
-    rows = read("default")
-    own, ready, lines = [], [], []
-    for arm in sorted({row["arm"] for row in rows}):  # those from the ready model follow
-        here = [row for row in rows if row["arm"] == arm]
-        task, *from_ready = arm.split(", ")
-        seconds = ready if from_ready else own
-        seconds += [row["seconds"] for row in here]
-        if len(here) < 2:
-            continue
-        line = [f"`{task}`, ready model" if from_ready else f"`{task}`, own warm-up"]
+    rows, lines = read("default"), []
+    for task in ("kk", "math", "qa"):
+        ready = cell("default", f"{task}, ready").values()
+        own = cell("default", task).values()
+        line = [f"`{task}`"]
         for key in ("eval/avg@4", "eval/accuracy"):
             for i in (0, 1):
-                text = with_error([row["tests"][i][key] for row in here])
-                line.append(f"**{text}**" if (key, i) == ("eval/avg@4", 1) else text)
-        lines.append([*line, range_of([row["best constant answer"] for row in here])])
+                line.append(with_error([row["tests"][i][key] for row in ready]))
+        line.append(with_error([row["avg@4"] for row in own]))
+        lines.append([*line, range_of([row["best constant answer"] for row in ready])])
     yield "default: table", table(
         ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
-         "best constant answer"], lines)
-    yield "default: ready", "the table's last rows of each task" if ready else NOT_YET
-    yield "default: seconds", range_of(own, 0)
-    yield "default: seconds, ready", range_of(ready, 0) if ready else NOT_YET
+         "avg@4 after, own warm-up", "best constant answer"], lines)
+    means = [row["tests"][i]["eval/completion_tokens"] for row in rows for i in (0, 1)]
+    yield "default: tokens", range_of(means, 0)
+    yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
     yield "default: GB", f"{max(row['peak_mb'] for row in rows) / 1000:.1f}"
 
 
@@ -133,138 +132,143 @@ def premise():
     tokens = sum(row["tokens"] for row in rows)
     key = "share of tokens with pi < 1/3"
     yield "premise: tokens", f"{tokens:,}"
-    yield "premise: unlikely", percent(sum(row[key] * row["tokens"] for row in rows) / tokens)
+    yield "premise: words", range_of([row["words"] for row in rows], 0)
+    yield "premise: unlikely", (
+        f"{sum(row[key] * row['tokens'] for row in rows) / tokens:.1%}")
     yield "premise: Pearson", range_of([row["Pearson"] for row in rows])
     yield "premise: Spearman", range_of([row["Spearman"] for row in rows])
 
 
 def helps():
+    """GRPO-SG against GRPO; AR-Lopti's two changes; the grids that chose the rates."""
     lines = []
-    for name, rewards in (("help", "clean"), ("noisy", "noisy")):
-        base = cell(name, "none")
-        for arm in EXPERIMENTS[name].arms:
-            lines.append([rewards, *line_of_method(name, arm, base)])
-            if arm != "none":
-                values = differences(cell(name, arm), base)
-                yield f"{name}: {arm}", call(values, METHODS[arm])
-    minus = differences(cell("help", "sg"), cell("help", "none"))
-    yield "help: sg, minus GRPO", with_interval(minus)
-    equal, noisy = cell("noisy-equal", "none"), cell("noisy", "sg")
-    both = [with_interval(differences(noisy, equal, key)) for key in KEYS]
-    lines.append(["noisy", "GRPO-SG, minus GRPO at the same rate", rate(1e-4), "", *both])
-    yield "help: table", table(["rewards", "method", "learning rate", "avg@4", "minus GRPO's",
-                                "greedy, minus GRPO's"], lines)
+    for name, label, seeds, minus, gained in analysis.comparisons():
+        share = share_of(gained, minus)
+        least = detectable(minus)
+        lines.append([label, seeds, f"{gained:.3f}", with_interval(minus), share,
+                      f"{least:.3f} ({least / gained:.0%})"])
+        yield f"{name}: minus", in_prose(minus)
+        yield f"{name}: share", share.replace(" [", ", 95% CI [")
+        yield f"{name}: gained", f"{gained:.3f}"
+        yield f"{name}: detectable", f"{least:.3f}"
+        yield f"{name}: detectable share", f"{least / gained:.0%}"
+        yield f"{name}: t", t_of(minus)
+        if name in ("clean", "noisy"):  # those of the rule
+            yield f"{name}: verdict", call(minus)
+        if name == "clean":
+            yield "help: sg, minus GRPO", in_prose(minus)
+    yield "forest: table", table(
+        ["comparison", "seeds", "RL gained", "avg@4, GRPO-SG minus GRPO [95% CI]",
+         "as a share of the gain [95% CI]", "MDE (share)"], lines)
+    base = tuned("help", "none")
+    for arm in ("ar", "lopti"):
+        yield f"help: {arm}", with_power(differences(tuned("help", arm), base))
+    for arm in ("none", "sg"):
+        yield f"help: clipped, {arm}", f"{mean(tuned('help', arm), 'norm above 1'):.0%}"
     for steps in (100, 150):
-        yield f"start: {steps}", short(mean(cell("start", f"warm-up of {steps}")))
+        yield f"start: {steps}", f"{mean(cell('start', f'warm-up of {steps}')):.3f}"
 
 
-def line_of_method(name, arm, base):
-    """Its rate, its avg@4, and both differences to GRPO's."""
-    here, label = cell(name, arm), METHODS[arm]
-    if len(here) < 2:
-        return [label, "", NOT_YET, "", ""]
-    if len(here) < len(base):
-        label += f" ({len(here)} seeds of {len(base)})"
-    both = ["", ""]
-    if arm != "none":
-        both = [with_interval(differences(here, base, key)) for key in KEYS]
-    if arm == "sg":
-        both[0] = f"**{both[0]}**"
-    return [label, rate(here[min(here)]["rate"]), short(mean(here)), *both]
+def grids():
+    """The mean avg@4 on validation problems, from which the rates are chosen."""
+    rates, lines = (5e-5, 1e-4, 2e-4, 4e-4), []
+    for name in ("help", "noisy", "dose"):
+        rows = [row for row in read(name) if row["split"] == "valid"]
+        seeds = EXPERIMENTS[name].grid
+        for arm in EXPERIMENTS[name].arms:
+            line = [f"{name}, {ARMS.get(arm, arm)}", f"{seeds[0]}-{seeds[-1]}"]
+            for lr in rates:
+                here = select(rows, arm=arm, rate=lr)
+                line.append(f"{mean(here):.4f}" if here else "")
+            lines.append(line)
+    yield "grids: table", table(["experiment, arm", "seeds", *map(rate, rates)], lines)
+
+
+def recorded():
+    """The rows that other processors do not reproduce."""
+    for name, arm, seed in NOT_REPRODUCED:
+        yield f"recorded: {name}, {arm}, {seed}", f"{cell(name, arm)[seed]['avg@4']:.3f}"
 
 
 def greedy():
-    """By the rule in README.md; until all 40 seeds are there it is called interim."""
+    """By the rule in run.py's docstring."""
     cells = [cell("greedy", arm, rate=1e-4) for arm in ("sg", "none")]
     values = differences(*cells, "greedy")
-    text, verdict = NOT_YET, NOT_YET
-    if len(values) > 1:
-        verdict = "it was real" if interval(values)[1] > 0 else "it was not real"
-        if len(values) < 40:
-            verdict = f"interim, {len(values)} seeds of 40"
-        text = f"{with_interval(values)}; in avg@4 {with_interval(differences(*cells))}"
-        twice = [cell("greedy", arm, rate=2e-4) for arm in ("sg", "none")]
-        if len(differences(*twice)) > 1:
-            text += f"; at 2e-4 greedy {with_interval(differences(*twice, 'greedy'))}, "
-            text += f"avg@4 {with_interval(differences(*twice))}"
-    yield "greedy: values", text
-    yield "greedy: verdict", verdict
+    yield "greedy: values", with_power(values)
+    yield "greedy: verdict", "real" if side(values) > 0 else "not real"
+    before = differences(tuned("noisy", "sg"), cell("noisy-equal", "none"), "greedy")
+    yield "greedy: before", in_prose(before)
+    for lr in (1e-4, 2e-4):
+        yield f"greedy: none, {rate(lr)}", f"{mean(cell('greedy', 'none', rate=lr)):.3f}"
 
 
 def dose():
-    labels = {"none": "1: GRPO", "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
-    base, lines, clipped = cell("dose", "none"), [], {}
+    base, lines, clipped = tuned("dose", "none"), [], {}
+    gained = mean(base) - mean(cell("start", "warm-up of 150"))
     for name in analysis.DOSES:
-        here = cell("dose", name)
-        clipped[name] = percent(mean(here, "norm above 1"))
-        lines.append([labels.get(name, name), rate(here[0]["rate"]), short(mean(here)), ""])
-        if name != "none":
-            lines[-1][-1] = with_interval(differences(here, base))
-    yield "dose: table", table(["dose", "learning rate", "avg@4", "minus dose 1"], lines)
-    yield "dose: clipped", (
-        f"in {clipped['1/3']} of the updates at dose 1/3, in {clipped['none']} at dose 1 and "
-        f"in {clipped['10']} at dose 10")
+        here = tuned("dose", name)
+        clipped[name] = f"{mean(here, 'norm above 1'):.1%}"
+        if name == "none":
+            continue
+        minus = differences(here, base)
+        lines.append([ARMS.get(name, name), rate(analysis.best_rate("dose", name)),
+                      with_interval(minus), share_of(gained, minus),
+                      f"{detectable(minus):.3f}"])
+        yield f"dose: {name}", in_prose(minus)
+        yield f"dose: {name}, share", share_of(gained, minus).replace(" [", ", 95% CI [")
+    yield "dose: table", table(
+        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]",
+         "share of the gain [95% CI]", "MDE"], lines)
+    yield "dose: gained", f"{gained:.3f}"
+    yield "dose: rate", rate(analysis.best_rate("dose", "none"))
+    for name in ("1/3", "none", "10"):
+        yield f"dose: clipped, {name}", clipped[name]
     found = slopes(FINITE_DOSES)
     yield "dose: verdict", analysis.judge_slopes(found)
-    yield "dose: slope", with_interval(found)
-    yield "dose: doubling", with_interval([math.log(2) * slope for slope in found])
-    yield "dose: without 10", with_interval(slopes(FINITE_DOSES[:-1]))
-    yield "dose: 1 to 10", with_interval(slopes(FINITE_DOSES[2:]))
-    parts = []
-    for lr in (5e-5, 1e-4, 2e-4, 4e-4):
-        slope = statistics.fmean(slopes(FINITE_DOSES, split="valid", rate=lr))
-        parts.append(f"{signed(slope)} at {rate(lr)}")
-    yield "dose: grid", f"{', '.join(parts[:-1])} and {parts[-1]}"
-    highest, peak = analysis.find_peak()
-    called = "by the rule a peak" if peak else "by the rule not called a peak"
-    yield "dose: highest", f"{highest.replace('none', '1')}, {called}"
+    yield "dose: doubling", in_prose([math.log(2) * slope for slope in found])
+    yield "dose: slope", in_prose(found)
+    yield "dose: without 10", with_power(slopes(FINITE_DOSES[:-1]))
+    yield "dose: middle", in_prose(slopes(FINITE_DOSES[1:-1]))
 
 
 def stability():
-    lines, told = [], []
-    for lr in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3):
-        line = [rate(lr)]
+    told, fallen = [], {}
+    for lr in EXPERIMENTS["stability"].rates:
         cells = [cell("stability", arm, rate=lr) for arm in ("none", "sg")]
         for here in cells:
             down = sum(row["avg@4"] < row["before"] for row in here.values())
-            values = [row["avg@4"] for row in here.values()]
-            line += [with_error(values), f"{down} of {len(here)}"]
-        lines.append(line)
+            fallen.setdefault(lr, []).append(f"{down} of {len(here)}")
         values = differences(cells[1], cells[0], "norm cv")
         if side(values):
-            told.append(f"at {rate(lr)}, by {with_interval(values)}")
-    head = ["learning rate", "GRPO: avg@4", "collapsed", "GRPO-SG: avg@4", "collapsed"]
-    yield "stability: table", table(head, lines)
+            told.append(f"at {rate(lr)}, by {in_prose(values)}")
+    for lr, both in fallen.items():
+        yield f"stability: {rate(lr)}", " and ".join(both)
     D, s, verdict = analysis.compare_collapse()
     yield "stability: verdict", verdict
-    yield "stability: D", with_interval(D)
-    yield "stability: s", short(s)
+    yield "stability: D", with_power(D)
+    yield "stability: s", f"{s:.3f}"
     yield "stability: norms", " and ".join(told) or "at no rate"
 
 
 def mistakes():
+    """Each beside the right version, in the regime of "help" and in the default run."""
+    lines = {label: [label] for label in MISTAKES.values()}
     for name in ("mistakes", "visible"):
-        base, lines, costly = cell(name, "sg"), [], 0
+        base, costly = cell(name, "sg"), 0
         for arm, label in MISTAKES.items():
-            values = differences(cell(name, arm), base)
-            if len(values) > 1:
-                low, high = interval(values)[1:]
-                costly += high < 0
-                text = f"**{with_interval(values)}**" if high < 0 else with_interval(values)
-                lines.append([label, text, f"{mean(cell(name, arm), 'norm max'):.1f}"])
-                yield f"{name}: {arm}", with_interval(values)
-        count = ("none", "one", "two", "three", "all")[costly]
-        if not lines:
-            yield f"{name}: table", NOT_YET
-            continue
-        lines.append(["the right version", "", f"{mean(base, 'norm max'):.1f}"])
-        yield f"{name}: right", short(mean(base))
-        yield f"{name}: table", table(
-            ["the mistake", "test avg@4 minus the right version's",
-             "largest gradient norm of a run, mean"], lines)
-        yield f"{name}: costly", count
-    values = differences(cell("reading", "mu inside"), cell("reading", "sg"))
-    yield "reading: avg@4", with_interval(values)
+            minus = differences(cell(name, arm), base)
+            low, high = interval(minus)[1:]
+            costly += high < 0
+            text = with_interval(minus)
+            lines[label] += [f"**{text}**" if high < 0 else text, f"{detectable(minus):.3f}"]
+            yield f"{name}: {arm}", text
+        yield f"{name}: right", f"{mean(base):.3f}"
+        yield f"{name}: costly", ("none", "one", "two", "three", "all")[costly]
+    yield "mistakes: table", table(
+        ["mistake", "unsure model: avg@4 [95% CI]", "MDE", "default run: avg@4 [95% CI]", "MDE"],
+        lines.values())
+    minus = differences(cell("reading", "mu inside"), cell("reading", "sg"))
+    yield "reading: avg@4", with_power(minus)
 
 
 def angles():
@@ -292,22 +296,13 @@ def angles():
 def gradients():
     """Of the means at each point of training: least and greatest, in degrees."""
     found = angle.cells(read("angle"))
-    arms = "GRPO-SG", "AR", "dose 10", "without unlikely", "another draw"
-    lines, every = [], {arm: [] for arm in arms}
-    for task in angle.TASKS:
-        points = []
-        for experiment, where, warmup, steps, arm in found:
-            if (experiment, where, arm) == ("gradient", task, "GRPO-SG"):
-                points.append((experiment, task, warmup, steps))
-        line = [f"`{task}`, {len(points)} points"]
-        for arm in arms:
-            means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
-            line.append(range_of(means, 0))
-            every[arm] += means
-        lines.append(line)
-    yield "angle: gradients", table(["", *arms], lines)
+    arms = "GRPO-SG", "AR", "dose 10", "another draw"
+    points = [point for *point, arm in found if point[0] == "gradient" and arm == "GRPO-SG"]
     for arm in arms:
-        yield f"angle: gradient, {arm}", range_of(every[arm], 0)
+        means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
+        yield f"angle: gradient, {arm}", range_of(means, 0)
+        here = values_of(found["gradient", "kk", 150, 0, arm])
+        yield f"angle: gradient of the dose runs, {arm}", f"{statistics.fmean(here):.0f}"
 
 
 def values_of(rows):
@@ -315,98 +310,64 @@ def values_of(rows):
 
 
 def likelier():
-    """Which share of the tokens with a positive advantage got likelier by one update, in means
-    over cells: a cell is a task at a point of training, and a bin of pi."""
-    found = moves.shares(read("moves"))
-    arms = "GRPO", "GRPO-SG", "AR", "Lopti", "dose 10"
-    for optimizer in ("AdamW", "SGD"):
-        sides, below, cells, lines = {arm: [] for arm in arms}, 0, 0, []
-        for label, edge in zip(BINS, moves.EDGES):
-            here, under = [], 0
-            for (_, _, used, low, _, sign), cell_of in found.items():
-                if (used, low, sign) == (optimizer, edge, 1):
-                    here.append(cell_of)
-            line = [label]
-            for arm in arms:
-                shares = [mean(cell_of[arm], "share") for cell_of in here]
-                line.append(short(statistics.fmean(shares), 2))
-            for cell_of in here:
-                base = cell_of["GRPO"]
-                under += side([each["share"] for each in base.values()], 0.5) == -1
-                for arm in arms:
-                    sides[arm].append(side(differences(cell_of[arm], base, "share")))
-            lines.append([*line, f"{under} of {len(here)}"])
-            below, cells = below + under, cells + len(here)
-        told = [f"{sides[arm].count(1)}; {sides[arm].count(-1)}" for arm in arms[1:]]
-        lines.append([f"of {cells} cells, higher than GRPO's; lower", "", *told, ""])
-        yield f"moves: {optimizer}", table(
-            ["pi before the update", *arms, "cells in which GRPO's is below half"], lines)
-        yield f"moves: {optimizer}, below half", f"{below or 'none'} of {cells}"
+    """Which share of the tokens with a positive advantage got likelier by one update of AdamW:
+    a cell is a task at a point of training, and a bin of pi."""
+    below, sides, least = 0, {arm: [] for arm in ("GRPO-SG", "AR", "Lopti")}, []
+    cells = [each for (_, _, optimizer, _, _, sign), each in moves.shares(read("moves")).items()
+             if (optimizer, sign) == ("AdamW", 1)]
+    for each in cells:
+        base = each["GRPO"]
+        below += side([row["share"] for row in base.values()], 0.5) == -1
+        for arm in sides:
+            minus = differences(each[arm], base, "share")
+            sides[arm].append(side(minus))
+            if arm == "GRPO-SG" and len(minus) > 1:
+                least.append(detectable(minus))
+    yield "moves: below half", f"{below or 'none'} of {len(cells)}"
+    for arm, found in sides.items():
+        yield f"moves: {arm}", f"{found.count(1) or 'none'} of {len(cells)}"
+        yield f"moves: {arm}, lower", str(found.count(-1) or "none")
+    yield "moves: comparisons", str(len(sides) * len(cells))
+    yield "moves: detectable", f"{statistics.median(least):.3f}"
 
 
 def late():
-    """By the rule in README.md; interim until all eight runs are there."""
-    lines, fallen = [], []
+    """By the rule in run.py's docstring."""
     rows = read("late")
-    for row in sorted(rows, key=place):
-        best, last, collapsed = analysis.describe_end(row)
-        label = [f"`{row['arm']}`", rate(row["rate"]), str(row["seed"])]
-        values = [row["before"], row["avg@4"], best, last]
-        lines.append([*label, *map(short, values), "yes" if collapsed else "no"])
-        if collapsed:
-            fallen.append(f"{row['arm']} at {rate(row['rate'])}, seed {row['seed']}")
-    verdict = f"collapsed: {'; '.join(fallen)}" if fallen else "no run collapsed"
-    if len(rows) < 8:
-        verdict = f"interim, {len(rows)} runs of 8" if rows else NOT_YET
-    yield "late: verdict", verdict
-    yield "late: table", NOT_YET if not rows else table(
-        ["task", "learning rate", "seed", "avg@4 before", "avg@4 after",
-         "in training: best 100 steps", "last 100 steps", "collapsed"], lines)
-
-
-def place(row):
-    return row["arm"], row["rate"], row["seed"]
+    fallen = [row for row in rows if analysis.describe_end(row)[2]]
+    yield "late: collapsed", f"{len(fallen) or 'none'} of {len(rows)}"
+    if not fallen:  # the chance of no collapse in so many runs would be 5%
+        yield "late: bound", f"{1 - 0.05 ** (1 / len(rows)):.0%}"
 
 
 def afar():
-    """By the rule in README.md; interim until all ten seeds are there."""
-    compared = {
-        "transfer: avg@4 on four and five people": ("many", analysis.transfer),
-        "gap: avg@4 on the 64, minus on others": ("few", analysis.gap),
-        "sharpness: fall of avg@4 by a step aside": ("many", analysis.sharpness),
-        "beside the rule: avg@4 on three people": ("many", analysis.at_home)}
-    found, lines = [], []
-    for label, (problems, measure) in compared.items():
+    """By the rule in run.py's docstring, and what a second look found."""
+    minus = {}
+    for name, problems, measure in (("transfer", "many", analysis.transfer),
+                                    ("transfer, few", "few", analysis.transfer),
+                                    ("gap", "few", analysis.gap),
+                                    ("sharpness", "many", analysis.sharpness)):
         pairs = analysis.compare_afar(problems, measure)
-        if len(pairs) < 2:
-            yield "afar: verdict", NOT_YET
-            yield "afar: table", NOT_YET
-            return
-        minus = [sg - none for none, sg in pairs]
-        found.append(minus)
-        levels = [short(statistics.fmean(column)) for column in zip(*pairs)]
-        lines.append([label, *levels, with_interval(minus)])
-    verdict = analysis.judge_afar(*found[:3])
-    seeds = len(found[0])
-    yield "afar: verdict", verdict if seeds == 10 else f"interim, {seeds} seeds of 10"
-    yield "afar: table", table(["", "GRPO", "GRPO-SG", "GRPO-SG minus GRPO"], lines)
+        minus[name] = [sg - none for none, sg in pairs]
+        yield f"afar: {name}", with_power(minus[name])
+    pairs = zip(minus["transfer"], minus["transfer, few"])
+    yield "afar: both", with_power([(many + few) / 2 for many, few in pairs])
+    yield "afar: verdict", analysis.judge_afar(
+        minus["transfer"], minus["gap"], minus["sharpness"])
+    p = analysis.sign_flip_p(minus["transfer"])
+    yield "afar: p", f"{p:.3f}"
+    yield "afar: t", t_of(minus["transfer"])
+    yield "afar: p, three measures", f"{3 * p:.3f}"
 
 
 def ignorant():
-    rows = analysis.read("ignorant")
-    lines = []
-    for problems in dict.fromkeys(row["problems"] for row in rows):
-        here = [row for row in rows if row["problems"] == problems]
-        best = max(here, key=lambda row: row["accuracy"])
-        line = [problems, f"{here[0]['n']:,}"]
-        for policy in ("constant", "question", "form", "random"):
-            found = [row for row in here if row["policy"] == policy][0]
-            line.append(f"{short(found['accuracy'])} / {found['reward']:+.2f}")
-        lines.append([*line, f"{best['policy']}: {short(best['accuracy'])}"])
-    yield "ignorant: table", table(
-        ["accuracy / mean reward", "problems", "the best constant answer",
-         "the question itself", "the form alone", "another problem's answer",
-         "most accurate of all tried"], lines)
+    """The most accurate of all trivial baselines, on each set of problems."""
+    best = {}
+    for row in read("ignorant"):
+        name = row["problems"]
+        best[name] = max(best.get(name, 0), row["accuracy"])
+    yield "ignorant: kk, 3 people", f"{best.pop('kk, 3 people'):.3f}"
+    yield "ignorant: others", f"{max(best.values()):.3f}"
 
 
 def bench():
@@ -442,14 +403,85 @@ def bench():
     yield "bench: table", table(head, lines)
 
 
+def count_solved(name, verifier, sets):
+    """The cells of a row: how many problems there are, and how many each baseline solves."""
+    found = [analysis.read_json("math_baselines.json")[each][verifier] for each in sets]
+    line = [name, f"{sum(each['problems'] for each in found):,}"]
+    for policy in ("question", "longest", "any", "constant"):
+        counts = [each.get(policy) for each in found]
+        line.append("" if None in counts else f"{sum(counts):,}")
+    return line
+
+
+def agreements():
+    """{(whose verdicts, half): [(in words, how many, the slowest's ms)], oldest first}"""
+    form = re.compile(r"(ours|math-verify|their repositories)(?:, half (\d))? +(\d+) answers: "
+                      r"agrees on ([\d.]+%), accepts (\d+) .* rejects (\d+) right ones"
+                      r"(?:.*most ([\d.]+) ms)?")
+    found, half = {}, None
+    for line in (analysis.RESULTS / "math_outputs.txt").read_text().splitlines():
+        match = form.match(line)
+        if match:
+            who, named, count, share, wrong, right, slowest = match.groups()
+            half = named or half
+            said = f"{share}: {wrong} wrong, {right} right"
+            found.setdefault((who, half), []).append((said, f"{int(count):,}", slowest))
+    return found
+
+
+def verifiers():
+    """The tables of verify/README.md."""
+    every = [name for name in analysis.read_json("math_baselines.json") if name != "math_train"]
+    lines = [count_solved("generated problems", "verify_math", ["generated"]),
+             count_solved("GSM8K, test", "verify_math", ["gsm8k_test"]),
+             count_solved("MATH-500", "verify_math", ["math500"]),
+             count_solved("these and four more sets", "verify_math", every)]
+    for label, name in (("generated problems", "generated"), ("MATH-500", "math500")):
+        lines.append(count_solved(f"by math-verify 0.9.0: {label}", "math-verify", [name]))
+    yield "verify: baselines", table(
+        ["problems solved", "of", "the question", "its longest formula",
+         "any of its formulas", "the constant"], lines)
+    found, halves = agreements(), "12"
+    counts = [found["their repositories", half][-1][1] for half in halves]
+    first = [found["ours", half][1][0] for half in halves]
+    lines = [["`verify_math` when half 2 was first inspected", first[0], f"**{first[1]}**"]]
+    for label, who in (("`verify_math` now, both halves seen", "ours"),
+                       ("math-verify 0.9.0", "math-verify"),
+                       (f"the repositories' own verdicts ({' and '.join(counts)})",
+                        "their repositories")):
+        lines.append([label, *(found[who, half][-1][0] for half in halves)])
+    sizes = [f"half {half} ({found['ours', half][-1][1]})" for half in halves]
+    yield "verify: agreement", table(
+        ["agreement with the labels: wrong answers accepted, right ones rejected", *sizes], lines)
+    yield "verify: slowest", max((found["ours", half][-1][2] for half in halves), key=float)
+
+
 def values():
     """{name: text} of all questions."""
     found = {}
     for question in (
-            default, premise, helps, greedy, dose, stability, mistakes, angles, gradients,
-            likelier, late, afar, ignorant, bench):
+            default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
+            gradients, likelier, late, afar, ignorant, bench, verifiers):
         found.update(question())
+    count = count_intervals(found.values())
+    found["intervals"] = str(count)
+    found["dose: corrected"] = correct_for(count, slopes(FINITE_DOSES))
     return found
+
+
+def correct_for(count, values):
+    """Whether an interval of the level that Bonferroni asks for still excludes 0."""
+    level = analysis.t_quantile(1 - 0.025 / count, len(values) - 1)
+    excluded = abs(statistics.fmean(values)) > level * analysis.standard_error(values)
+    return "survives" if excluded else "does not survive"
+
+
+def count_intervals(texts):
+    """How many different confidence intervals of a difference these texts have."""
+    found = set()
+    for text in texts:
+        found.update(re.findall(INTERVAL, text.replace(", 95% CI", "")))
+    return len(found)
 
 
 # ---- The pages ----

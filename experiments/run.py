@@ -8,8 +8,8 @@
 A row of results/EXPERIMENT.jsonl (--results: another folder) is a run: experiment, arm, seed,
 rate, split, what was measured, commit, date. Processes with different seeds may share a file.
 Where there is a grid, an arm's learning rate is that with the highest mean avg@4 on validation
-problems ("split": "valid") of the grid's seeds. The rules of what counts, fixed beforehand,
-are in README.md; that of "greedy" also stands here:
+problems ("split": "valid") of the grid's seeds. The pre-registered rules of "help", "noisy",
+"dose" and "stability" are in the docstring of analysis.py; that of "greedy" stands here:
 
     In "noisy" GRPO-SG's greedy accuracy, which was not to count, was above GRPO's by +.021
     [+.003, +.040]. "greedy" decides, by a rule fixed before its first run: fresh seeds, 200 to
@@ -71,7 +71,12 @@ from support import cli, program, tiny
 from support.run import Run
 
 RADIUS = 12.0  # length of a step aside; the parameters' own norm is about 62
-NEAR = 0.1  # how far another processor's avg@4 may be off: steps that round differently part
+# How far another processor's avg@4 may be off: twice the standard deviation of a paired
+# difference in "help", where RL gains 0.06. Runs that round differently drift apart.
+NEAR = 0.04
+# Rows that are known not to be reproduced on some processor (reproduce.md).
+NOT_REPRODUCED = (("help", "lopti", 5), ("help", "lopti", 19), ("dose", "pi", 19),
+                  ("afar", "sg, few", 9))
 
 
 # ---- What is changed: these stand in the place of grpo_sg's own ----
@@ -438,7 +443,7 @@ def smoke(names):
 
 def recheck(names, results):
     """Make the last row of each experiment again. Returns the number of those that are not
-    near the recorded one."""
+    near the recorded one, without those that are known to differ between processors."""
     far = 0
     for name in names:
         rows = read_rows(results / f"{name}.jsonl")
@@ -448,8 +453,9 @@ def recheck(names, results):
         old = rows[-1]
         job = {key: old[key] for key in ("experiment", "arm", "seed", "rate", "split")}
         verdict = compare(old, work(job))
-        print(*job.values(), verdict, flush=True)
-        far += verdict.startswith("FAR")
+        known = tuple(job.values())[:3] in NOT_REPRODUCED
+        print(*job.values(), verdict, "(known to differ)" if known else "", flush=True)
+        far += verdict.startswith("FAR") and not known
     return far
 
 
