@@ -1059,7 +1059,7 @@ def test_a_pass_with_nan_is_refused(monkeypatch):
     def give_nan(model, ids, mask):
         return mask * math.nan
     monkeypatch.setattr(grpo_sg, "token_logps", give_nan)
-    with pytest.raises(ValueError, match="other tokens"):
+    with pytest.raises(ValueError, match="differs from a plain forward pass"):
         cli.compare_passes(policy.model, prompt, likeliest)
     policy.model.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(ValueError, match="not finite: are its parameters"):
@@ -1499,7 +1499,7 @@ def give(value):
 
 SUM = tasks.Problem("1 + 1?", "2", "2")
 FAULTS = [
-    ({"verify": None}, "verify must be a function, not None"), ({"warmup": 0.5}, "warmup must be a whole number from 1 on, not 0.5"),
+    ({"verify": None}, "verify must be a function, not None"), ({"warmup": 0.5}, "warmup must be a whole number, 1 or more, not 0.5"),
     ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
     ({"test": [tasks.Problem("", 1)]}, "a question"),
     ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),

@@ -38,8 +38,8 @@ def test_every_setting_has_exactly_one_group():
 @pytest.mark.parametrize("argv, message", [
     ("--step 3", "there is no setting --step .did you mean steps"), ("--sh sg", "mean shaping"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
-    ("--steps", "--steps: expected one argument"), ("5", "5 belongs to no setting"),
-    ("--resume runs/first", "runs/first belongs to no setting: .* --resume --out"),
+    ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
+    ("--resume runs/first", "runs/first does not belong to a setting: .* --resume --out"),
     ("--lr -1e-6", "--NAME=VALUE"), ("--lr=-1e-6", "--lr must be a number, above 0, .*not -1e-06"),
     ("--steps many", "--steps: invalid int value: 'many'"), ("--steps 0", "above 0, up to 1e9, not 0"),
     ("--steps 1.5", "invalid int value"), ("--steps 9999999999", "up to 1e9, not 9999999999"),
@@ -54,7 +54,7 @@ def test_a_flag_that_cannot_be_is_one_line(argv, message):
 
 @pytest.mark.parametrize("given, message", [
     (dict(group_size=1), "2 or more"), (dict(lr="1e-4"), "--lr must be a number.* not '1e-4'"),
-    (dict(model=None), "--model must be a text, not None"), (dict(steps=None), "not None"),
+    (dict(model=None), "--model must be text, not None"), (dict(steps=None), "not None"),
     (dict(people=3), "a list of whole numbers"), (dict(shaping="magic"), "one of sg, none, ar"),
     (dict(learning_rate=1), "mean --lr"), (dict(eval_only=1), "True or False")])
 def test_the_settings_of_a_script_are_checked_too(given, message):

@@ -116,19 +116,19 @@ def test_rows_of_a_file(tmp_path, capsys):
 @pytest.mark.parametrize("line, why", [
     (b"{", "is not like {"), (b"[]", "is not like {"), (b"5", "is not like {"), (b"\xff", "is not like {"),
     (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
-    (b'{"question": 5, "answer": "5"}', "5 is no text"), (b'{"question": "\\ud800", "answer": "5"}', "no text"),
+    (b'{"question": 5, "answer": "5"}', "5 is not valid text"), (b'{"question": "\\ud800", "answer": "5"}', "not valid text"),
     (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
-    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON a backslash"),
+    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON, write a backslash twice"),
     (b'{"question": "Find \\theta.", "answer": "5"}', r"a control character .*'\\theta'"),
     (b'{"question": "A \\rho?", "answer": "5"}', r"a control character .*'\\rho'"),
-    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON a backslash"),
+    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON, write a backslash"),
     (b'{"question": " ", "answer": "5"}', "the question is empty"),
     (b'{"question": "?", "answer": "#### 2"}', "no answer can match '#### 2'"),
     (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
-    (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give the final answer alone"),
+    (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give only the final answer"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
-    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages are a list of texts, not 'x'"),
-    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is no text")])
+    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of texts, not 'x'"),
+    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is not valid text")])
 def test_a_line_that_is_no_row_is_named(line, why, tmp_path):
     example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
@@ -150,7 +150,7 @@ def test_a_line_feed_before_small_letters_is_warned_of(tmp_path, capsys):
     path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
                                          {"question": "What is \nu?", "answer": "1"}])
     assert len(data.load_math(path, {})) == 2
-    assert "in 1 questions, such as that of line 2, a small letter" in capsys.readouterr().err
+    assert "1 questions have a small letter after a line feed, such as line 2. In JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -100,7 +100,7 @@ def test_what_is_no_run_is_left_out_and_named(tmp_path):
     (tmp_path / "none").mkdir()
     command = [sys.executable, "-m", "support.page"]
     done = subprocess.run([*command, tmp_path / "none", run], capture_output=True, text=True)
-    assert done.stdout.strip() == f"{run}/report.html" and "none is no run" in done.stderr
+    assert done.stdout.strip() == f"{run}/report.html" and "none is not a run" in done.stderr
     assert subprocess.run([*command, tmp_path / "none"], capture_output=True).returncode == 1
 
 

@@ -225,7 +225,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(start, whole, tmp_path, ca
     before = contents(folder)
     assert start(folder, resume=True) == 2
     assert (f"error: {folder}/checkpoint cannot be read" in (error := one_error(capsys))
-            and f"if you delete it, --resume goes on from {folder}/checkpoint.before" in error)
+            and f"if you delete it, --resume continues from {folder}/checkpoint.before" in error)
     if content != {"step": 4}:  # which the optimizer finds wrong, and not its reader
         assert contents(folder) == before
     shutil.rmtree(folder / "checkpoint")
@@ -241,7 +241,7 @@ def test_without_a_checkpoint_resume_is_refused_and_erases_nothing(start, whole,
         shutil.rmtree(tmp_path / "run" / folder)
     before = contents(tmp_path / "run")
     assert start(tmp_path / "run", resume=True) == 2
-    assert "has no checkpoint to continue from: start another run" in one_error(capsys)
+    assert "has no checkpoint to continue from: start a new run" in one_error(capsys)
     assert contents(tmp_path / "run") == before
 
 
@@ -268,7 +268,7 @@ def test_a_resumed_run_may_go_on_longer_but_not_change(start, whole, tmp_path, c
     changes = ("--beta", 0.5, 0.01), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
     for flag, value, had in changes:
         assert start(tmp_path / "run", flag, value, resume=True) == 2
-        assert f"the run's own {flag} {had}: leave it out" in one_error(capsys)
+        assert f"the run's own {flag} {had}: leave the flag out" in one_error(capsys)
     before = contents(tmp_path / "run")
     assert start(tmp_path / "run", "--steps", 3, resume=True) == 2
     assert "has already done 4" in one_error(capsys) and contents(tmp_path / "run") == before
@@ -423,7 +423,7 @@ def test_a_folder_has_one_process_and_goes_if_nothing_was_logged(tmp_path, monke
     policy, task, cfg = build_toy()  # without --out: a folder under runs/
     with Run(cfg, policy) as first:
         second = Run(dataclasses.replace(cfg, out=first.out), policy)
-        with pytest.raises(UserError, match=f"another process works on {first.out}: wait"):
+        with pytest.raises(UserError, match=f"another process is working in {first.out}: wait"):
             second.__enter__()
         assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
     assert os.listdir("runs") == []
@@ -464,7 +464,7 @@ def test_settings_of_a_run_that_is_resumed_or_begun_from(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     folder = write_run(tmp_path / "runs" / "first", lr=0.5, beta=0.5, gone=1)
     assert cli.find_saved({"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
-    with pytest.raises(UserError, match="the run's own --beta 0.5: leave it out"):
+    with pytest.raises(UserError, match="the run's own --beta 0.5: leave the flag out"):
         cli.find_saved({"resume": True, "out": folder, "beta": 0.1})
     with pytest.raises(UserError, match="no --out was given; the newest under runs/: runs/first"):
         cli.find_saved({"resume": True})
