@@ -1501,7 +1501,7 @@ SUM = tasks.Problem("1 + 1?", "2", "2")
 FAULTS = [
     ({"verify": None}, "verify must be a function, not None"), ({"warmup": 0.5}, "warmup must be a whole number, 1 or more, not 0.5"),
     ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
-    ({"test": [tasks.Problem("", 1)]}, "a question"),
+    ({"test": [tasks.Problem("", 1)]}, "the question must not be empty"),
     ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),
     ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"max_turns": -1}, "max_turns must be"),
     ({"valid": [SUM], "train": [SUM]}, "1 of 1 questions of valid are also in train: give"),
