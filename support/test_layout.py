@@ -1,7 +1,6 @@
 """The layout: grpo_sg.py works when it is copied alone, and no module imports upward."""
 import ast
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
