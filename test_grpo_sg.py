@@ -58,7 +58,7 @@ MODES = pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 
 
 def same(what, found, expected, hint="", atol=1e-5):
-    """Assert that a number or tensor is as expected; the message names it and its worst entry."""
+    """Assert that a number or tensor is as expected; the message shows its worst entry."""
     found = torch.as_tensor(found).detach().double()
     expected = torch.as_tensor(expected).detach().double()
     shapes = f"{what} has shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
@@ -94,13 +94,13 @@ def test_a_weight_follows_its_settings(settings):
 
 
 def test_a_weight_has_no_gradient():
-    """It scales a token's advantage. With a gradient it would be part of the objective."""
+    """It scales a token's advantage. With a gradient, it would itself be maximized."""
     w = token_weights(torch.tensor([[-0.5, -1.61]], requires_grad=True))
     assert not w.requires_grad, "the weight has a gradient: detach pi from the graph"
 
 
 def test_a_weight_is_computed_in_float32():
-    """bfloat16 has 8 bits: it would round 1.216 to 1.219."""
+    """bfloat16 would round 1.216 to 1.219."""
     logps = torch.tensor([[-0.5, -1.61]], dtype=torch.bfloat16)
     w = token_weights(logps)
     assert w.dtype == torch.float32, f"w is {w.dtype}: convert logps to float32, then exp"
@@ -114,7 +114,7 @@ GROUPS = [  # rewards, and the advantages by hand
     # The mean is 0.625, the standard deviation sqrt(25.6875 / 3) = 2.9262.
     ([3.0, -0.5, -3.0, 3.0], [0.81164, -0.38446, -1.23882, 0.81164]),
     ([1.0, 1.0, 0.0, 0.0], [0.866024, 0.866024, -0.866024, -0.866024]),
-    # A small difference is a signal, too. Here eps counts: 7.5e-6 / (5e-6 + 1e-6) = 1.25.
+    # A small difference is also a signal. Here eps matters: 7.5e-6 / (5e-6 + 1e-6) = 1.25.
     ([1e-5, 0.0, 0.0, 0.0], [1.25, -0.416667, -0.416667, -0.416667])]
 
 
@@ -128,8 +128,8 @@ def test_advantages_by_hand():
 
 
 def test_equal_rewards_give_advantages_of_exactly_0():
-    """The mean of seven times 0.1 is not quite 0.1. Divided by eps, the rest would look like a
-    signal."""
+    """The mean of seven times 0.1 is not exactly 0.1. Divided by eps, the difference would look
+    like a signal."""
     A = group_advantages(torch.tensor([[0.1] * 7, [1.0] * 6 + [0.0]]))
     same("an advantage in a group of equal rewards", A[0], [0.0] * 7, "exactly 0", 0)
     assert A[1].ne(0).all(), "only a group whose rewards are all equal gets 0"
@@ -142,10 +142,10 @@ def test_rewards_may_be_integers():
 
 
 # ---- 3. grpo_sg_loss: minus the mean of w min(r A, clip(r) A) - beta KL ----
-# First each part for itself, on a token or two; then all of them, against loops.
+# First each part separately, on a token or two; then all of them, compared with loops.
 
 def one_token(*, r=1.0, A=0.0, w=None, log_x=0.0, **settings):
-    """(loss, its gradient by log pi) for one token. r: pi / pi_old; log_x: log(pi_ref / pi)."""
+    """Return (loss, gradient by log pi) for one token. r: pi / pi_old; log_x: log(pi_ref / pi)."""
     logps = torch.tensor([[math.log(0.3 * r)]], requires_grad=True)
     old_logps = torch.tensor([[math.log(0.3)]])
     weights = None if w is None else torch.tensor([[w]])
@@ -157,8 +157,8 @@ def one_token(*, r=1.0, A=0.0, w=None, log_x=0.0, **settings):
 
 
 def test_the_clip_stops_what_has_gone_far_enough():
-    """Beyond 1 - clip_low or 1 + clip_high, where the advantage points; never a token that went
-    the other way."""
+    """A token beyond 1 - clip_low or 1 + clip_high has no gradient if A would push it further.
+    A token that went the other way always has one."""
     cases = [("a token of the first update", 1.0, 1.0, -1.0),
              ("a token of the first update", 1.0, -1.0, 1.0),
              ("a token within the clip", 1.05, 1.0, -1.05),
@@ -200,8 +200,8 @@ def test_the_mean_is_over_tokens_or_over_completions(mode):
 
 @MODES
 def test_the_parts_of_a_batch_add_up_to_the_whole(mode):
-    """With the denominator of the whole. With its own, a part with few tokens would count as
-    much as one with many."""
+    """If they get the denominator of the whole. With its own denominator, a part with few tokens
+    would count as much as one with many."""
     logps, old, _, A, mask, w = batch(outside=0.0)
     settings = dict(loss_agg_mode=mode)
     whole, _ = grpo_sg_loss(logps, old, A, mask, weights=w, **settings)
@@ -217,7 +217,7 @@ def test_the_parts_of_a_batch_add_up_to_the_whole(mode):
 
 @pytest.mark.parametrize("log_x", [0.0, 0.7, -0.7])
 def test_a_kl_is_subtracted_without_the_weight(log_x):
-    """The k3 estimate x - 1 - log x, x = pi_ref / pi, which is all that is left where A = 0."""
+    """With A = 0 only the KL is left: the k3 estimate x - 1 - log x with x = pi_ref / pi."""
     for w in (None, 1.4):
         token = f"a token with A = 0, w = {w}, beta = 0.5, log(pi_ref / pi) = {log_x}"
         loss, gradient = one_token(w=w, log_x=log_x, beta=0.5)
@@ -235,7 +235,7 @@ def test_the_kl_is_unbiased():
 
 
 def test_only_the_policy_learns():
-    """Not the policy that sampled, nor the reference, nor the weights: these are constants."""
+    """The sampling policy, the reference and the weights are constants."""
     logps, old, ref, A, mask, w = batch(outside=0.0)
     constants = {"old_logps": old, "ref_logps": ref, "weights": w}
     for x in (logps, old, ref, w):
@@ -247,8 +247,8 @@ def test_only_the_policy_learns():
 
 
 def batch(B=5, T=7, seed=0, outside=math.nan):
-    """Random logps, old, ref, advantages, mask and weights, with ratios on both sides of the
-    clip and a row without tokens. Outside of the mask there is nan: pads must not count."""
+    """Make random logps, old, ref, advantages, mask and weights, with ratios on both sides of
+    the clip and a row without tokens. Outside of the mask there is NaN: pads must not count."""
     g = torch.Generator().manual_seed(seed)
     logps = -3 * torch.rand(B, T, generator=g)
     old = logps + 0.5 * torch.randn(B, T, generator=g)
@@ -263,7 +263,8 @@ def batch(B=5, T=7, seed=0, outside=math.nan):
 
 
 def slow_objective(logp, old, a, w, ref, clip_low=0.2, clip_high=0.24, beta=0.0):
-    """One token's, all numbers: the specification. torch is here for its gradients only."""
+    """Compute one token's objective from plain numbers: the specification. torch serves only
+    for gradients."""
     r = torch.exp(logp - old)
     clipped = min(max(r, 1 - clip_low), 1 + clip_high)
     x = torch.exp(ref - logp)
@@ -272,7 +273,7 @@ def slow_objective(logp, old, a, w, ref, clip_low=0.2, clip_high=0.24, beta=0.0)
 
 
 def slow_loss(logps, old, A, mask, w, ref, *, mode="token-mean", denominator=None, **settings):
-    """Minus the mean of the objective, token by token."""
+    """Compute minus the mean of the objective, token by token."""
     rows = []
     for i in range(len(logps)):
         rows.append([])
@@ -291,7 +292,7 @@ def slow_loss(logps, old, A, mask, w, ref, *, mode="token-mean", denominator=Non
 @pytest.mark.parametrize("settings", [
     dict(), dict(clip_low=0.4, clip_high=0.1), dict(beta=0.3), dict(denominator=11)], ids=str)
 def test_loss_and_gradient_against_loops(settings, mode):
-    """With an advantage for each completion, then for each token."""
+    """First with an advantage per completion, then with one per token."""
     logps, old, ref, A, mask, w = batch(outside=0.0)
     by_token = torch.randn(logps.shape, generator=torch.Generator().manual_seed(5))
     for A in (A, by_token):
@@ -310,7 +311,7 @@ def test_loss_and_gradient_against_loops(settings, mode):
 @MODES
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_nan_outside_the_mask_reaches_nothing(beta, mode):
-    """Pads may hold anything. nan times 0 is nan, and so is the gradient of exp at nan."""
+    """Pads may hold anything. NaN times 0 is NaN, and so is the gradient of exp at NaN."""
     found = []
     for outside in (0.0, math.nan):
         logps, old, ref, A, mask, w = batch(outside=outside)
@@ -341,8 +342,8 @@ def test_grpo_sg_is_grpo_with_the_advantages_w_times_A():
 
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 def test_log_probabilities_against_the_full_softmax(family):
-    """Each row alone and without pads, in float64, at the sampling temperature; the gradient too.
-    Tokens 0 and 1, which models pad with, are tokens like any other; pads may be any token."""
+    """Compared with each row by itself, without pads, in float64, at the sampling temperature.
+    Tokens 0 and 1, which models pad with, are ordinary tokens here; pads may be any token."""
     model = build_model(family)
     ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     ids[:, 1], ids[:, 5] = torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])
@@ -364,7 +365,7 @@ def test_log_probabilities_against_the_full_softmax(family):
 
 
 def test_log_probabilities_are_computed_in_float32():
-    """bfloat16 would round log pi = -2.31 to -2.3125, and r by a percent."""
+    """bfloat16 would round log pi = -2.31 to -2.3125, and change r by a percent."""
     ids = torch.tensor([[5, 6, 7]])
     logps = token_logps(build_model().bfloat16(), ids, ids != 5)
     assert logps.dtype == torch.float32, f"logps are {logps.dtype}: make the logits float32 first"
@@ -374,7 +375,7 @@ def test_log_probabilities_are_computed_in_float32():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_token_is_drawn_as_often_as_its_probability_says(temperature):
-    """u runs over [0, 1) in even steps: each token gets its share of them, to within one step."""
+    """u covers [0, 1) in even steps. Each token gets its share of them, to within one step."""
     p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = torch.arange(1000)[:, None] / 1000
     logits = temperature * p.log().expand(1000, -1)  # p is their softmax at that temperature
@@ -393,7 +394,7 @@ def test_at_temperature_0_the_likeliest_token_is_drawn():
 
 
 def test_rounded_sums_draw_no_impossible_token():
-    """The probabilities of a large vocabulary do not sum to exactly 1."""
+    """In a large vocabulary, rounded probabilities do not sum to exactly 1."""
     wide = torch.randn(64, 50_000, generator=torch.Generator().manual_seed(0))
     wide[:, -1] = -math.inf
     most = torch.full((64, 1), 1 - 2**-24)  # the largest float below 1
@@ -404,7 +405,7 @@ def test_rounded_sums_draw_no_impossible_token():
 
 
 def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
-    """20,000 draws of two tokens, by chi-square, whatever the checkpoint's top_k says."""
+    """A chi-square test on 20,000 draws of two tokens. The checkpoint's top_k has no effect."""
     monkeypatch.setattr(grpo_sg, "draw", draw)
     model = build_model(vocab_size=12)
     model.generation_config.top_k = 2
@@ -422,10 +423,10 @@ def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):
             f"the {which} tokens do not follow the softmax: chi-square {chi_square:.0f}")
 
 
-# ---- 6. pass_at_k: at least one of k is right ----
+# ---- 6. pass_at_k: at least one of k samples is right ----
 
 def test_pass_at_k_against_enumeration():
-    """Every way to choose k of the n samples: the share of them with a right one."""
+    """The fraction of all ways to choose k of n samples that contain a right one."""
     for n in range(1, 7):
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
@@ -437,7 +438,7 @@ def test_pass_at_k_against_enumeration():
 # ---- 7. make_batch: prompts and completions as rows ----
 
 def rolled(**settings):
-    """A policy, 48 completions of its own with their advantages, and the settings."""
+    """Return a policy, 48 of its completions with advantages, and the settings."""
     policy, task, cfg = build_toy(**settings)
     completions = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=1)
     for c in completions[16:32]:
@@ -447,7 +448,7 @@ def rolled(**settings):
 
 
 def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
-    """By position: 0 is the pad and the stop token. What a tool wrote is False, whatever it is."""
+    """The mask goes by position: token 0 is both pad and stop token. A tool's tokens are False."""
     _, completions, _ = rolled()
     for i, c in enumerate(completions):
         c.advantage = float(i)
@@ -473,11 +474,11 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
             "stop token")
 
 
-# ---- 8. learn: a toy task, to say a word that answers the question, and to stop ----
+# ---- 8. learn: a toy task, to answer a question with a word, and to stop ----
 
 def watch_learn(policy, completions, cfg, rate=0.1, **more):
-    """Call learn with plain gradient descent. Returns for each update (its gradient, the arguments
-    of its calls of grpo_sg_loss)."""
+    """Call learn with plain gradient descent. Returns a list of (gradient, arguments of each call
+    of grpo_sg_loss), one per update."""
     updates, calls = [], []
     signature = inspect.signature(grpo_sg_loss)
     loss = learn.__globals__["grpo_sg_loss"]
@@ -504,13 +505,13 @@ def watch_learn(policy, completions, cfg, rate=0.1, **more):
 
 
 def minibatches_of(policy, completions, cfg, seed):
-    """The advantages of each update's completions, which identify them."""
+    """Return the advantages in each update. They identify the completions."""
     updates = watch_learn(policy, completions, cfg, rate=0.0, seed=seed)
     return [sorted(int(A) for call in calls for A in call["advantages"]) for _, calls in updates]
 
 
 def test_each_completion_is_in_one_minibatch_drawn_at_random():
-    """Without a shuffle an update would be about a few prompts only."""
+    """Without a shuffle, an update would see only a few prompts."""
     policy, completions, cfg = rolled(updates=3)
     completions = completions[:7]
     for i, c in enumerate(completions):
@@ -534,7 +535,7 @@ def test_each_completion_is_in_one_minibatch_drawn_at_random():
 
 
 def slow_logps(model, c, temperature):
-    """log pi of each token of a completion, from the full softmax of this completion alone."""
+    """Compute log pi of each token from the full softmax of this completion by itself."""
     ids = c.prompt + c.tokens
     logits = model(input_ids=torch.tensor([ids])).logits[0] / temperature
     full = logits.log_softmax(-1)
@@ -542,8 +543,8 @@ def slow_logps(model, c, temperature):
 
 
 def slow_update(model, minibatch, sampled, cfg, reference):
-    """(gradient, {argument of grpo_sg_loss: a row of tokens for each completion}) of one update,
-    by loops. sampled: the rows of old_logps, {id(completion): row}."""
+    """Compute one update with loops. Returns (gradient, {argument of grpo_sg_loss: a row of tokens
+    per completion}). sampled: the rows of old_logps, {id(completion): row}."""
     logps, old, ref, w = [], [], [], []
     for c in minibatch:
         logps.append(slow_logps(model, c, cfg.temperature))
@@ -566,7 +567,7 @@ def slow_update(model, minibatch, sampled, cfg, reference):
 
 
 def check_arguments(call, minibatch, rows, cfg):
-    """Assert that one call of grpo_sg_loss got what it should; the message names the argument."""
+    """Assert that a call of grpo_sg_loss got the right arguments; the message names a wrong one."""
     for name in ("clip_low", "clip_high", "beta", "loss_agg_mode"):
         found, expected = call[name], getattr(cfg, name)
         assert found == expected, f"{name} is {found}, expected cfg.{name} = {expected}"
@@ -593,7 +594,7 @@ def check_arguments(call, minibatch, rows, cfg):
 
 
 def check_gradient(found, expected, before):
-    """Assert that an update's gradient is as expected. before: that of the update before."""
+    """Assert that an update's gradient is as expected. before: the previous update's gradient."""
     error = (found - expected).norm() / expected.norm()
     ratio = found.norm() / expected.norm()
     cosine = torch.cosine_similarity(found, expected, 0).clamp(-1, 1)
@@ -623,9 +624,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_update_is_one_plain_step(name):
-    """Down the gradient of the slow loss, computed from the full softmax of each completion alone,
-    at temperature 0.7: whatever the size of the micro-batches, with a tool's tokens and without
-    dropout. The ratio of the second update is to the policy that sampled."""
+    """It follows the gradient of the slow loss, from the full softmax of each completion by itself,
+    at temperature 0.7, for any size of micro-batches, with a tool's tokens and without dropout.
+    In the second update, r still compares with the policy that sampled."""
     settings = dict(temperature=0.7, **SETTINGS[name])
     slow, completions, cfg = rolled(**settings)
     completions = completions[::3]
