@@ -339,6 +339,15 @@ def test_a_run_that_cannot_continue_says_why_in_one_line(start, tmp_path, monkey
     assert "stopped by SIGTERM" in one_error(capsys)
 
 
+@pytest.mark.parametrize("row, bad", [
+    ({"skipped": 2, "grad_norm": 0.0}, 3), ({"skipped": 1, "grad_norm": 0.5}, 0),
+    ({"skipped": 0, "grad_norm": 0.0}, 0)])  # the last one: only equal groups, no update
+def test_only_steps_without_a_finite_update_are_bad(row, bad):
+    broken = Run(grpo_sg.Config())
+    broken.rows = [{"skipped": 0, "grad_norm": 1.0}, *[row] * 3]
+    assert broken.count_bad_steps() == bad
+
+
 def after_validation(out, works):
     """Wrap `works` so that it raises once the run in this folder has validated."""
     def raises(*given):
