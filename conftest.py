@@ -1,8 +1,9 @@
-"""What the tests build: tiny, untrained models of any family, tokenizers, and a toy task
-with the policy that is to learn it. Offline, on a CPU."""
+"""Models, tokenizers and a toy task for the tests: tiny and untrained, offline, on a CPU."""
 import json
+import os
 import pathlib
 
+import pytest
 import tokenizers
 import torch
 import transformers
@@ -18,18 +19,32 @@ PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
 LAST_MESSAGE = "{{ messages[-1]['content'] }}"
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "release: starts processes or takes long; runs if the "
+                                       "environment variable CI is set, or with -m release")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip release checks unless CI or -m asks for them."""
+    if not os.environ.get("CI") and "release" not in config.option.markexpr:
+        skip = pytest.mark.skip(reason="a release check: set CI=1, or add -m release")
+        for item in items:
+            if item.get_closest_marker("release"):
+                item.add_marker(skip)
+
+
 def build_model(family="Qwen2", seed=0, **settings):
-    """A model with random parameters, which depend on the seed alone; tokens 0 to 49, of
-    which 1 is its end and its pad."""
+    """Build a model with random parameters, which depend only on the seed. It has tokens 0
+    to 49; token 1 is its end token and its pad token."""
     usual = dict(
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
         initializer_range=0.2, bos_token_id=None, eos_token_id=1, pad_token_id=1)
     if family == "GPT2":
-        # Its positions are learned: where Qwen's rotary ones forgive a shift, these do not.
+        # Learned positions notice a shift that Qwen's rotary ones forgive.
         usual = dict(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4,
                      initializer_range=0.5, bos_token_id=None, eos_token_id=1)
-    # Of a family that sees, too: the part that reads.
+    # The language part of a multimodal family.
     text = "Text" if family in ("Gemma3", "Qwen3_5") else ""
     head = "LMHeadModel" if family in ("GPT2", "Bert") else "ForCausalLM"
     config = getattr(transformers, f"{family}{text}Config")(**{**usual, **settings})
@@ -38,9 +53,9 @@ def build_model(family="Qwen2", seed=0, **settings):
 
 
 def word_tokenizer(words, pattern=None):
-    """Each word is a token: what stands between spaces, or what matches the pattern. Pad
-    is the stop token, as in Qwen2.5's base models: by `ids != pad` stopping would never be
-    learned."""
+    """Build a tokenizer with a token per word: text between spaces, or a match of the
+    pattern. The pad token is the stop token, as in Qwen2.5's base models: with a mask
+    `ids != pad`, the policy would never learn to stop."""
     numbers = {word: i for i, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -53,8 +68,8 @@ def word_tokenizer(words, pattern=None):
 
 
 def byte_tokenizer(template):
-    """Each byte is a token, as in what models of the hub fall back to: 259 with those that
-    stand for no text. Its end is <|endoftext|>, 0."""
+    """Build a tokenizer with a token per byte and three special tokens, 259 in all, like
+    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
     numbers = {word: i for i, word in enumerate(words)}
@@ -77,7 +92,7 @@ def verify_toy(text, gold):
 
 
 def build_toy(seed=0, dropout=0.0, change=None, **settings):
-    """(policy, task, cfg). change: fields of the task that are other than usual."""
+    """Build (policy, task, cfg). change: a dict of fields of the task to replace."""
     usual = dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0, updates=2,
                  max_new_tokens=6, eval_every=10, seed=seed)
     cfg = grpo_sg.Config(**{**usual, **settings})

@@ -1,9 +1,10 @@
 """The tasks of grpo_sg.py: what a task is, Knights and Knaves, and mathematics.
 
-A `Task` has problems to train and to test on, a system prompt, and a verifier that says
-of a response whether its answer is correct and whether it is well formed. Responses are
-hostile input, because the model that writes them is rewarded for fooling the verifier:
-nothing here executes them, and no verifier raises or hangs.
+A `Task` has problems to train and test on, a system prompt, and a verifier that checks
+whether a response is correct and well formed. Responses are hostile input, because the
+model that writes them is rewarded for fooling the verifier: nothing here executes them,
+and no verifier raises or hangs. The functions that make a task raise UserError on bad
+settings or data.
 """
 import functools
 import importlib
@@ -29,28 +30,27 @@ from verify.text import FAKE_TURN, visible, without_end
 
 class Problem(NamedTuple):
     question: str
-    # what the verifier compares with: a dict name -> role, a gold answer or several
+    # passed to the verifier: a dict name -> role, one gold answer, or several
     answer: object
-    # worked text that ends in the answer, which the tiny model imitates in its warm-up
+    # worked text that ends in the answer: the warm-up trains the tiny model on it
     solution: str = ""
-    # a text with a bad habit, for the warm-up too: for RL to find out that it does not pay
+    # a text with a bad habit, also for the warm-up: RL can learn that it earns less
     shortcut: str = ""
-    meaning: int = 0    # equal for problems that are the same up to wording
-    # set once in a run, by models.encode_problems: the prompt's token ids, and the tag
-    # that it ends with, such as <think>, which belongs to the response
+    meaning: int = 0    # equal for problems that differ only in wording
+    # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
+    # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
     opening: str = ""
 
 
 class Verdict(NamedTuple):
     correct: bool    # the final answer is right
-    formatted: bool  # the response keeps the form that the prompt asks for
+    formatted: bool  # the response has the format that the prompt asks for
 
 
 def reward(completion):
-    """AR-Lopti's: +3 right, -0.5 well formed but not right, -3 badly formed.
-    completion: has `correct` and `formatted`, which is False also where it was cut
-    off."""
+    """Return AR-Lopti's reward: +3 if the answer is right, -0.5 if it is wrong but well
+    formed, -3 if it is badly formed. A truncated completion is badly formed."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
@@ -60,29 +60,26 @@ class Task(NamedTuple):
     name: str
     system: str              # the system prompt
     train: list[Problem]
-    # for choosing settings and for the curve; the test set is for the last number
-    valid: list[Problem]
+    valid: list[Problem]     # for choosing settings and for the learning curve
     test: list[Problem]
     verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
     floor: float             # test accuracy of the best constant answer
-    # of a grpo_sg.Completion: one's own may give partial credit
+    # grpo_sg.Completion -> reward; your own function may give partial credit
     reward: Callable[[object], float] = reward
-    # what every response begins with: the prompt of a real model ends with it, and the
-    # policy goes on
+    # start of every response: a real model's prompt ends with it
     opening: str = ""
-    stop_text: str = ""      # of a task with a tool: the text that ends a call of it
-    # the tool's answers to texts that end with a call
+    stop_text: str = ""      # text that ends a call of the task's tool
+    # the tool: texts that end with a call -> an answer to each
     observe: Callable[[list[str]], list[str]] | None = None
-    max_turns: int = 2       # turns whose calls are answered, before one last turn
+    max_turns: int = 2       # turns with a tool answer, before one last turn
     warmup: int = 300        # steps of the tiny model's warm-up
-    # share of the warm-up's texts that are shortcuts, in place of solutions
-    shortcuts: float = 0.0
+    shortcuts: float = 0.0   # fraction of warm-up texts that are shortcuts
     # pattern of the tiny model's tokens: words, each with the space before it
     tokens: str = r"\s?\S+"
 
 
 def make_task(cfg):
-    """Make the task that cfg.task names. Raises UserError if it cannot be used."""
+    """Make the task that cfg.task names, and check it."""
     owner = f"tasks.TASKS[{cfg.task!r}]"
     make = TASKS[cfg.task]
     task = make(cfg) if callable(make) else make
@@ -98,7 +95,8 @@ def make_task(cfg):
         for problem in getattr(task, name):
             check_problem(f"{owner}: {name}", problem)
     if task.observe and not task.stop_text:
-        raise UserError(f"{owner} has a tool, observe: give it a stop_text, which ends a call")
+        raise UserError(f"{owner} has a tool (observe) but no stop_text: give it the text "
+                        "that ends a call")
     if not cfg.eval_only:
         check_held_out(owner, task)
     return task
@@ -129,8 +127,8 @@ RULES = {  # fields of a Task: what they must be
     "name system opening stop_text tokens": (is_text, "a text"),
     "verify reward": (callable, "a function"),
     "floor shortcuts": (is_share, "a number from 0 to 1"),
-    "max_turns": (is_count, "a whole number from 0 on"),
-    "warmup": (is_positive, "a whole number from 1 on")}
+    "max_turns": (is_count, "a whole number, 0 or more"),
+    "warmup": (is_positive, "a whole number, 1 or more")}
 
 
 def check_problem(owner, problem):
@@ -139,20 +137,20 @@ def check_problem(owner, problem):
         raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
     texts = (problem.question, problem.solution, problem.shortcut)
     if not problem.question or not all(map(is_text, texts)):
-        raise UserError(f"{owner} has {problem!r:.60}: a question is a text that is not "
-                        "empty; solution and shortcut are texts")
+        raise UserError(f"{owner} has {problem!r:.60}: question, solution and shortcut must "
+                        "be text, and the question must not be empty")
 
 
 def check_held_out(owner, task):
-    """Raise UserError if all problems to validate or test on are also in train; warn of
-    some."""
+    """Raise UserError if every validation or test problem is also a training problem;
+    warn if some are."""
     trained_on = {problem.question for problem in task.train}
     for name in ("valid", "test"):
         problems = getattr(task, name)
         seen = sum(problem.question in trained_on for problem in problems)
         line = f"{owner}: {seen} of {len(problems)} questions of {name} are also in train"
         if seen == len(problems):
-            raise UserError(f"{line}: give problems that are not trained on")
+            raise UserError(f"{line}: give problems that are not in the training set")
         if seen:
             say(f"warning: {line}: accuracy on them shows what was memorized")
 
@@ -186,31 +184,34 @@ def kk_split(split, count, people, seed, *, brief=False):
     return [Problem(*puzzle) for puzzle in made]
 
 
-# One clause of an answer; the rest of the pattern is the names of the puzzle.
+# One clause of an answer; {} is filled with the names in the puzzle.
 KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
 KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
 TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
-BLANK = "\u115f\u1160\u3164\uffa0"  # letters that show nothing
+BLANK = "\u115f\u1160\u3164\uffa0"  # invisible letters
 
 
 def verify_kk(response, roles):
-    """Grade one response to a puzzle; `roles`: dict name -> "knight" or "knave". Give
-    it the response without the prompt, but with <think> if that is how the prompt ends.
+    """Grade one response to a puzzle.
 
-    `formatted`: the whole response is `<think>` thoughts `</think> <answer>` roles
-    `</answer>`, each tag once and in lower case, something in the thoughts, and nothing
-    else but white space, stop tokens and a full stop at the end; no turn of a dialogue
-    is faked inside. `correct`: it is well formed, and the answer gives everybody the
-    right role and says nothing else.
+    A response is formatted if all of it is `<think>` thoughts `</think> <answer>` roles
+    `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
+    nothing else but white space, stop tokens and a period at the end. It must not fake
+    another turn of the dialogue. It is correct if it is also right about everybody and
+    the answer says nothing else.
+
+    Args:
+        response: without the prompt, but with <think> if the prompt ends with it.
+        roles: dict name -> "knight" or "knave".
     """
     body = without_end(response)
     shown = visible(body)
     tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
     if tags != ["<think>", "</think>", "<answer>", "</answer>"] or FAKE_TURN.search(shown):
         return Verdict(False, False)
-    # Logic-RL and AR-Lopti let anything follow the answer. A full stop says nothing,
-    # but one more line could take the answer back or hedge it; as some of a group end
-    # without one, not to write it is learned.
+    # Logic-RL and AR-Lopti allow anything after the answer. A period is harmless, but
+    # another line could retract the answer or hedge it. Some completions of a group end
+    # without such a line, so the policy learns to leave it out.
     parts = re.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*\.?", body, re.S)
     if not parts or not any(c.isalnum() and c not in BLANK for c in parts[1]):
         return Verdict(False, False)
@@ -218,16 +219,16 @@ def verify_kk(response, roles):
 
 
 def read_roles(answer, names):
-    """The roles that an answer gives, as a dict name -> role, or None where anything in
-    it is not a clause of the form `NAME is a ROLE`: a negation, a hedge, a quotation, a
-    retraction, a stranger, or two roles for one name."""
+    """Read an answer as a dict name -> role. Returns None unless it consists of clauses
+    `NAME is a ROLE`: negations, hedges, quotations, retractions, unknown names, and two
+    roles for one name are rejected."""
     if len(answer) > sum(200 + 2 * len(name) for name in names):
-        return None  # nobody needs that much: a bound on the work
+        return None  # longer than any right answer: a bound on the work
     shown = "".join(names) + "".join(unicodedata.normalize(form, "".join(names))
                                      for form in ("NFC", "NFD"))
     letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
     if not all(c.isascii() or c in letters for c in answer):
-        return None  # a letter that only looks like one of a name or of a role
+        return None  # a look-alike letter
 
     def same_case(text):
         text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
@@ -251,9 +252,9 @@ def read_roles(answer, names):
 
 
 def kk_published(people):
-    """(train, test) of the puzzles published with mem-kk-logic (arXiv 2410.23123),
-    split as Logic-RL does: of the 1,000 of a size, 200 of two people, the last 100 are
-    for the test."""
+    """Load (train, test) from the puzzles published with mem-kk-logic (arXiv 2410.23123),
+    split as in Logic-RL: the last 100 of each size are the test set. There are 1,000 of
+    each size, but only 200 with two people."""
     train = []
     test = []
     for n in people:
@@ -267,9 +268,9 @@ def kk_published(people):
 
 
 def kk_task(cfg):
-    """Knights and Knaves. cfg has data ("synthetic" or "published"), eval_data (""),
-    people, model, eval_only, seed, train_problems, eval_problems. Validation puzzles are
-    always generated. Raises UserError where these do not fit."""
+    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
+    eval_data (must be ""), people, model, eval_only, seed, train_problems and
+    eval_problems. Validation puzzles are always generated."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
@@ -277,7 +278,7 @@ def kk_task(cfg):
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
-    brief = data.is_tiny(cfg)  # it reads claims without a story
+    brief = data.is_tiny(cfg)  # the tiny model reads puzzles without a story
     if brief and cfg.data == "published":
         raise UserError("--data published has stories, which the tiny model cannot read: "
                         "add --model")
@@ -298,45 +299,52 @@ def kk_task(cfg):
 
 # ---- Mathematics: problems from the hub, a file, or a generator ----
 
-# Qwen2.5's own
+# Qwen2.5's prompt for mathematics
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def verify_math(response, gold):
-    """Grade one response; `gold`: the bare answer, or several of which any will do.
-    `formatted`: there is a final_answer, each box of at most 500 characters. `correct`: it
-    equals a gold one, by math_equal. Without answer tags only the box is read, and not
-    what stands beside it."""
+    """Grade one response.
+
+    A response is formatted if it has a final_answer, in which no box is longer than 500
+    characters, and correct if math_equal accepts that answer. Without answer tags only
+    the box is read, not the text around it.
+
+    Args:
+        response: without the prompt.
+        gold: the bare answer, or a list of answers, any of which is accepted.
+    """
     answer = final_answer(response)
     right = bool(answer) and any(math_equal(answer, each) for each in as_answers(gold))
     return Verdict(right, bool(answer))
 
 
-# What stands before an answer that was not taken out of its text.
+# Signs that the answer was not extracted from its text.
 ANSWER_MARK = re.compile(r"####|\\boxed|\banswer\b|\A\s*=", re.I)
 
 
 def is_gold(answer):
-    """Whether a completion can match the gold answer: its own text in a box does, and it
-    is the bare answer."""
+    """Return True if a completion can match this gold answer: it is a bare answer, and
+    matches itself when it is boxed."""
     matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
     return matched and not ANSWER_MARK.search(answer)
 
 
 def as_answers(gold):
-    """The gold answers as a list of strings: of one answer, a text or a number, or of
-    several."""
+    """Return one gold answer, or several, as a list of strings."""
     if isinstance(gold, (str, int, float)):
         gold = [gold]
     return [str(each) for each in gold]
 
 
 def arithmetic(rng):
-    """A sum of two numbers of three digits, or a product of one with a digit. The
-    worked solution adds to each column, from the right, what the one before carries
-    over; for 347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It writes zeros too,
-    so that a digit always stands at the same distance from those that it is made of,
-    which is learned sooner. The meaning is the unordered pair of operands."""
+    """Make a sum of two three-digit numbers, or the product of one and a digit.
+
+    The solution works from right to left and adds each carry to the next column. For
+    347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It pads with zeros: each digit is
+    then always at the same distance from the digits that it depends on, which is faster
+    to learn. The meaning is a hash of the unordered pair of operands.
+    """
     a = rng.randrange(100, 1000)
     sign = rng.choice("+*")
     b = rng.randrange(100, 1000) if sign == "+" else rng.randrange(2, 10)
@@ -351,18 +359,17 @@ def arithmetic(rng):
         carry = result // 10
     answer = str(a + b if sign == "+" else a * b)
     solution = f"{','.join(columns)}. \\boxed{{{answer}}}"
-    # The shortcut is to answer at once, which is right less often.
+    # The shortcut answers at once, and is right less often.
     shortcut = f"\\boxed{{{answer}}}"
     return Problem(f"{a}{sign}{b}", answer, solution, shortcut, digest(min(a, b), max(a, b)))
 
 
 def arithmetic_split(split, count, seed):
-    """`count` problems of a split, "train", or at most 20,000 of "valid" or "test",
-    which have 58,000 pairs.
+    """Make `count` problems of a split: "train", "valid" or "test".
 
-    The pair of operands decides a problem's split, so that no two numbers that meet in
-    one split meet in another, of whatever seed, order or operation. In a held-out split
-    they meet once; training repeats.
+    The unordered pair of operands decides the split, for every seed: no pair of one
+    split occurs in another, in any order or operation. "valid" and "test" never repeat a
+    pair; each has 58,000, and gives at most 20,000. "train" may repeat pairs.
     """
     problems = []
     seen = set()
@@ -379,17 +386,17 @@ def arithmetic_split(split, count, seed):
 
 
 def math_task(cfg):
-    """Mathematics. cfg has eval_only, data ("synthetic", a name of data.MATH_TRAIN, or a file),
-    eval_data ("synthetic", a name of data.MATH_TEST, a file, or "" for the set that
-    belongs to data), model, seed, train_problems, eval_problems. Problems to validate
-    on come from a set's training. Raises UserError as kk_task does."""
+    """Make the task mathematics. It uses cfg.data ("synthetic", a key of data.MATH_TRAIN,
+    or a file), eval_data ("synthetic", a key of data.MATH_TEST, a file, or "" for the
+    test set that belongs to data), model, eval_only, seed, train_problems and
+    eval_problems. Validation problems are split off the training set."""
     eval_data = data.choose_eval_data(cfg, data.MATH_PAIRS)
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
         test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST, is_gold)]
     if cfg.eval_only:
-        train, valid = test, test  # which are not used: the test alone is read
+        train, valid = test, test  # unused: --eval_only reads only the test set
     elif cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
@@ -406,13 +413,13 @@ def math_task(cfg):
 ROOT = pathlib.Path(__file__).parent
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
-# that function -> folder of the tiny model that is pretrained on its default problems
+# that function -> folder of the tiny model pretrained on its default problems
 PRETRAINED = {kk_task: ROOT / "support" / "pretrained" / "kk",
               math_task: ROOT / "support" / "pretrained" / "math"}
 
 
 def add_extras():
-    """Import the plugin of each optional folder, extras/*/plugin.py, which registers what
-    the folder has, such as the task qa."""
+    """Import each extras/*/plugin.py. A plugin registers what its folder has, such as the
+    task qa."""
     for path in sorted((ROOT / "extras").glob("*/plugin.py")):
         importlib.import_module(f"extras.{path.parent.name}.plugin")

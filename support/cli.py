@@ -1,5 +1,5 @@
-"""The command line of grpo_sg.py: flags, checks, and the whole run: load, test, train,
-test. Functions here raise UserError for a user's mistake."""
+"""The command line of grpo_sg.py: flags, checks, and the whole run (load, test, train,
+test). Functions here raise UserError on bad input."""
 import argparse
 import functools
 import glob
@@ -29,19 +29,19 @@ GROUPS = {
     "memory": "tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler device",
     "run": "eval_every eval_samples eval_only resume seed out",
     "questions with a search tool": "max_turns retriever"}
-# Numbers must be above 0, or from these on, and at most MOST.
+# The smallest allowed values; other numbers must be above 0. The largest is MOST.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "max_turns": 0, "group_size": 2}
 MOST = 1e9
-# What may change on --resume, because the run stays what it is.
+# Settings that may change on --resume: they don't change what the run is.
 RESUMABLE = ("steps lr tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler "
              "device eval_every retriever resume out").split()
-# Defaults of the tiny model. A GPU would wait for the CPU.
+# Defaults for the tiny model. On a GPU it would wait for the CPU.
 TINY = dict(
     people=[3], train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
     lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
     sample_batch=1024, device="cpu")
-# Settings of optional folders.
+# Settings that need an optional folder.
 NEEDS = {"offload": "extras/gpu", "max_turns": "extras/search", "retriever": "extras/search"}
 # What TRL, verl, OpenRLHF and others call a setting, or the nearest to it.
 OTHER_NAMES = {
@@ -77,10 +77,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv=None, **script):
-    """Return the settings as a checked Config. Each comes from the first of these that has
-    it: the flags that were typed; the run that --resume or --model RUN/checkpoint names;
-    `script`, the settings of a script that calls main; TINY, if the model is the tiny one;
-    Config's own."""
+    """Return the settings as a checked Config.
+
+    Each setting comes from the first of these sources that has it: the flags; the run
+    that --resume or --model RUN/checkpoint names; `script`, the keyword arguments of main;
+    TINY, for the tiny model; the defaults of Config.
+    """
     tasks.add_extras()
     for name, value in script.items():
         check_value(name, value)
@@ -97,13 +99,13 @@ def parse(argv=None, **script):
 
 
 def read_flags(argv):
-    """Return what a command line gives, as a dict: `--group_size 4`, or `--group-size 4`,
-    is {"group_size": 4}. argv: a list of strings, None for those of the process."""
+    """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}.
+    argv: a list of strings; None takes those of the process."""
     if isinstance(argv, str):
         raise UserError('main takes a list of flags, such as main(["--steps", "1"]), or '
                         f"settings, such as main(steps=1), not the text {argv!r}")
     if argv is None:
-        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # in a notebook they are not ours
+        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # in a notebook: its own flags
     tiny_flags = ", ".join(f"{name} {shown(value)}" for name, value in TINY.items())
     parser = Parser(
         description=f"Train by GRPO-SG. Defaults of the tiny model, without --model: {tiny_flags}.",
@@ -120,8 +122,8 @@ def read_flags(argv):
 
 
 def add_flag(group, name):
-    """Add a setting to the group of a parser, in both spellings, of which --help lists the
-    one with underscores."""
+    """Add a setting to an argument group in both spellings; --help lists the one with
+    underscores."""
     kind, text = typing.get_args(FIELDS[name])
     default = getattr(grpo_sg.Config(), name)
     if default != "" and kind is not bool:
@@ -147,10 +149,10 @@ def add_flag(group, name):
 
 
 def explain_unknown(argument):
-    """Return what is wrong with an argument that is not a setting, and what may be meant."""
+    """Say what is wrong with an unknown argument, and suggest a setting."""
     if not argument.startswith("-"):
-        return (f"{argument} belongs to no setting: name a model with --model, a run to "
-                "continue with --resume --out")
+        return (f"{argument} does not belong to a setting: name a model with --model, and a "
+                "run to continue with --resume --out")
     name = argument.split("=")[0].lstrip("-").replace("-", "_")
     if name in ALIASES:
         return f"there is no setting {argument} (did you mean --{ALIASES[name]}?)"
@@ -158,7 +160,7 @@ def explain_unknown(argument):
 
 
 def shown(value):
-    """Return a setting as one would type it."""
+    """Format a setting as one would type it."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -167,13 +169,14 @@ def shown(value):
 # ---- Checks ----
 
 def check_value(name, value):
-    """Raise UserError unless the setting exists and the value has its type and range."""
+    """Raise UserError unless the setting exists and the value has the right type and
+    range."""
     if name not in FIELDS:
         raise UserError(explain_unknown(f"--{name}"))
     kind = typing.get_args(FIELDS[name])[0]
     least = LEAST.get(name)
     words = f"{least} or more" if least is not None else "above 0"
-    allowed = {bool: "True or False", str: "a text", int: f"a whole number, {words}, up to 1e9",
+    allowed = {bool: "True or False", str: "text", int: f"a whole number, {words}, up to 1e9",
                float: f"a number, {words}, up to 1e9",
                list[int]: "a list of whole numbers above 0"}.get(kind)
     if typing.get_origin(kind) is typing.Literal:
@@ -192,7 +195,7 @@ def check_value(name, value):
 
 
 def check(cfg):
-    """Raise UserError if settings do not fit together."""
+    """Raise UserError if settings contradict each other."""
     check_folders(cfg)
     if cfg.task not in tasks.TASKS:
         hint = suggest(cfg.task, tasks.TASKS)
@@ -203,10 +206,11 @@ def check(cfg):
     models.find_device(cfg.device)
     if cfg.updates > cfg.prompts * cfg.group_size:
         raise UserError(
-            f"--updates {cfg.updates}, but a step has --prompts {cfg.prompts} times "
-            f"--group_size {cfg.group_size} completions, each for one update: give fewer")
+            f"--updates {cfg.updates}, but a step has only --prompts {cfg.prompts} times "
+            f"--group_size {cfg.group_size} completions, each for one update: lower --updates")
     if cfg.low > cfg.high:
-        raise UserError(f"--low {cfg.low} is above --high {cfg.high}: weights need a range")
+        raise UserError(f"--low {cfg.low} is above --high {cfg.high}: lower --low, or raise "
+                        "--high")
     empty = os.path.isdir(cfg.out) and not os.listdir(cfg.out)
     if os.path.lexists(cfg.out) and not cfg.resume and not empty:
         raise UserError(f"--out {cfg.out} exists: name another folder, or add --resume to "
@@ -223,7 +227,7 @@ def check(cfg):
 
 
 def check_folders(cfg):
-    """Raise UserError if a setting or the task needs an optional folder that is missing."""
+    """Raise UserError if a setting or the task needs a missing optional folder."""
     usual = grpo_sg.Config()
     needed = {f"--{name}": folder for name, folder in NEEDS.items()
               if getattr(cfg, name) != getattr(usual, name)}
@@ -236,9 +240,11 @@ def check_folders(cfg):
 
 
 def find_saved(given):
-    """Return the settings of the run that those given name, a dict; {} if they name none.
-    --resume --out RUN continues with the run's settings except for those that are
-    resumable. --model RUN/checkpoint starts with them, if the run had the same task."""
+    """Return the settings of the run that the given ones name, as a dict, or {}.
+
+    --resume --out RUN continues with the run's settings, except for those in RESUMABLE.
+    --model RUN/checkpoint starts with them if the task is the same.
+    """
     out = given.get("out", "")
     if given.get("resume"):
         saved = run.read_settings(out, FIELDS) if out else {}
@@ -251,7 +257,7 @@ def find_saved(given):
         for name, value in given.items():
             if name not in RESUMABLE and name in saved and saved[name] != value:
                 raise UserError(f"--resume continues with the run's own --{name} "
-                                f"{shown(saved[name])}: leave it out, or start another run")
+                                f"{shown(saved[name])}: leave the flag out, or start a new run")
         return saved
     folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
     saved = run.read_settings(folder, FIELDS)
@@ -261,11 +267,11 @@ def find_saved(given):
     return {**saved, "out": "", "resume": False, "eval_only": False}
 
 
-# ---- A task's functions, which may be a user's own ----
+# ---- The functions of a task, possibly the user's own ----
 
 def guard(task):
-    """Return the task with each call of its functions checked: what goes wrong in one is
-    a UserError that names the function and what it was given."""
+    """Return the task with checked functions: an error in one becomes a UserError that
+    names the function and its argument."""
     return task._replace(verify=functools.partial(call_verify, task),
                          reward=functools.partial(call_reward, task),
                          observe=task.observe and functools.partial(call_tool, task))
@@ -317,9 +323,9 @@ def call(words, function, *given):
 # ---- Loading ----
 
 def load(cfg):
-    """Return (policy, task, state): all that a run needs, tried once. state: of the
-    checkpoint to resume, else None."""
-    transformers.utils.logging.disable_progress_bar()  # it would cut through a run's own
+    """Load (policy, task, state), and try them once. state: that of the checkpoint to
+    resume, or None."""
+    transformers.utils.logging.disable_progress_bar()  # it would garble a run's own
     torch.manual_seed(cfg.seed)
     model, state = None, None
     pretrained = tiny.find_pretrained(cfg)
@@ -342,12 +348,13 @@ def load(cfg):
 
 @torch.no_grad()
 def check_start(policy, task, cfg):
-    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities
-    once, before anything that takes long."""
+    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities once,
+    so that mistakes show before training."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
         raise UserError("the tokenizer saved with the model is not usable: it has no stop "
-                        "token, or one that the model does not know")
+                        "token, or one outside the model's vocabulary. Save the right "
+                        "tokenizer with the model")
     unknown, words, last_word = 0, 0, 0
     for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
         c = grpo_sg.Completion(problem, problem.prompt)
@@ -363,13 +370,13 @@ def check_start(policy, task, cfg):
                  else "the pretrained tiny model")
         raise UserError(
             f"{whose} does not know {unknown} of {words} words of --task {cfg.task}: it was "
-            "made for another task or other settings; without --model, --warm_up trains a "
-            "new tiny model")
+            "made for another task or other settings. Name another model; without --model, "
+            "--warm_up trains a new tiny model")
     if last_word >= vocabulary:
         raise UserError(
             f"the tokenizer of --model {cfg.model} has more words than the {vocabulary} "
-            "of its model: it belongs to another one")
-    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # of unequal lengths
+            "of its model: it belongs to another model. Save the right one with it")
+    prompts = [c.prompt, c.prompt[len(c.prompt) // 2:]]  # unequal lengths: padding is tried
     try:
         drawn = grpo_sg.sample(policy.model, prompts, max_new_tokens=4, stop_ids=[],
                                temperature=0)
@@ -381,10 +388,13 @@ def check_start(policy, task, cfg):
 
 
 def compare_passes(model, prompt, tokens):
-    """Raise ValueError unless a plain forward pass agrees that each of the greedy tokens is
-    the most likely one, and with token_logps, both within a hundredth of the largest
-    logit: otherwise the model's cache, padding or positions do not work as they do for
-    most models. Also checks that the model is causal."""
+    """Compare greedy sampling and token_logps with a plain forward pass.
+
+    Raises ValueError if a sampled token is not the most likely one, or if token_logps
+    differs, by more than a hundredth of the largest logit: the model's cache, padding or
+    positions then work differently from most models'. Also checks that the model is
+    causal.
+    """
     ids = torch.tensor([prompt + tokens], device=model.device)
     mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
     logits = model(input_ids=ids).logits[0].float()
@@ -393,14 +403,14 @@ def compare_passes(model, prompt, tokens):
         raise ValueError("its logits are not finite: are its parameters?")
     alone = model(input_ids=ids[:, :1]).logits[0, 0].float()
     if (alone - logits[0]).abs().max() > 0.01 * most:
-        raise ValueError("it is not a causal model: it reads what follows a token")
+        raise ValueError("it is not a causal model: a token's logits depend on later tokens")
     logits = logits[len(prompt) - 1:-1]
     chosen = ids[0, len(prompt):, None]
     behind = logits.amax(-1) - logits.gather(1, chosen)[:, 0]
     logps = logits.log_softmax(-1).gather(1, chosen)[:, 0]
     off = (grpo_sg.token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
     if not (torch.cat([behind, off]) <= 0.01 * most).all():
-        raise ValueError("it gives other tokens than a plain forward pass")
+        raise ValueError("sampling or token_logps differs from a plain forward pass")
 
 
 # ---- The whole run ----
@@ -421,9 +431,9 @@ def advise_on_memory():
 
 
 def carry_out(policy, task, cfg, run):
-    """Do a whole run: warm-up, test, training, test; or what is left of a resumed one."""
+    """Do a whole run (warm-up, test, training, test), or the rest of a resumed one."""
     describe_run(policy, task, cfg, run)
-    start = os.path.join(run.out, "warm_start")  # a reference, or another run's start
+    start = os.path.join(run.out, "warm_start")  # the KL's reference; also to start runs from
     if not cfg.resume:
         pretrained = tiny.find_pretrained(cfg)
         if pretrained:
@@ -442,13 +452,13 @@ def carry_out(policy, task, cfg, run):
         parameters = models.read_parameters(start, local=True)
         reference = models.prepare(parameters, False, policy.model.device.type)
     grpo_sg.train(policy, task, cfg, run, reference)
-    run.check_ending()  # raises UserError if the run was stopped early: then no test
+    run.check_ending()  # raises UserError if the run was stopped: no test then
     run_test(policy, task, cfg, run, cfg.steps)
     print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
 
 
 def describe_run(policy, task, cfg, run):
-    """Print the settings of the run, and one problem as the model reads it."""
+    """Print the run's settings, and a problem as the model reads it."""
     print(f"files of this run: {run.out}/")
     print(f"settings that differ from the defaults: {tell_changes(cfg)}")
     to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
@@ -458,12 +468,12 @@ def describe_run(policy, task, cfg, run):
     read = policy.tokenizer.decode(problem.prompt)
     print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
     if len(task.train) < cfg.prompts and not cfg.eval_only:
-        print(f"--prompts {cfg.prompts}, but there are {len(task.train)} problems: a step "
-              "has all of them")
+        print(f"--prompts {cfg.prompts}, but there are only {len(task.train)} problems: each "
+              "step uses all of them")
 
 
 def tell_changes(cfg):
-    """Return the settings that differ from the usual ones, in words."""
+    """Describe the settings that differ from the defaults."""
     usual = vars(grpo_sg.Config(**TINY if data.is_tiny(cfg) else {}))
     changed = [f"{name} {shown(value) or 'none'}" for name, value in vars(cfg).items()
                if value != usual[name]]
@@ -471,7 +481,7 @@ def tell_changes(cfg):
 
 
 def run_test(policy, task, cfg, run, step):
-    """Evaluate on the test set, and print the result and what it means."""
+    """Evaluate on the test set; print the result and advice."""
     row = grpo_sg.evaluate_split(policy, task, cfg, run, step, "test")
     if cfg.eval_only:
         print(f"test: {in_words(row)}")
@@ -486,7 +496,7 @@ def run_test(policy, task, cfg, run, step):
 # ---- What a test means ----
 
 def in_words(row):
-    """Return the means in a row that have a standard error, KEY_se, as text."""
+    """Format the means in a row that have a standard error, KEY_se."""
     parts = []
     for key in row:
         if f"{key}_se" in row:
@@ -495,9 +505,16 @@ def in_words(row):
 
 
 def describe_start(row, k):
-    """Return lines on the test before training, from k samples a problem (0: from greedy
-    completions): the rates that decide whether anything will be learned, and what to
-    change if one of them is bad."""
+    """Describe the test before training: the rates that decide whether there is a learning
+    signal, and one thing to change if a rate is bad.
+
+    Args:
+        row: the row of the test.
+        k: samples per problem; 0 takes the greedy completions.
+
+    Returns:
+        A list of lines.
+    """
     samples = f"@{k}" if k else ""
     formed = row[f"eval/format_rate{samples}"]
     cut = row[f"eval/truncated{samples}"]
@@ -515,22 +532,21 @@ def describe_start(row, k):
         lines.append("almost no completion is well formed, and if none is, nothing is "
                      "learned: use an Instruct model, or easier problems (kk: --people 2 3)")
     elif right == 0:
-        lines.append("no completion is right, and if none ever is, only the form is learned: "
-                     "use a better model, or easier problems (kk: --people 2 3); with the "
-                     "tiny model a task of your own may need other tokens, or a longer warmup "
+        lines.append("no completion is right, and if none ever is, only the format is learned: "
+                     "use a better model, or easier problems (kk: --people 2 3); your own "
+                     "task for the tiny model may need other tokens, or a longer warmup "
                      "(tasks.Task)")
     elif equal > 0.9 and right > 0.5:
-        lines.append("almost no problem has different rewards, because the model solves "
+        lines.append("rewards differ on almost no problem, because the model solves "
                      "nearly all: use harder problems (kk: --people 5 6 7)")
     elif equal > 0.9:
-        lines.append("almost no problem has different rewards, because the model solves too "
+        lines.append("rewards differ on almost no problem, because the model solves too "
                      "few: use easier problems (kk: --people 2 3), or raise --group_size")
     return lines
 
 
 def describe_end(run, after):
-    """Return lines on the test after training, of which `after` is the row: how it compares
-    with the test before."""
+    """Describe the test after training, compared with the test before. after: its row."""
     with open(os.path.join(run.out, "metrics.jsonl")) as file:
         logged = [json.loads(line) for line in file]
     steps = [row for row in logged if "split" not in row]
@@ -545,7 +561,7 @@ def describe_end(run, after):
 
 
 def compare_splits(steps, after, k):
-    """Return a warning if accuracy in the last training steps is far above the test's."""
+    """Warn if accuracy in the last training steps is far above the test's."""
     key = f"eval/avg@{k}" if k else "eval/accuracy"
     trained = mean(row["accuracy"] for row in steps) if steps else 0.0
     if trained - after[key] <= max(0.1, 3 * (after[f"{key}_se"] or 0)):
@@ -556,8 +572,8 @@ def compare_splits(steps, after, k):
 
 
 def compare_tests(before, after, k):
-    """Return lines on the tests before and after training: accuracy and reward, and a
-    warning if accuracy has fallen by more than two standard errors."""
+    """Compare accuracy and reward before and after training, and warn if accuracy has
+    fallen by more than two standard errors."""
     accuracy, reward = (f"eval/avg@{k}", f"eval/reward@{k}") if k else (
         "eval/accuracy", "eval/reward")
     lines = [f"from before to after training: {accuracy.removeprefix('eval/')} "

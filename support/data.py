@@ -1,8 +1,7 @@
-"""Problems from the hub and from files of JSON lines, and the care that both need.
+"""Load problems from the hub and from files of JSON lines, check them, and hold some out.
 
-A row is (question, golds), of which golds any will do; a row of question answering is
-(question, golds, passages). All functions raise UserError for what a user can get
-wrong.
+A row is (question, golds), or (question, golds, passages) for question answering; any of
+the golds is accepted. Functions here raise UserError on bad input.
 """
 import json
 import os
@@ -12,18 +11,18 @@ import re
 from support.program import UserError, first_line, say, suggest
 from verify.final_answer import final_answer
 
-# --data or --eval_data: the set's name on the hub, its configuration, its split there
+# --data or --eval_data -> the set's name, configuration and split on the hub
 MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
               "math": ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
               "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
 MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
              "math500": ("HuggingFaceH4/MATH-500", None, "test"),
-             # its only split: 30 problems
+             # 30 problems in its only split
              "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
-# --data: the set to test on
+# --data -> the set to test on
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
-# What a line of a file looks like. Golds may be text, a number, or a list of these.
+# An example line of a file. The answer may be text, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
 
 
@@ -34,25 +33,33 @@ def accept(gold):
 # ---- The hub ----
 
 def load_hub(name, configuration, split):
-    """The rows of a split of a set on the hub."""
-    import datasets  # slow to import, and needed for data from the hub only
+    """Load a split of a set on the hub."""
+    import datasets  # slow to import, and only needed for data from the hub
     try:
         return datasets.load_dataset(name, configuration, split=split)
-    # a set that comes as a script, which is not run: the hub's own copy of its rows,
     except RuntimeError:
-        try:              # on a branch where each configuration has a folder of its name
+        # The set is a script, which we never run. The hub keeps a copy of its rows on a
+        # branch with a folder per configuration.
+        try:
             return datasets.load_dataset(name, data_dir=configuration, split=split,
                                          revision="refs/convert/parquet")
         except Exception as error:
             reason = first_line(error)
     except Exception as error:  # no such set, no access, no network: each has its own type
         reason = first_line(error)
-    raise UserError(f"cannot load {name} from the hub: {reason}")
+    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network, or give "
+                    "a .jsonl file")
 
 
 def load_math(name, places, matches=accept):
-    """Rows of the set that `name` names in `places` (MATH_TRAIN or MATH_TEST), or of a
-    file. matches(gold): whether the verifier accepts the gold answer itself."""
+    """Load the rows of a set or a file.
+
+    Args:
+        name: a key of `places`, or a path.
+        places: MATH_TRAIN or MATH_TEST.
+        matches: a function that returns whether the verifier accepts a gold answer as a
+            response.
+    """
     if name not in places:
         return with_golds(name, read_file(name, MATH_LINE, matches))
     rows = []
@@ -68,8 +75,8 @@ def load_math(name, places, matches=accept):
 
 
 def with_golds(name, rows, matches=accept):
-    """The rows without golds that are blank or that match nothing, and without those
-    that have no other; prints how many these are."""
+    """Drop golds that are blank or match nothing, and rows without any other gold. Print
+    how many rows were dropped."""
     kept = []
     for question, golds, *passages in rows:
         golds = [gold for gold in golds if gold and gold.strip() and matches(gold)]
@@ -86,9 +93,8 @@ def with_golds(name, rows, matches=accept):
 # ---- Files ----
 
 def find_files(given):
-    """The settings given, a dict, with the paths in them as they are found from wherever
-    the run is resumed: ~ is the user's folder, a model's folder and a file of data are
-    absolute."""
+    """Return the settings, a dict, with ~ expanded and with absolute paths of model
+    folders and data files: a run can then be resumed from any folder."""
     found = dict(given)
     for name in ("model", "data", "eval_data", "out"):
         path = os.path.expanduser(given.get(name, ""))
@@ -99,17 +105,16 @@ def find_files(given):
     return found
 
 
-
 def read_file(path, example, matches=accept):
-    """Read the rows of a file whose lines have the keys of the example. Each gold must be
-    one that `matches` accepts."""
+    """Read the rows of a file. Each line must have the keys of the example, and `matches`
+    must accept each gold."""
     try:
         with open(path, "rb") as file:
             lines = file.readlines()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     rows = []
-    broken = []  # lines with a text that goes on with a small letter after a line feed
+    broken = []  # lines with a small letter after a line feed: probably \nu or \neq
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -117,18 +122,18 @@ def read_file(path, example, matches=accept):
         question, golds, *passages = read_line(line, example, where)
         for gold in golds:
             if gold.strip() and not matches(gold):
-                raise UserError(f"{where}: no answer can match {gold!r:.60}: give the final "
-                                "answer alone, without a box or words")
+                raise UserError(f"{where}: no answer can match {gold!r:.60}: give only the "
+                                "final answer, without a box or words")
         if re.search("\n[a-z]", question):
             broken.append(number)
         rows.append((question, golds, *passages))
     if broken:
-        say(f"{path}: in {len(broken)} questions, such as that of line {broken[0]}, a small "
-            f"letter follows a line feed. {TWICE}")
+        say(f"{path}: {len(broken)} questions have a small letter after a line feed, such as "
+            f"line {broken[0]}. {TWICE}")
     return rows
 
 
-TWICE = r'In JSON a backslash is written twice, as in "\\nu" or "\\frac{1}{2}"'
+TWICE = r'In JSON, write a backslash twice, as in "\\nu" or "\\frac{1}{2}"'
 
 
 def refuse_constant(name):
@@ -137,7 +142,7 @@ def refuse_constant(name):
 
 
 def read_line(line, example, where):
-    """(question, golds) or (question, golds, passages) of a line of JSON."""
+    """Parse a line of JSON as (question, golds) or (question, golds, passages)."""
     try:
         row = json.loads(line, parse_constant=refuse_constant)
         question, golds, *passages = [row[key] for key in example]
@@ -148,25 +153,25 @@ def read_line(line, example, where):
                         f"{hint}") from None
     golds = golds if isinstance(golds, list) else [golds]
     if any(type(gold) in (bool, dict, list) for gold in golds):
-        raise UserError(f"{where}: an answer is a text, a number or a list of these, not "
+        raise UserError(f"{where}: an answer must be text, a number or a list of these, not "
                         f"{golds!r:.60}")
     if passages and not isinstance(passages[0], list):
-        raise UserError(f"{where}: passages are a list of texts, not {passages[0]!r:.60}")
+        raise UserError(f"{where}: passages must be a list of texts, not {passages[0]!r:.60}")
     golds = ["" if gold is None else str(gold) for gold in golds]
     for text in [question, *golds, *(passages[0] if passages else [])]:
         if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
-            raise UserError(f"{where}: {text!r:.60} is no text")
+            raise UserError(f"{where}: {text!r:.60} is not valid text")
     if not question.strip():
         raise UserError(f"{where}: the question is empty")
     for gold in golds:
         if "\n" in gold.strip():
-            raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give the "
-                            "final answer alone")
+            raise UserError(f"{where}: the answer {gold!r:.60} has several lines: give only "
+                            "the final answer")
     for text in (question, *golds):
-        # \theta, \beta, \frac and \rho with a single backslash begin like this.
+        # JSON reads \theta, \beta, \frac and \rho with a single backslash like this.
         found = re.search(r"[\t\b\f\r][A-Za-z]\w*", text)
         if found:
-            raise UserError(f"{where}: a control character stands before letters, "
+            raise UserError(f"{where}: a control character before letters, "
                             f"{found[0]!r:.60}. {TWICE}")
     return question, golds, *passages
 
@@ -177,13 +182,13 @@ def is_tiny(cfg):
     """Return whether the run's model is the tiny one."""
     if not cfg.resume:
         return is_tiny_model(cfg.model)
-    # The folder that the run began with may have moved.
+    # The model's original folder may have moved.
     folders = (os.path.join(cfg.out, name) for name in ("checkpoint", "checkpoint.before"))
     return any(map(is_tiny_model, folders))
 
 
 def is_tiny_model(name):
-    """Return whether --model names the tiny model ("" does), or a folder that has one."""
+    """Return whether --model names the tiny model: "", or a folder with one."""
     try:
         with open(os.path.join(name, "config.json")) as file:
             return name == "" or "tiny" in json.load(file)
@@ -192,8 +197,8 @@ def is_tiny_model(name):
 
 
 def check_name(flag, name, known, *, files=True):
-    """Raises UserError, with a suggestion, unless the name is known or, with `files`,
-    ends in .jsonl."""
+    """Raise UserError, with a suggestion, unless the name is known or, if files are
+    allowed, ends in .jsonl."""
     if name not in known and not (files and name.endswith(".jsonl")):
         or_file = ", or a file that ends in .jsonl" if files else ""
         hint = suggest(name.lower(), known)
@@ -205,12 +210,12 @@ def check_name(flag, name, known, *, files=True):
 
 
 def choose_eval_data(cfg, pairs):
-    """The name of the set to test on; `pairs`: that of each known set."""
+    """Return the name of the set to test on. pairs: the default for each training set."""
     check_name("--data", cfg.data, pairs)
     eval_data = cfg.eval_data or pairs.get(cfg.data)
     if not eval_data:
-        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file, "
-                        f"--eval_data")
+        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file "
+                        "with --eval_data")
     check_name("--eval_data", eval_data, pairs.values())
     if is_tiny(cfg) and {cfg.data, eval_data} != {"synthetic"}:
         raise UserError("the tiny model can only read synthetic problems, not --data "
@@ -219,8 +224,7 @@ def choose_eval_data(cfg, pairs):
 
 
 def drop_questions(problems, held_out):
-    """The problems whose question is not, white space and case aside, one of those held
-    out."""
+    """Drop problems whose question is also held out, ignoring white space and case."""
     def key(problem):
         return " ".join(problem.question.split()).casefold()
     keys = {key(problem) for problem in held_out}
@@ -228,9 +232,9 @@ def drop_questions(problems, held_out):
 
 
 def hold_out(found, test, eval_data, cfg):
-    """(train, valid) of the problems found, without those that occur in the test;
-    prints how many these are. A tenth of the others at most, and at most
-    cfg.eval_problems, are for validation."""
+    """Split the problems found into (train, valid), without those in the test set; print
+    how many were removed. Validation gets at most a tenth, and at most
+    cfg.eval_problems."""
     train = drop_questions(found, test)
     if len(train) < len(found):
         print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
@@ -238,5 +242,5 @@ def hold_out(found, test, eval_data, cfg):
     train = drop_questions(train, valid)
     if not valid or not train:
         raise UserError(f"--data {cfg.data} has too few different problems that are not in "
-                        f"{eval_data}: give 10 or more, a tenth of which are for validation")
+                        f"{eval_data}: give 10 or more (a tenth is held out for validation)")
     return train, valid

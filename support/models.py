@@ -1,5 +1,6 @@
-"""Loading a causal language model and its tokenizer, moving the model to its device,
-saving both; encoding prompts; finding what ends a completion."""
+"""Load and save a causal language model and its tokenizer, move the model to its device,
+encode prompts, and find the tokens that end a completion. Functions here raise UserError
+on bad input."""
 import datetime
 import inspect
 import json
@@ -10,7 +11,6 @@ import re
 import grpo_sg  # before torch: it says how PyTorch allocates memory
 import jinja2
 import torch
-import transformers
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
@@ -18,42 +18,38 @@ from transformers.integrations import sdpa_attention
 from support.program import UserError, first_line, say
 
 THREADS = torch.get_num_threads()
-# Functions of (policy, cfg, prompt) that optional folders register: each may give the
-# policy another sampler or optimizer that suits its device.
+# Functions of (policy, cfg, prompt) that optional folders register. Each may replace the
+# policy's sampler or optimizer by one that suits its device.
 EQUIP = []
 
 
 # ---- From a folder or the hub, and back ----
 
 def read_model(folder, local):
-    """(model, tokenizer) as save_pretrained wrote them. No code that comes with a model
-    is run."""
+    """Read (model, tokenizer) as save_pretrained wrote them, without running code that
+    comes with the model."""
     return read_parameters(folder, local), read_tokenizer(folder, local)
 
 
 def read_parameters(folder, local):
-    """The model, with its parameters in float32."""
+    """Read a model with its parameters in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local,
                                                 trust_remote_code=False)
 
 
 def read_tokenizer(folder, local):
-    # AutoTokenizer would put Qwen2's own rules in place of those in another model's
-    # tokenizer.json.
+    # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
     tokenizer.chat_template = fix_date(tokenizer.chat_template)
     return tokenizer
 
 
-def hide_bars():
-    """Of loading and saving, which would cut through a run's own."""
-    transformers.utils.logging.disable_progress_bar()
-
-
 def fix_date(template):
-    """Some chat templates (Llama 3.2's, SmolLM3's) write the date of the day on which
-    they are used. It becomes the present one for good, as the tokenizer is saved with
-    the run: all prompts of a run are equal, whenever it is resumed."""
+    """Replace "today" in a chat template by the present date.
+
+    Some templates (Llama 3.2's, SmolLM3's) write the current date. The tokenizer is saved
+    with the run, so a run that is resumed on another day keeps the same prompts.
+    """
     if not isinstance(template, str):
         return template
     def write_today(call):
@@ -65,12 +61,12 @@ def save_model(folder, model, tokenizer):
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # a full disk: each library has its own type
+    except Exception as error:  # such as a full disk: each library raises its own type
         raise UserError(f"cannot write the model to {folder}: {first_line(error)}") from None
 
 
 def load_model(name):
-    """Load (model, tokenizer) from a folder or the hub. Raises UserError if that fails."""
+    """Load (model, tokenizer) from a folder or the hub."""
     local = os.path.isdir(name)
     if os.path.isfile(name):
         raise UserError(f"--model {name} is a file: give the folder that save_pretrained wrote")
@@ -89,7 +85,7 @@ def load_model(name):
 
 
 def diagnose(name, error):
-    """Return what to do about a model that cannot be loaded."""
+    """Say what to do about a model that cannot be loaded."""
     found = set(os.listdir(name)) if os.path.isdir(name) else set()
     if "adapter_config.json" in found:
         return "it is an adapter: merge it with its model first (peft's merge_and_unload)"
@@ -104,8 +100,8 @@ def diagnose(name, error):
 # ---- To the device ----
 
 def find_device(name):
-    """"cpu", "cuda" (of several GPUs the first) or "mps", as named; of "auto", CUDA's if
-    there is one, else the CPU. Raises UserError if PyTorch cannot use the named one."""
+    """Return the device to use: "cpu", "cuda" (the first GPU) or "mps". "auto" takes CUDA
+    if PyTorch can use it, otherwise the CPU."""
     usable = {"cpu": True, "cuda": torch.cuda.is_available(),
               "mps": torch.backends.mps.is_available()}
     if name == "auto":
@@ -118,20 +114,20 @@ def find_device(name):
 
 
 def prepare(model, gradient_checkpointing, device="auto"):
-    """Move the model to the device that --device names, with grpo_sg.prepare, and choose
-    how PyTorch computes there."""
+    """Move the model to the device with grpo_sg.prepare, and configure PyTorch for it:
+    threads, attention, gradient checkpointing."""
     found = find_device(device)
     torch.set_num_threads(THREADS)
     if found == "cuda":
         set_up_gpu()
     elif found == "cpu" and model.num_parameters() < 1_000_000:
-        # With a tiny model several threads wait for each other at each of thousands of
-        # small operations. One thread is not slower, even next to other work, and gives
-        # the same sums on any number of cores.
+        # With a tiny model, threads spend their time waiting for each other: there are
+        # thousands of small operations. One thread is as fast, even on a busy machine,
+        # and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     elif device == "auto":
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
-        # parameters, gradients, and AdamW's two averages, of 4 bytes each
+        # parameters, gradients, and AdamW's two averages, 4 bytes each
         least = 16 * model.num_parameters() / 1e9
         say(f"PyTorch {torch.__version__}, built for {built}, finds no GPU that it can use: "
             f"computing on the CPU (threads: {torch.get_num_threads()}). Training takes "
@@ -142,27 +138,29 @@ def prepare(model, gradient_checkpointing, device="auto"):
 
 def set_up_gpu():
     if torch.cuda.get_device_capability() < (8, 0):
-        # Without a mask, transformers lets PyTorch share keys and values among the heads
-        # of queries. On GPUs older than these, only the kernel that stores a score for
-        # each pair of tokens can do that.
+        # Without a mask, transformers lets PyTorch share keys and values among query
+        # heads. On GPUs older than Ampere, only the kernel that stores a score for each
+        # pair of tokens can do that.
         sdpa_attention.use_gqa_in_sdpa = repeat_keys
     if not grpo_sg.has_bfloat16("cuda"):
-        say(f"{torch.cuda.get_device_name()} has no bfloat16 of its own: computing in "
+        say(f"{torch.cuda.get_device_name()} has no bfloat16 in hardware: computing in "
             "float32. Keys, values and activations take twice the memory, and matrix "
             "products up to eight times as long")
 
 
 def repeat_keys(attention_mask, key, value):
-    """Replaces transformers' own check: no, repeat keys and values for each head."""
+    """Replace transformers' use_gqa_in_sdpa: False repeats keys and values per head."""
     return False
 
 
 # ---- Prompts, and what ends a completion ----
 
 def encode_problems(task, policy, cfg):
-    """Return the task with its problems' prompts as token ids, without problems whose
-    prompts are too long for the model's context: a completion and the tool's answers must
-    fit, too. Prints how many these are. Raises UserError if none is left."""
+    """Return the task with its prompts encoded as token ids.
+
+    Problems are dropped, and counted in a message, if the model's context cannot hold the
+    prompt, a completion and the tool's answers. Raises UserError if none is left.
+    """
     context = policy.model.config.get_text_config()
     context = getattr(context, "max_position_embeddings", math.inf)
     answers = task.max_turns if task.observe else 0
@@ -174,7 +172,7 @@ def encode_problems(task, policy, cfg):
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
         if not all(prompt for prompt, _ in prompts):
             raise UserError("the tokenizer's chat template turns a question into an empty "
-                            "prompt: name another model, or repair its chat_template")
+                            "prompt: name another model, or fix its chat_template")
         for problem, (prompt, opening) in zip(getattr(task, split), prompts):
             problems.append(problem._replace(prompt=prompt, opening=opening))
         encoded[split] = [problem for problem in problems if len(problem.prompt) <= most]
@@ -194,20 +192,27 @@ def encode_problems(task, policy, cfg):
     return task._replace(**encoded)
 
 
-
 def encode_prompt(tokenizer, task, question, template_kwargs="{}"):
-    """(token ids of a prompt, the tag that it ends with, "" if there is none)."""
+    """Encode one question: see encode_prompts."""
     return encode_prompts(tokenizer, task, [question], template_kwargs)[0]
 
 
 def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """For each question (token ids of its prompt, the tag that this ends with, "" if there
-    is none), through the tokenizer's chat template if it has one. A prompt ends with
-    task.opening, such as <think>, if it has the system prompt: base models hardly ever
-    begin with that, and a group of badly formed completions teaches nothing. Some
-    templates open the thoughts themselves, or close them at once where thinking is
-    turned off: then nothing is added. template_kwargs: what else the template is given,
-    as JSON: {"enable_thinking": false}."""
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    A prompt that contains the system prompt ends with task.opening, such as <think>.
+    Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal. Nothing is added if the template already opens
+    the thoughts, or closes them because thinking is turned off.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, or "".
+    """
     tags = [tag for tag in (task.opening, "<think>") if tag]
     given = read_kwargs(template_kwargs)
     texts, openings = [], []
@@ -232,7 +237,7 @@ def read_kwargs(text):
         found = json.loads(text)
     except ValueError:
         found = None
-    # Its own parameters, such as tools, are not for the template.
+    # apply_chat_template's own parameters, such as tools, are not template variables.
     own = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
     if not isinstance(found, dict) or own & found.keys():
         raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
@@ -241,8 +246,8 @@ def read_kwargs(text):
 
 
 def render_chat(tokenizer, system, question, template_kwargs):
-    """The text of a chat. If the template refuses a system role (Gemma 2's), one turn
-    has both texts."""
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
+    the user's turn contains both texts."""
     both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     one = [{"role": "user", "content": f"{system}\n\n{question}"}]
     given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
@@ -251,13 +256,14 @@ def render_chat(tokenizer, system, question, template_kwargs):
             return tokenizer.apply_chat_template(chat, **given)
         except jinja2.TemplateError as error:
             reason = first_line(error)
-    raise UserError(f"the tokenizer's chat template refuses a question: {reason}")
+    raise UserError(f"the tokenizer's chat template refuses a question: {reason}. Name "
+                    "another model, or fix its chat_template")
 
 
 def find_stop_ids(model, tokenizer):
-    """Ids that end a completion. Qwen's chat turns end in <|im_end|>, its base models'
-    texts in <|endoftext|>, and the tokenizer calls only one of them its end token: stop
-    on both, and on all that the model's generation_config names."""
+    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
+    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
+    token: stop on both, and on all end tokens in the model's generation_config."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
     stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}

@@ -1,10 +1,10 @@
-"""A page for every run: its curves, what the update does to each token, transcripts
-before and after.
+"""Write a run's page: its curves, what an update does to each token, and transcripts
+before and after training.
 
-    python -m support.page runs/NAME            writes runs/NAME/report.html, for a run that was killed too
-    python -m support.page runs/A runs/B ...    lays curves over each other, in runs/report.html
+    python -m support.page runs/NAME            writes runs/NAME/report.html, also for a killed run
+    python -m support.page runs/A runs/B ...    compares curves, in runs/report.html
 
-Completions can hold any character: all text goes through `shown`, and the page allows
+Completions can contain any character: all text goes through `shown`, and the page allows
 no script but its own.
 """
 import base64
@@ -24,8 +24,8 @@ CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation, greedy",  # 
 
 
 def read(folder, name, wanted=""):
-    """The rows of a file of JSON lines that hold `wanted`. A killed run leaves half a
-    line, or no file."""
+    """Read the rows of a JSON-lines file that contain `wanted`. A killed run may leave
+    half a line, or no file."""
     rows = []
     if (path := folder / name).exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -35,8 +35,8 @@ def read(folder, name, wanted=""):
 
 
 def shown(value, limit=4000):
-    """Any value as harmless HTML: cut to size, a character without a glyph of its own
-    as its code point."""
+    """Return any value as harmless HTML, cut to the limit, with unprintable characters as
+    code points."""
     text = str(value)
     text = text if len(text) <= limit else f"{text[:limit // 2]} [... cut ...] {text[-(limit // 2):]}"
     return html.escape("".join(c if c.isprintable() or c == "\n" else f"⟨U+{ord(c):04X}⟩" for c in text))
@@ -48,8 +48,8 @@ def verdict(row):
 
 
 def with_error(row, key):
-    """A mean in a row of metrics.jsonl and its standard error, which one problem alone
-    does not have."""
+    """Format a mean in a row of metrics.jsonl with its standard error, if it has one (with
+    a single problem it has not)."""
     error = row[f"{key}_se"]
     return f"{row[key]:.3f}" if error is None else f"{row[key]:.3f} ± {error:.3f}"
 
@@ -65,8 +65,8 @@ def summary(settings, rows):
 
 
 def chart(title, lines, last):
-    """A figure. lines: [(label, CSS classes, {step: value})]; those with a label can be
-    read at a step."""
+    """Draw a figure. lines: [(label, CSS classes, {step: value})]; lines with a label show
+    their value at the selected step."""
     values = [0, *(y for *_, line in lines for y in line.values())]
     low, high = min(values), max(values) or 1
 
@@ -85,8 +85,8 @@ def chart(title, lines, last):
 
 
 def curves(folders):
-    """The charts of a run; or of several, with the mean of those that differ in nothing
-    but the seed."""
+    """Draw the charts of one run or several. Runs that differ only in their seed also get
+    a mean."""
     charts = {key: [] for key in CURVES}
     kinds = {}
     for folder in folders:
@@ -111,8 +111,8 @@ def curves(folders):
 
 
 def evaluation(step, rows, hidden):
-    """The watched groups at a step, a box a token, and the 20 tokens with the largest
-    |w A| (1 - pi)."""
+    """Show the watched groups at a step, a box for each token, and list the 20 tokens with
+    the largest |w A| (1 - pi)."""
     groups = ""
     moves = []
     for problem, row in enumerate(rows, 1):
@@ -139,8 +139,8 @@ def evaluation(step, rows, hidden):
 
 
 def tokens(folder, rows):
-    """The evaluations in tokens.jsonl; of many, some that are evenly spaced, with the
-    last."""
+    """Show the evaluations in tokens.jsonl. If there are many, show evenly spaced ones and
+    the last."""
     steps = {}
     for row in read(folder, "tokens.jsonl"):
         steps.setdefault(row["step"], {})[row["question"]] = row
@@ -156,8 +156,8 @@ def tokens(folder, rows):
 
 
 def transcripts(folder):
-    """Greedy completions of 200 test problems or less, before training beside after, by
-    their verdicts."""
+    """Show greedy completions of at most 200 test problems, before and after training side
+    by side, grouped by verdict."""
     tests = {}
     for row in read(folder, "samples.jsonl", wanted='"split": "test"'):
         tests.setdefault(row["step"], []).append(row)
@@ -176,8 +176,8 @@ def transcripts(folder):
 
 
 def write(*folders):
-    """Write the page of a run, or of several; return its path. Does not raise for a run
-    that was cut off."""
+    """Write the page of one run or several, and return its path. Works for a run that was
+    killed."""
     folder, *more = folders = [Path(folder).resolve() for folder in folders]
     path = (folder.parent if more else folder) / "report.html"
     body = curves(folders)
@@ -190,26 +190,26 @@ def write(*folders):
     new = path.with_suffix(f".{os.getpid()}.new")  # two programs may write a page at once
     try:
         new.write_text(page, encoding="utf-8")
-        return new.replace(path)  # who reloads during a run never sees half a page
+        return new.replace(path)  # reloading the page during a run never shows half of it
     finally:
-        new.unlink(missing_ok=True)  # a full disk
+        new.unlink(missing_ok=True)  # left behind by a full disk
 
 
 PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title><meta name="viewport"
 content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
 style-src 'sha256-{0}'; script-src 'sha256-{1}'; base-uri 'none'; form-action 'none'"><style>{style}</style>
 <h1>{title}</h1>{body}<script>{script}</script></html>"""
-CURVES_TEXT = """<h2>Curves</h2><p>Reward and accuracy should rise; equal rewards teach nothing. Point at a
+CURVES_TEXT = """<h2>Curves</h2><p>Reward and accuracy should rise; equal rewards give no signal. Point at a
 curve, or move this: <label>step <input type="range" id="step" max="{last}" value="{last}"></label>
 <output id="at"></output></p><div id="charts">{figures}</div>"""
 TOKENS_TEXT = """<h2 id="tokens">What the update does to each token</h2><p>A box is a token that the policy
-sampled for a validation problem. GRPO gives all tokens of a completion its advantage A, GRPO-SG w A, with a
-larger w for likely ones. Blue, a line above: an update on this group would push it up; orange, a line below:
-down. Framed: unlikely, π &lt; 1/3, slips and finds. Grey: not the policy's own. In kk, KNK is knight, knave,
-knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and w was {w:.3f} in the mean. Where
-nearly all are likely, GRPO-SG is nearly GRPO times 1.4: it differs in the others.</p><p><label>Evaluation
+sampled for a validation problem. GRPO gives every token of a completion its advantage A; GRPO-SG gives it w A,
+with a larger w for likely tokens. Blue, with a line above: an update on this group would push the token up.
+Orange, with a line below: down. Framed: unlikely, π &lt; 1/3. Gray: written by a tool. In kk, KNK is knight,
+knave, knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and the mean of w was {w:.3f}. If
+nearly all tokens are likely, GRPO-SG is nearly GRPO times 1.4: it differs only on the unlikely ones.</p><p><label>Evaluation
 <input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output> ({count}
-of {of}) <label>Colour by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
+of {of}) <label>Color by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
 <option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
 HEAD = """<caption>The 20 tokens that an update moves most, by |w A| (1 − π): a gradient is about 1 − π
 <tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
@@ -245,7 +245,7 @@ for (const svg of all("svg")) svg.onpointermove = event => {
   readStep();
 };
 (step.oninput = readStep)();
-function colour() {
+function color() {
   all("section").forEach((section, i) => section.hidden = i != evaluation.value);
   when.textContent = "step " + all("section")[evaluation.value].dataset.step;
   const boxes = all("section:not([hidden]) [data-p]"), sizes = boxes.map(box => {
@@ -263,13 +263,13 @@ function colour() {
 }
 const told = all("section").findLastIndex(section => section.querySelector("[open]"));  // unequal rewards
 if (told >= 0) evaluation.value = told;
-if (evaluation) (evaluation.oninput = mode.onchange = colour)();
+if (evaluation) (evaluation.oninput = mode.onchange = color)();
 """
 if __name__ == "__main__":
     runs = [run for run in sys.argv[1:] if Path(run, "metrics.jsonl").is_file()]
     for other in sys.argv[1:]:
         if other not in runs:
-            print(f"{other} is no run, as it has no metrics.jsonl: left out", file=sys.stderr)
+            print(f"{other} is not a run, because it has no metrics.jsonl: left out", file=sys.stderr)
     if not runs:
         sys.exit("name the folders of runs, such as runs/NAME")
     try:

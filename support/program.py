@@ -1,5 +1,5 @@
-"""What any command line needs: one line for a user's mistake, printed lines, streams and
-signals. It imports nothing of the project."""
+"""Messages, error lines, streams and signals for any command line. It imports nothing of
+the project."""
 import contextlib
 import difflib
 import os
@@ -12,13 +12,15 @@ import traceback
 from tqdm import tqdm
 
 
-# ---- Errors, and what is printed ----
+# ---- Errors and messages ----
 
 class UserError(ValueError):
-    """A user's mistake, or a fault of the machine. Its text is one line that says what was
-    given, what is allowed and what to do; `main` prints it without a traceback and exits
-    with `status`. Raised `from` an error in a function of the user's own, such as a
-    verifier, it also shows that error's traceback."""
+    """A mistake by the user, or a fault of the machine.
+
+    Its text is one line: what was given, what is allowed, and what to do. `main` prints
+    it without a traceback and exits with `status`. If it is raised `from` an error in the
+    user's own function, such as a verifier, that error's traceback is shown first.
+    """
 
     def __init__(self, message, status=2):
         super().__init__(message.split("\n")[0])
@@ -26,11 +28,13 @@ class UserError(ValueError):
 
 
 class Patient:
-    """A stream that nobody may read any more: the terminal was closed, Ctrl-C ended
-    `tee`, too. Then what is written goes nowhere, and the program goes on; after a
-    signal, also if a pipe is full. (A signal in the midst of a write makes a second one a
-    RuntimeError.)"""
-    hurried = False  # a signal arrived: no write waits for a reader any more
+    """Wraps a stream so that a missing reader doesn't end the run.
+
+    The reader is gone if the terminal was closed, or if Ctrl-C also ended `tee`. Output is
+    then discarded. After a signal it is also discarded if a pipe is full. (Writing from a
+    signal handler during another write raises RuntimeError, which is ignored.)
+    """
+    hurried = False  # True after a signal: writes don't wait for a reader
 
     def __init__(self, stream):
         self.stream = stream
@@ -51,14 +55,14 @@ class Patient:
                 raise BlockingIOError
             function(*given)
         except OSError:
-            with contextlib.suppress(OSError, ValueError):  # some streams have no number
+            with contextlib.suppress(OSError, ValueError):  # some streams have no descriptor
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         except RuntimeError:
             pass
 
 
 def would_wait(stream):
-    """Whether a write would wait for a reader; False where that cannot be known, as in a
+    """Return True if a write would wait for a reader; False if that is unknown, as in a
     notebook."""
     try:
         return not select.select([], [stream], [], 0)[1]
@@ -67,9 +71,9 @@ def would_wait(stream):
 
 
 def say_in_handler(text):
-    """As `say`, for a handler of signals: no write waits for a reader any more. Nor does
-    one in the midst of which the signal has arrived: Python makes it again, and then it
-    goes where the flush has turned the stream to."""
+    """Call `say` from a signal handler. From now on no write waits for a reader. A write
+    that the signal interrupted doesn't wait either: Python retries it, and the flush has
+    redirected the stream if its pipe is full."""
     Patient.hurried = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Patient):
@@ -78,8 +82,8 @@ def say_in_handler(text):
 
 
 def end_on_ctrl_c():
-    """From now on until there is a run, Ctrl-C ends the process, in one line. No exception
-    is raised, as it would go through libraries that are being imported, and some abort."""
+    """Let Ctrl-C end the process with one line until a run installs its own handler. It
+    raises no exception, because some libraries abort if one passes through their import."""
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
         signal.signal(signal.SIGINT, end_at_once)
 
@@ -91,11 +95,11 @@ def end_at_once(number, frame):
 
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
-    """End the program with one line after a user's mistake. A bug of the program keeps its
-    traceback. out_of_memory: what to do if a GPU's memory is full."""
-    import torch  # takes seconds: not before end_on_ctrl_c can be called
+    """Turn a UserError, a full GPU or Ctrl-C into one line and an exit status. Other errors
+    are bugs and keep their traceback. out_of_memory: what to do if a GPU's memory is full."""
+    import torch  # slow: end_on_ctrl_c must be callable before
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # it was closed: python ... >&-
+        stream = getattr(sys, name) or open(os.devnull, "w")  # None if closed: python ... >&-
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know only ASCII
         if not isinstance(stream, Patient):
@@ -103,9 +107,9 @@ def one_line_errors(out_of_memory):
     try:
         yield
     except UserError as error:
-        if error.__cause__:  # raised in a function of the user's own: show where
+        if error.__cause__:  # raised in the user's own function: show where
             frames = error.__cause__.__traceback__
-            # without the first frame, which is the one that called it
+            # Leave out the first frame, which called the function.
             error.__cause__.__traceback__ = frames.tb_next or frames
             traceback.print_exception(error.__cause__, chain=False)
         message, status = str(error), error.status
@@ -120,8 +124,7 @@ def one_line_errors(out_of_memory):
 
 
 def say(text):
-    """Print to standard error, on a line of its own even while a progress bar is
-    shown."""
+    """Print a line to standard error, without garbling a progress bar."""
     tqdm.write(text, file=sys.stderr)
 
 
@@ -130,8 +133,8 @@ def first_line(error):
 
 
 def suggest(word, words):
-    """" (did you mean X?)" for a word that begins like the given one, or is similar; ""
-    if none is."""
+    """Return " (did you mean X?)" for a word that starts with the given one or is similar
+    to it, or "" if there is none."""
     found = [each for each in words if each.startswith(word)]
     found = found or difflib.get_close_matches(word, list(words), 1)
     return f" (did you mean {found[0]}?)" if found else ""
@@ -142,6 +145,6 @@ def exit_status(name):
 
 
 def resume_command(out):
-    """What a user types to go on with the run in the folder."""
+    """Return the command that continues the run in a folder."""
     script = sys.argv[0] if os.path.isfile(sys.argv[0]) else "grpo_sg.py"
     return shlex.join(["python", script, "--resume", "--out", str(out)])

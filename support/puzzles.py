@@ -1,6 +1,5 @@
-"""Knights and Knaves: how puzzles are made, and which split a puzzle belongs to. A
-knight's claim is true, a knave's is false. tasks.py turns the tuples that this file
-returns into problems."""
+"""Generate Knights and Knaves puzzles and assign them to splits. A knight's claim is true,
+a knave's is false. tasks.py turns the returned tuples into problems."""
 import functools
 import hashlib
 import random
@@ -13,15 +12,14 @@ from support.program import UserError
 # ---- Splits ----
 
 def digest(*parts):
-    """Compute an integer from the parts that is the same in every run and version of
-    Python."""
+    """Hash the parts to an integer, the same one in every run and version of Python."""
     text = repr(parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def split_of(meaning):
-    """Return the split of a problem: for every seed, a seventh of all meanings is "test"
-    and a seventh "valid"."""
+    """Return the split of a problem. For every seed, a seventh of all meanings is "test",
+    and a seventh is "valid"."""
     return ("test", "valid", *["train"] * 5)[meaning % 7]
 
 
@@ -44,13 +42,13 @@ SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.
            "If you believe {}, {}."]
 KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
          "or": "{0} or {1}",
-         "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim: its words
-BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # and without a story
+         "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim -> words
+BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # without a story
 
 
 def draw_claim(n, speaker, rng):
-    """Draw a claim, such as ("if", (0, "knight"), (2, "knave")): its kind, and its one or
-    two leaves, each a person and the role that the claim gives them."""
+    """Draw a claim, such as ("if", (0, "knight"), (2, "knave")): a kind and one or two
+    leaves. A leaf is a person and a role."""
     kind = rng.choice(tuple(KINDS))
     leaves = [draw_leaf(n, speaker, rng)]
     while kind not in ("leaf", "not") and len(leaves) < 2:
@@ -61,7 +59,7 @@ def draw_claim(n, speaker, rng):
 
 
 def draw_leaf(n, speaker, rng):
-    """Draw a person and a role, but not "I am a knave", which nobody can say."""
+    """Draw a person and a role, but never "I am a knave", which nobody can say."""
     person, role = speaker, "knave"
     while (person, role) == (speaker, "knave"):
         person = rng.randrange(n)
@@ -70,9 +68,11 @@ def draw_leaf(n, speaker, rng):
 
 
 def find_true(claim, knight, every):
-    """Return the assignments of roles in which the claim is true. Assignments are
-    numbers, and a set of them is an integer with their bits: knight[person] has those in
-    which the person is a knight, `every` has all."""
+    """Return the assignments of roles that make the claim true.
+
+    An assignment is a number; a set of assignments is an integer with a bit for each.
+    knight[person] is the set in which the person is a knight, `every` the set of all.
+    """
     kind, *leaves = claim
     said = [knight[person] if role == "knight" else every ^ knight[person] for person,
             role in leaves]
@@ -91,7 +91,7 @@ def find_true(claim, knight, every):
 
 
 def put_in_words(claim, names, brief=False):
-    """Write the claim in English, or in telegraphic English."""
+    """Write the claim in English, or in telegraphic style."""
     kind, *leaves = claim
     said = []
     for person, role in leaves:
@@ -101,7 +101,7 @@ def put_in_words(claim, names, brief=False):
 
 @functools.cache
 def list_assignments(n):
-    """Return (knight, every), as find_true takes them, for n people. Bit `person` of an
+    """Return (knight, every) for n people, the arguments of find_true. Bit `person` of an
     assignment is 1 for a knave."""
     numbers = range(2 ** n)
     knight = [sum(1 << a for a in numbers if not a >> person & 1) for person in range(n)]
@@ -109,8 +109,8 @@ def list_assignments(n):
 
 
 def narrow_down(claims):
-    """Return for each claim the assignments, as bits, that fit it and the claims before
-    it: a knight's claim is true, a knave's is not."""
+    """Return for each claim the set of assignments that are consistent with it and with
+    the claims before it."""
     knight, left = list_assignments(len(claims))
     every = left
     found = []
@@ -122,14 +122,13 @@ def narrow_down(claims):
 
 @functools.lru_cache(10_000)
 def name_roles(assignment, n):
-    """Write an assignment in letters. KNK: the first and third of three people are
-    knights, the second is a knave."""
+    """Write an assignment as letters: KNK is knight, knave, knight."""
     return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
 
 
 def write_response(left, names):
-    """Write a response: for each person the assignments that are left after their claim.
-    The last one is the answer."""
+    """Write a response that lists, for each person, the assignments left after their
+    claim. The last assignment is the answer."""
     lines = []
     for name, bits in zip(names, left):
         words = [name_roles(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
@@ -142,12 +141,16 @@ def write_response(left, names):
 def make_puzzle(n, rng, *, brief=False):
     """Make a puzzle of n people (2 to 8) with exactly one consistent assignment of roles.
 
-    `brief` leaves out the story and keeps the first n names: only the claims, which a
-    tiny model can learn to read. The shortcut breaks off before the last claim.
+    Args:
+        n: the number of people.
+        rng: a random.Random.
+        brief: leave out the story and use the first n names, so that a tiny model can
+            learn to read the claims.
 
     Returns:
         (question, answer, solution, shortcut, meaning), the first fields of a
-        tasks.Problem; answer: a dict name -> "knight" or "knave".
+        tasks.Problem. answer is a dict name -> "knight" or "knave"; the shortcut stops
+        before the last claim.
 
     Raises:
         UserError: for other sizes.
@@ -157,8 +160,8 @@ def make_puzzle(n, rng, *, brief=False):
 
 
 def draw_puzzle(n, rng, brief):
-    """Draw claims until exactly one assignment is left; a third of all draws do. Returns
-    (question, names, claims, left); left is what narrow_down returns."""
+    """Draw claims until exactly one assignment is left, which a third of the draws
+    achieve. Returns (question, names, claims, left), with left from narrow_down."""
     if not 2 <= n <= 8:
         raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
@@ -177,7 +180,7 @@ def draw_puzzle(n, rng, brief):
 
 
 def describe_puzzle(question, names, left, meaning):
-    """Return a puzzle as make_puzzle does."""
+    """Return what make_puzzle returns."""
     word = name_roles(left[-1].bit_length() - 1, len(names))
     roles = ["knight" if letter == "K" else "knave" for letter in word]
     return (question, dict(zip(names, roles)), write_response(left, names),
@@ -186,7 +189,7 @@ def describe_puzzle(question, names, left, meaning):
 
 @functools.lru_cache(10_000)
 def tabulate(claim, first, second=None):
-    """Return the claim's truth table over the roles of these people, as the bits of an
+    """Return the claim's truth table over these people's roles, as the bits of an
     integer."""
     if second is None:
         return find_true(claim, {first: 0b10}, 0b11)
@@ -195,9 +198,11 @@ def tabulate(claim, first, second=None):
 
 def hash_meaning(claims):
     """Compute a hash that is equal for puzzles identical up to names and logically
-    equivalent wording: color refinement on the graph of who speaks of whom. A few
-    symmetric puzzles share a hash although they differ: then a held-out split has only
-    one of them, and still no puzzle gets into two splits."""
+    equivalent wording, by color refinement on the graph of who speaks of whom.
+
+    A few symmetric puzzles differ and still share a hash. A held-out split then has only
+    one of them; no puzzle gets into two splits.
+    """
     # (speaker, person, the claim's truth table with that person first, the other person)
     mentions = []
     for speaker, claim in enumerate(claims):
@@ -208,7 +213,7 @@ def hash_meaning(claims):
             mentions.append((speaker, y, tabulate(claim, y, x), x))
         else:
             table = tabulate(claim, x)
-            always = table in (0b00, 0b11)  # true or false, whoever they are: about nobody
+            always = table in (0b00, 0b11)  # a tautology or contradiction: about nobody
             mentions.append((speaker, speaker if always else x, table, None))
     colors = [0] * len(claims)
     for _ in claims:
@@ -223,13 +228,13 @@ def hash_meaning(claims):
 
 
 def make_split(split, count, people, seed, *, brief=False):
-    """Make up to `count` puzzles of a split ("train", "valid" or "test"), with the sizes in
-    `people` in turn.
+    """Make up to `count` puzzles of a split ("train", "valid" or "test"), cycling through
+    the sizes in `people`.
 
-    The meaning of a puzzle decides its split, so no puzzle of one split occurs in another
-    of any seed, in other names or words. Within a split a puzzle occurs once (in "train":
-    once word for word). A size that yields no new puzzle in 1,000 draws is given up: for
-    two people there are only 41 meanings.
+    A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
+    any seed, names or wording. A held-out split never repeats a meaning, and "train" never
+    repeats a question. A size without a new puzzle in 1,000 draws is given up: with two
+    people there are only 41 meanings.
     """
     problems = []
     seen = set()
@@ -247,8 +252,8 @@ def make_split(split, count, people, seed, *, brief=False):
 
 
 def make_new(split, n, rng, brief, seen):
-    """Make a puzzle of the split that is not in the set `seen` of meanings (for "train",
-    of questions), and add it there. Returns None after 1,000 draws."""
+    """Make a puzzle of the split that is not in `seen`, a set of meanings (of questions
+    for "train"), and add it there. Returns None after 1,000 failed draws."""
     for _ in range(1000):
         question, names, claims, left = draw_puzzle(n, rng, brief)
         if split == "train" and question in seen:

@@ -1,5 +1,4 @@
-"""A run: its folder, its steps, its logs, its checkpoints, and the signals that it
-receives."""
+"""A run: its folder, steps, logs and checkpoints, and how it handles signals."""
 import contextlib
 import json
 import os
@@ -17,26 +16,25 @@ from support import models, page
 from support.program import (
     UserError, exit_status, first_line, resume_command, say, say_in_handler)
 
-MAX_BAD_STEPS = 5  # a run ends after so many steps in a row without a finite update
-SAVE_SECONDS = 600  # a checkpoint is at most so old
+MAX_BAD_STEPS = 5  # a run ends after this many steps in a row without a finite update
+SAVE_SECONDS = 600  # time between checkpoints
 LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
 CHECK_FOLDER = "check that the folder exists and that its disk has space"
 
 
 class Run:
-    """What `train` needs besides the algorithm: logs, checkpoints, signals.
+    """Logs, checkpoints and signal handling for `train`.
 
-    Used as a context, it creates the run's folder, or takes an empty one, and locks it
-    for this process; otherwise nothing is written. A signal that arrives during a step
-    ends the run after that step, which is saved. A second signal, or one that arrives
-    before or after the training, ends it at once. If something raises, what the steps
-    before have learned is saved, except between two updates of a step: the parameters
-    would be those of half a step.
+    As a context manager it creates the run's folder, or takes an empty one, and locks
+    it; without `with`, nothing is written. A signal during a step ends the run after
+    that step, which is saved. A second signal ends it at once, and so does one before or
+    after training. If something raises, the finished steps are saved, unless the error
+    comes between two updates of a step: then the parameters are half a step's.
 
     Args:
         cfg: the settings.
         policy: a grpo_sg.Policy.
-        state: that of the checkpoint to resume.
+        state: the state of the checkpoint to resume, from `read_checkpoint`.
     """
 
     def __init__(self, cfg, policy=None, state=None):
@@ -46,8 +44,8 @@ class Run:
         self.out = None  # the folder
         self.rows = []  # of the training steps of this process
         self.ending = "finished"  # or "not finite", or the name of a signal
-        self.stopping = False  # no step follows
-        self.stepping = False  # a signal waits
+        self.stopping = False  # True after the last step
+        self.stepping = False  # True while a signal waits for the end of a step
         self.updating = False  # some of a step's updates were made, and not all
         self.last_save = time.time()
 
@@ -59,22 +57,22 @@ class Run:
         out = self.cfg.out or new_name(self.cfg)
         if self.cfg.steps < self.state["step"]:
             raise UserError(f"--steps {self.cfg.steps}, but the run in {out} has already done "
-                            f"{self.state['step']}: give more")
+                            f"{self.state['step']}: give a larger number")
         with one_line_if_not_writable(out):
             os.makedirs(out, exist_ok=True)
             self.lock = filelock.FileLock(os.path.join(out, ".lock"))
             try:
                 self.lock.acquire(blocking=False)
             except filelock.Timeout:
-                raise UserError(f"another process works on {out}: wait for it, or name "
+                raise UserError(f"another process is working in {out}: wait for it, or name "
                                 "another --out") from None
-            # Only now, because another run may have filled the folder meanwhile.
+            # Check only now: another run may have filled the folder in the meantime.
             if not self.cfg.resume and os.listdir(out) != [".lock"]:
                 self.release(out)
                 raise UserError(f"--out {out} is not empty: name another folder, or add "
                                 "--resume to continue the run in it")
             self.out = out
-            for path in self.logs():  # what was logged after the checkpoint
+            for path in self.logs():  # remove what was logged after the checkpoint
                 cut_file(path, self.state["sizes"].get(os.path.basename(path), 0))
             write_json(os.path.join(out, "config.json"),
                        {**vars(self.cfg), "earlier_lr": self.list_earlier_rates(out)})
@@ -82,7 +80,7 @@ class Run:
         return self
 
     def list_earlier_rates(self, out):
-        """Return the learning rates before this one, each with its last step."""
+        """Return the earlier learning rates, each with its last step."""
         try:
             before = read_json(os.path.join(out, "config.json"))
         except OSError:  # a new run
@@ -100,14 +98,14 @@ class Run:
             self.write_page()
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
-            if not self.logs() and not self.cfg.resume:  # nothing was learned: leave nothing
+            if not self.logs() and not self.cfg.resume:  # nothing was logged: leave no files
                 with contextlib.suppress(OSError):
                     os.remove(os.path.join(self.out, "config.json"))
                 shutil.rmtree(os.path.join(self.out, "warm_start"), ignore_errors=True)
             self.release(self.out)
 
     def release(self, out):
-        """Unlock the folder, and remove it if it is empty."""
+        """Unlock the folder, and delete it if it is empty."""
         with contextlib.suppress(OSError):
             os.remove(self.lock.lock_file)
         self.lock.release()
@@ -115,6 +113,7 @@ class Run:
             os.rmdir(out)
 
     def receive(self, number, frame):
+        """Handle a signal."""
         name = signal.Signals(number).name
         if not self.stepping or self.ending != "finished":
             say_in_handler(f"stopped by {name}; {self.way_on()}")
@@ -123,6 +122,7 @@ class Run:
         say_in_handler("finishing this step, then saving; a second signal stops at once")
 
     def way_on(self):
+        """Say how to continue the run."""
         if self.out and os.path.isdir(os.path.join(self.out, "checkpoint")):
             return f"to continue: {resume_command(self.out)}"
         return "there is no checkpoint yet"
@@ -130,12 +130,12 @@ class Run:
     # ---- The steps ----
 
     def restore(self, optimizer):
-        """Give the optimizer the state of the checkpoint, if there is one. From now on the
-        run knows when parameters change."""
+        """Load the checkpoint's state into the optimizer, if there is a checkpoint, and
+        watch the optimizer: its first update of a step begins a half-finished one."""
         if "optimizer" in self.state:
             try:
                 optimizer.load_state_dict(self.state.pop("optimizer"))
-            except Exception as error:  # a file with something else in it
+            except Exception as error:  # the file has other contents
                 raise unreadable(os.path.join(self.out, "checkpoint"), error)
             for group in optimizer.param_groups:
                 group["lr"] = self.cfg.lr  # which may have changed
@@ -146,7 +146,7 @@ class Run:
         self.updating = True
 
     def steps(self, total):
-        """Yield the numbers of the steps that are left of `total`."""
+        """Yield the numbers of the remaining steps, up to `total`."""
         done = self.state["step"]
         self.bar = tqdm(range(done + 1, total + 1), "training", initial=done, total=total)
         self.stepping = True
@@ -156,7 +156,7 @@ class Run:
         self.stepping = False
 
     def save_if_due(self):
-        """Save if the last checkpoint is old or the run ends after this step."""
+        """Save if the last checkpoint is old or this step is the last."""
         if self.ending == "finished" and self.count_bad_steps() == MAX_BAD_STEPS:
             self.ending = "not finite"
         last_step = self.rows[-1]["step"] == self.bar.total
@@ -169,7 +169,7 @@ class Run:
             self.stepping = False
 
     def count_bad_steps(self):
-        """Return the number of last steps in a row without a finite update."""
+        """Count the latest steps in a row without a finite update."""
         count = 0
         for row in reversed(self.rows):
             if row["skipped"] == 0 or row["grad_norm"] > 0:
@@ -178,13 +178,13 @@ class Run:
         return count
 
     def check_ending(self):
-        """Raise UserError if the steps ended early, or if a signal came in the last one:
-        then there is no test."""
+        """Raise UserError if training ended early or a signal came during the last step:
+        the test is then skipped."""
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
-                f"and completions in {self.out}. None of them changed the parameters, which "
-                f"are in {self.out}/checkpoint. A lower learning rate may help: "
+                f"and completions in {self.out}. None of them changed the parameters, saved "
+                f"in {self.out}/checkpoint. A lower learning rate may help: "
                 f"{resume_command(self.out)} --lr {self.cfg.lr / 3:.1g}")
         if self.ending != "finished":
             raise UserError(f"stopped by {self.ending}; {self.way_on()}",
@@ -193,12 +193,13 @@ class Run:
     # ---- Logs ----
 
     def logs(self):
+        """Return the paths of the logs that exist."""
         paths = [os.path.join(self.out, name) for name in LOGS]
         return list(filter(os.path.exists, paths))
 
     def log_step(self, row, completions, seconds_update):
-        """Log a step's row with one group of its completions, whose rewards differ if
-        there is such a group, and with all completions if an update was skipped."""
+        """Log a step's row and one group of its completions, if possible one with unequal
+        rewards; log all completions if an update was skipped."""
         size = self.cfg.group_size
         groups = [completions[i:i + size] for i in range(0, len(completions), size)]
         unequal = [group for group in groups if any(c.advantage for c in group)]
@@ -218,7 +219,7 @@ class Run:
         self.bar.set_postfix({key: f"{row[key]:.2f}" for key in keys})
 
     def log(self, row, completions):
-        """Add the row to metrics.jsonl, and the completions, whole, to samples.jsonl."""
+        """Append the row to metrics.jsonl, and the full completions to samples.jsonl."""
         samples = []
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
@@ -228,8 +229,8 @@ class Run:
         self.append("samples.jsonl", samples)
 
     def log_evaluation(self, row, completions, groups):
-        """Log an evaluation, with the probability and the weight of each token of some
-        groups, as grpo_sg.watch_tokens returns them."""
+        """Log an evaluation, and the probability and weight of each token in some groups,
+        as grpo_sg.watch_tokens returns them."""
         self.log(row, completions)
         for group in groups:
             problem = group[0][0].problem
@@ -238,7 +239,7 @@ class Run:
                                           "answer": as_json(problem.answer),
                                           "completions": shown_tokens}])
         self.write_page()
-        self.started = time.time()  # an evaluation is no part of a step's time
+        self.started = time.time()  # a step's time excludes the evaluation
 
     def append(self, name, rows):
         """Append rows of JSON. Values that JSON cannot represent are written with str()."""
@@ -249,7 +250,7 @@ class Run:
                 file.writelines(lines)
 
     def write_page(self):
-        """Write report.html from the logs. A failure does not end the run."""
+        """Write report.html from the logs. A failure is only a warning."""
         if self.out and self.logs():
             try:
                 page.write(self.out)
@@ -259,9 +260,12 @@ class Run:
     # ---- Checkpoints ----
 
     def save(self):
-        """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json with the
-        step and the sizes of the logs after it, to which a resumed run cuts them. Random
-        states are not needed, as what a step draws is a function of seed and step."""
+        """Write OUT/checkpoint: model, tokenizer, optimizer.pt, and state.json.
+
+        state.json has the step and the sizes of the logs after it; a resumed run truncates
+        them to these sizes. Random states are not saved, because all randomness of a step
+        is a function of seed and step.
+        """
         step = self.rows[-1]["step"]
         if self.out is None or self.state["step"] == step:
             return
@@ -271,7 +275,7 @@ class Run:
                 torch.save(self.optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
                 write_json(os.path.join(new, "state.json"),
                            {"step": step, "sizes": self.sizes})
-        except Exception as error:  # no space, no permission: each library has its own
+        except Exception as error:  # no space, no permission: each library raises its own
             raise UserError(
                 f"cannot write the checkpoint of step {step} to {self.out} "
                 f"({first_line(error)}): {CHECK_FOLDER}; {self.way_on()}")
@@ -280,15 +284,21 @@ class Run:
 
 
 def read_checkpoint(out):
-    """Return (model, tokenizer, state) of the newest checkpoint of a run; state has its
-    step, the sizes of the logs, and the optimizer's state. Raises UserError if there is
-    none, or if it cannot be read, and changes nothing."""
+    """Read the newest checkpoint of a run.
+
+    Returns:
+        (model, tokenizer, state): state has the step, the sizes of the logs, and the
+        optimizer's state.
+
+    Raises:
+        UserError: if there is no checkpoint or it cannot be read. Changes no file.
+    """
     folder = os.path.join(out, "checkpoint")
     if not os.path.isdir(folder):
-        folder = f"{folder}.before"  # the program was stopped between two renames
+        folder = f"{folder}.before"  # the program was killed between two renames
     if not os.path.isdir(folder):
-        raise UserError(f"--out {out} has no checkpoint to continue from: start another run, "
-                        "in another folder")
+        raise UserError(f"--out {out} has no checkpoint to continue from: start a new run in "
+                        "another folder")
     try:
         model, tokenizer = models.read_model(folder, local=True)
         state = read_json(os.path.join(folder, "state.json"))
@@ -296,7 +306,7 @@ def read_checkpoint(out):
         sizes = {name: int(size) for name, size in state["sizes"].items()}
         state = {"step": int(state["step"]), "sizes": sizes,
                  "optimizer": torch.load(path, "cpu", weights_only=True)}
-    except Exception as error:  # a torn file, too little memory: each has its own type
+    except Exception as error:  # a truncated file, too little memory: each has its own type
         raise unreadable(folder, error)
     print(f"resuming after step {state['step']}, from {folder}")
     return model, tokenizer, state
@@ -304,20 +314,22 @@ def read_checkpoint(out):
 
 def unreadable(folder, error):
     before = f"{folder}.before"
-    hint = f"; if you delete it, --resume goes on from {before}" if os.path.isdir(before) else ""
-    return UserError(f"{folder} cannot be read ({first_line(error)}){hint}")
+    hint = "start a new run in another folder"
+    if os.path.isdir(before):
+        hint = f"if you delete it, --resume continues from {before}"
+    return UserError(f"{folder} cannot be read ({first_line(error)}): {hint}")
 
 
 def read_settings(run, known):
-    """Read the settings with known names from the config.json of a run's folder, as a
-    dict; {} if there is no such file, or if another program wrote it."""
+    """Read the known settings from the config.json in a run's folder, as a dict. Returns
+    {} if there is no such file or another program wrote it."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): name "
-                        "another run") from None
+                        "a different run") from None
     if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
         return {}
     return {name: value for name, value in saved.items() if name in known}
@@ -331,17 +343,17 @@ def verdict_of(c):
 
 
 def show_tokens(tokenizer, c, logps, weights):
-    """Return a completion's tokens as text, with their probabilities and weights to four
-    digits."""
+    """Return a completion's tokens as text, and their probabilities and weights, rounded
+    to four digits."""
     return {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
             "pi": round_all(logps.exp()), "w": round_all(weights), **verdict_of(c)}
 
 
 def as_json(answer):
-    """Return the answer, which may be anything, or its text if JSON cannot represent it."""
+    """Return the answer, or its text if JSON cannot represent it."""
     try:
         json.dumps(answer, default=str)
-    except (TypeError, ValueError):  # a key that is not a text
+    except (TypeError, ValueError):  # a key that is not a string
         return str(answer)
     return answer
 
@@ -364,7 +376,7 @@ def one_line_if_not_writable(out):
 def write_json(path, content):
     with open(f"{path}.tmp", "w") as file:
         json.dump(content, file)
-    os.replace(f"{path}.tmp", path)  # whole, or not at all
+    os.replace(f"{path}.tmp", path)  # atomic
 
 
 def read_json(path):
@@ -373,7 +385,7 @@ def read_json(path):
 
 
 def new_name(cfg):
-    """Return a name for a run's new folder."""
+    """Make a name for a new run's folder."""
     kind = "test" if cfg.eval_only else cfg.shaping
     start = f"runs/{cfg.task}-{kind}-seed{cfg.seed}"
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -381,9 +393,9 @@ def new_name(cfg):
 
 @contextlib.contextmanager
 def whole_folder(path):
-    """Yield a folder to write into, which becomes `path` when the block ends without an
-    error. The previous one becomes PATH.before: whatever stops the program, even during
-    a write, one of the two is complete."""
+    """Yield a new folder, and rename it to `path` if the block raises nothing. The
+    previous folder becomes PATH.before, so one of the two is complete even if the program
+    is killed during a write."""
     shutil.rmtree(f"{path}.tmp", ignore_errors=True)
     os.makedirs(f"{path}.tmp")
     yield f"{path}.tmp"
@@ -399,10 +411,10 @@ def cut_file(path, size):
 
 
 def hold_signals(handler):
-    """Let the handler receive SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal), and
-    return the handlers that it replaces, number -> handler. A signal that the user has
-    set to be ignored, as nohup does, stays ignored. Python receives signals only in its
-    main thread."""
+    """Install a handler for SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal).
+    Returns the replaced handlers as a dict number -> handler. A signal that is ignored, as
+    under nohup, stays ignored. Does nothing outside the main thread, because Python
+    handles signals only there."""
     before = {}
     if threading.current_thread() is not threading.main_thread():
         return before

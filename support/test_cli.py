@@ -1,4 +1,4 @@
-"""The command line: flags, ranges, and what is printed before and after training."""
+"""The command line: flags, ranges, and the messages before and after training."""
 import math
 
 import pytest
@@ -11,7 +11,7 @@ from support.program import UserError
 
 # ---- Flags ----
 
-def test_flags_of_each_type_in_both_spellings():
+def test_flags_of_each_type_have_two_spellings():
     text = "--steps 7 --lr 1e-4 --people 3 4 --warm-up --shaping none --task=a-b --group-size=4"
     assert cli.read_flags(text.split()) == {
         "steps": 7, "lr": 1e-4, "people": [3, 4], "warm_up": True, "shaping": "none",
@@ -39,8 +39,8 @@ def test_every_setting_has_exactly_one_group():
     ("--step 3", "there is no setting --step .did you mean steps"), ("--sh sg", "mean shaping"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
     ("--n_samples_per_prompt 8", "mean --group_size"), ("--kl-loss-coef 0.1", "mean --beta"),
-    ("--steps", "--steps: expected one argument"), ("5", "5 belongs to no setting"),
-    ("--resume runs/first", "runs/first belongs to no setting: .* --resume --out"),
+    ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
+    ("--resume runs/first", "runs/first does not belong to a setting: .* --resume --out"),
     ("--lr -1e-6", "--NAME=VALUE"), ("--lr=-1e-6", "--lr must be a number, above 0, .*not -1e-06"),
     ("--steps many", "--steps: invalid int value: 'many'"), ("--steps 0", "above 0, up to 1e9, not 0"),
     ("--steps 1.5", "invalid int value"), ("--steps 9999999999", "up to 1e9, not 9999999999"),
@@ -48,23 +48,23 @@ def test_every_setting_has_exactly_one_group():
     ("--beta=-1", "--beta must be a number, 0 or more"), ("--people 3 x", "invalid int value: 'x'"),
     ("--group_size 1", "a whole number, 2 or more, up to 1e9, not 1"),
     ("--shaping magic", "--shaping: invalid choice: 'magic'")])
-def test_a_flag_that_cannot_be_is_one_line(argv, message):
+def test_a_wrong_flag_is_refused_in_one_line(argv, message):
     with pytest.raises(UserError, match=message):
         cli.parse(argv.split())
 
 
 @pytest.mark.parametrize("given, message", [
     (dict(group_size=1), "2 or more"), (dict(lr="1e-4"), "--lr must be a number.* not '1e-4'"),
-    (dict(model=None), "--model must be a text, not None"), (dict(steps=None), "not None"),
+    (dict(model=None), "--model must be text, not None"), (dict(steps=None), "not None"),
     (dict(people=3), "a list of whole numbers"), (dict(shaping="magic"), "one of sg, none, ar"),
     (dict(learning_rate=1), "mean --lr"), (dict(eval_only=1), "True or False")])
-def test_the_settings_of_a_script_are_checked_too(given, message):
+def test_a_scripts_settings_are_checked(given, message):
     with pytest.raises(UserError, match=message):
         cli.parse([], **given)
 
 
-def test_paths_of_a_script_are_absolute_like_those_of_flags(tmp_path, monkeypatch):
-    """So the run can be resumed from another folder."""
+def test_a_scripts_paths_become_absolute(tmp_path, monkeypatch):
+    """So the run can be resumed from any folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
@@ -76,22 +76,22 @@ def test_paths_of_a_script_are_absolute_like_those_of_flags(tmp_path, monkeypatc
 @pytest.mark.parametrize("flags, hint", [
     ("--task math --data math500", "it is a test set, --eval_data math500"),
     ("--data my.jsonl", "it belongs to --task math"), ("--data gsm8k", "it belongs to --task math")])
-def test_data_of_another_flag_or_task_is_named(flags, hint):
+def test_data_for_another_flag_or_task_is_refused_with_a_hint(flags, hint):
     with pytest.raises(UserError, match=hint):
         tasks.make_task(cli.parse([*flags.split(), "--model", "any"]))
 
 
-def test_a_text_is_not_a_list_of_flags():
+def test_main_refuses_a_string_of_flags():
     with pytest.raises(UserError, match="main takes a list of flags"):
         cli.parse("--steps 1")
 
 
-def test_the_ends_of_a_range_are_in_it():
+def test_the_ends_of_a_range_are_allowed():
     cfg = cli.parse("--beta 0 --seed 1000000000".split())
     assert (cfg.beta, cfg.seed) == (0.0, 10 ** 9)
 
 
-def test_settings_that_differ_are_told():
+def test_settings_that_differ_from_the_defaults_are_listed():
     cfg = grpo_sg.Config(**{**cli.TINY, "lr": 0.5, "people": [3, 4]})
     assert cli.tell_changes(cfg) == "people 3 4, lr 0.5"
     assert cli.tell_changes(grpo_sg.Config(model="x")) == "model x"
@@ -103,12 +103,12 @@ def test_settings_that_differ_are_told():
 @pytest.mark.parametrize("formed, cut, right, equal, advice", [
     (0.97, 0.02, 0.66, 0.41, None),
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),
-    (0.00, 1.00, 0.00, 1.00, "raise --max_new_tokens"),  # the cause is named, and not what follows from it
+    (0.00, 1.00, 0.00, 1.00, "raise --max_new_tokens"),  # advice on the cause, not on its consequences
     (0.04, 0.30, 0.00, 0.95, "an Instruct model"),
     (0.80, 0.10, 0.00, 0.60, "no completion is right"),
     (1.00, 0.00, 0.98, 0.95, "harder problems"),
     (1.00, 0.00, 0.02, 0.95, "easier problems (kk: --people 2 3), or raise --group_size")])
-def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, right, equal, advice):
+def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, advice):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     shares, *rest = cli.describe_start(row, 4)
     assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
@@ -116,8 +116,8 @@ def test_the_shares_before_training_and_the_one_thing_to_change(formed, cut, rig
     assert advice in rest[0] if advice else not rest
 
 
-def test_without_samples_the_greedy_completions_are_looked_at():
-    """One completion of a problem has nothing to be compared with."""
+def test_without_samples_the_rates_are_of_greedy_completions():
+    """A single sample of a problem has nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
     shares, advice = cli.describe_start(greedy, 0)
     assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in advice
@@ -129,9 +129,8 @@ UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, 
           "weight_mean": 12.0, "low_prob_frac": 5.0}
 
 
-def test_a_row_has_the_means_of_its_updates():
-    """Over all that was trained on, divided once; of updates that were not finite it says how
-    many, and JSON gets no nan."""
+def test_a_row_has_means_over_its_updates():
+    """Over all that was trained on. Non-finite updates are counted; JSON gets no NaN."""
     other = {**UPDATE, "norm": 3.0, "loss": 0.25, "count": 30.0, "kl": 6.0}
     assert grpo_sg.summarize([UPDATE, other]) == {
         "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
@@ -147,10 +146,10 @@ def test_a_row_has_the_means_of_its_updates():
 
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("accuracy, reward, words", [
-    (0.6, 2.0, None), (0.45, 0.5, None),  # less by 1.8 standard errors of the difference
+    (0.6, 2.0, None), (0.45, 0.5, None),  # lower by 1.8 standard errors of the difference
     (0.35, 2.0, "the reward has risen and accuracy has fallen: the model is exploiting"),
     (0.35, 0.5, "accuracy has fallen: a lower --lr")])
-def test_a_run_whose_accuracy_falls_says_so(accuracy, reward, words, k):
+def test_a_fall_in_accuracy_is_a_warning(accuracy, reward, words, k):
     names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
 
     def row(accuracy, reward, error):
@@ -161,11 +160,11 @@ def test_a_run_whose_accuracy_falls_says_so(accuracy, reward, words, k):
                      f"reward 1.000 -> {reward:.3f}")
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
     alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
-    assert len(alone) == 1  # of one problem there is no standard error
+    assert len(alone) == 1  # one problem has no standard error
 
 
 @pytest.mark.parametrize("trained, tested, warns", [(0.9, 0.72, True), (0.9, 0.85, False)])
-def test_training_accuracy_far_above_the_tests_is_a_warning(trained, tested, warns):
+def test_training_accuracy_far_above_test_accuracy_is_a_warning(trained, tested, warns):
     after = {"eval/avg@4": tested, "eval/avg@4_se": 0.02}
     lines = cli.compare_splits([{"accuracy": trained}] * 10, after, 4)
     assert bool(lines) == warns

@@ -1,4 +1,4 @@
-"""Tests of data.py, offline: a local folder that has the name of a set on the hub takes its place."""
+"""Tests of data.py, offline: a local folder with the name of a set on the hub replaces it."""
 import json
 import os
 import pathlib
@@ -16,7 +16,7 @@ CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_
 
 
 PASSAGES_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
-HUB = {  # the true names, configurations, splits, and columns that are read
+HUB = {  # the real names, configurations, splits and columns
     "openai/gsm8k main": {"test": [{"question": "Bob?", "answer": "#### 70"}], "train": [
         {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": "none"}]},
     "DigitalLearningGmbH/MATH-lighteval default": {"train": [
@@ -49,13 +49,13 @@ def hub(tmp_path, monkeypatch):
     (data.MATH_TRAIN, "gsm8k", ("Ann?", ["3000"]), 1), (data.MATH_TEST, "gsm8k", ("Bob?", ["70"]), 0),
     (data.MATH_TRAIN, "math", ("Half?", [r"\frac12"]), 1), (data.MATH_TEST, "math500", ("P", ["5"]), 0),
     (data.MATH_TRAIN, "deepscaler", ("Deep", ["7"]), 1), (data.MATH_TEST, "aime24", ("It?", ["033"]), 0)])
-def test_sets_of_the_hub(places, name, row, dropped, hub, capsys):
+def test_sets_from_the_hub_are_read(places, name, row, dropped, hub, capsys):
     assert data.load_math(name, places) == [row]
     assert capsys.readouterr().out.count(f"dropped 1 of 2 problems of {name}: no gold") == dropped
 
 
-def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch):
-    """The script is not run. The copy, a branch of the set, has a folder for each configuration."""
+def test_a_set_that_is_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch):
+    """The script is not run. The copy is a branch with a folder per configuration."""
     script = tmp_path / "script" / "hotpot_qa"
     copy = tmp_path / "copy" / "hotpot_qa"
     script.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_a_set_that_comes_as_a_script_is_read_from_the_hubs_copy(tmp_path, monke
     load = datasets.load_dataset
 
     def load_branch(name, *more, revision=None, **named):
-        """The real call, of the folder that the hub would have at this revision."""
+        """Load the folder that the hub has at this revision."""
         folder = {None: script, "refs/convert/parquet": copy}[revision]
         return load(str(folder), *more, cache_dir=str(tmp_path / "cache"), **named)
     monkeypatch.setattr(datasets, "load_dataset", load_branch)
@@ -85,8 +85,8 @@ def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
         data.load_math("gsm8k", data.MATH_TEST)
 
 
-def test_paths_are_found_from_wherever_a_run_is_resumed(tmp_path, monkeypatch):
-    """But a name of the hub is no path, though a folder of that name is near."""
+def test_paths_become_absolute_but_names_of_the_hub_do_not(tmp_path, monkeypatch):
+    """Even if there is a folder of that name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("gsm8k", "Qwen", "mine"):
@@ -98,11 +98,11 @@ def test_paths_are_found_from_wherever_a_run_is_resumed(tmp_path, monkeypatch):
     assert data.find_files({"model": "Qwen/Qwen2.5-0.5B"}) == {"model": "Qwen/Qwen2.5-0.5B"}
 
 
-def test_rows_of_a_file(tmp_path, capsys):
+def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
     math = lines(tmp_path / "math.jsonl", [{"question": "a", "answer": [1, "1 apple", None], "more": 0},
                                            {"question": "b", "answer": " "}])
     with open(math, "a") as file:
-        file.write("\n   \n")  # blank lines are no rows
+        file.write("\n   \n")  # blank lines are skipped
     assert data.load_math(math, {}) == [("a", ["1", "1 apple"])]
     assert f"dropped 1 of 2 problems of {math}" in capsys.readouterr().out
     qa = lines(tmp_path / "qa.jsonl", [{"question": "a", "answers": 7.5, "passages": ["p"]}])
@@ -116,20 +116,20 @@ def test_rows_of_a_file(tmp_path, capsys):
 @pytest.mark.parametrize("line, why", [
     (b"{", "is not like {"), (b"[]", "is not like {"), (b"5", "is not like {"), (b"\xff", "is not like {"),
     (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
-    (b'{"question": 5, "answer": "5"}', "5 is no text"), (b'{"question": "\\ud800", "answer": "5"}', "no text"),
+    (b'{"question": 5, "answer": "5"}', "5 is not valid text"), (b'{"question": "\\ud800", "answer": "5"}', "not valid text"),
     (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
-    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON a backslash"),
+    (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON, write a backslash twice"),
     (b'{"question": "Find \\theta.", "answer": "5"}', r"a control character .*'\\theta'"),
     (b'{"question": "A \\rho?", "answer": "5"}', r"a control character .*'\\rho'"),
-    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON a backslash"),
+    (b'{"question": "1 \\cdot 1?", "answer": "5"}', "is not like .* In JSON, write a backslash"),
     (b'{"question": " ", "answer": "5"}', "the question is empty"),
     (b'{"question": "?", "answer": "#### 2"}', "no answer can match '#### 2'"),
     (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
-    (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give the final answer alone"),
+    (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give only the final answer"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
-    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages are a list of texts, not 'x'"),
-    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is no text")])
-def test_a_line_that_is_no_row_is_named(line, why, tmp_path):
+    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of texts, not 'x'"),
+    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is not valid text")])
+def test_a_bad_line_is_named(line, why, tmp_path):
     example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
     with pytest.raises(UserError, match=rf"bad\.jsonl, line 2: .*{why}"):
@@ -140,17 +140,17 @@ def is_gold(text):
     return text == "x" or text == "Ada" or tasks.is_gold(text)
 
 
-def test_a_gold_of_the_hub_that_nothing_can_match_is_dropped_and_counted(hub, capsys):
+def test_golds_from_the_hub_that_nothing_can_match_are_dropped(hub, capsys):
     assert data.load_math("math500", data.MATH_TEST, str.isdigit) == [("P", ["5"])]
     with pytest.raises(UserError, match="math500 has no problem with a gold answer"):
         data.load_math("math500", data.MATH_TEST, str.isalpha)
 
 
-def test_a_line_feed_before_small_letters_is_warned_of(tmp_path, capsys):
+def test_a_line_feed_before_a_small_letter_is_a_warning(tmp_path, capsys):
     path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
                                          {"question": "What is \nu?", "answer": "1"}])
     assert len(data.load_math(path, {})) == 2
-    assert "in 1 questions, such as that of line 2, a small letter" in capsys.readouterr().err
+    assert "1 questions have a small letter after a line feed, such as line 2. In JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings, message", [
@@ -159,12 +159,12 @@ def test_a_line_feed_before_small_letters_is_warned_of(tmp_path, capsys):
     (dict(data="math", eval_data="aime"), "--eval_data aime is not one of .* mean aime24?"),
     (dict(data="x.jsonl"), "x.jsonl has no test problems: .*--eval_data"),
     (dict(model="", data="gsm8k"), "tiny model .* --data gsm8k .*: add --model")])
-def test_settings_that_do_not_fit(settings, message):
+def test_unknown_or_unsuitable_sets_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         data.choose_eval_data(SimpleNamespace(**{**vars(CFG), **settings}), data.MATH_PAIRS)
 
 
-def test_nothing_is_held_out_twice(capsys):
+def test_validation_is_held_out_and_test_questions_are_removed(capsys):
     problems = [SimpleNamespace(question=f"Who is {i}?") for i in range(60)]
     train, valid = data.hold_out(problems, [SimpleNamespace(question="who  IS 7?")], "the test", CFG)
     assert "removed 1 training problems that occur in the test" in capsys.readouterr().out

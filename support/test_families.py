@@ -1,6 +1,5 @@
-"""Sections 2, 3 and 5 of grpo_sg.py with tiny, untrained models of many families: those with linear attention
-and with sliding windows, which keep other things than all keys and values, and those that change their logits
-after the vocabulary matrix."""
+"""Sections 2, 3 and 5 of grpo_sg.py with tiny, untrained models of many families. Linear
+attention and sliding windows have other caches; some families scale or cap their logits."""
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from support.run import Run
 LINEAR = dict(head_dim=8, num_hidden_layers=4, full_attention_interval=4, linear_num_key_heads=2,
               linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 WINDOW = dict(head_dim=8, sliding_window=4)
-FAMILIES = {  # name: what its configuration has beside the usual
+FAMILIES = {  # name -> settings of its configuration
     "Qwen2": {}, "Qwen3": dict(head_dim=8), "Llama": {}, "SmolLM3": {}, "Mistral": WINDOW, "Gemma2": WINDOW,
     "Gemma3": WINDOW, "Cohere": dict(logit_scale=0.3), "Granite": dict(logits_scaling=3.0),
     "Olmo3": dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
@@ -31,8 +30,8 @@ def build(name):
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "GPT2"])
-def test_greedy_completions_are_those_of_generate(name):
-    """Of prompts of unequal lengths, some of which end early and leave the batch and the cache."""
+def test_greedy_completions_equal_those_of_generate(name):
+    """With prompts of unequal lengths, and rows that end early and leave the batch and cache."""
     model = build(name)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [5, 6, 7]]
     ours = grpo_sg.sample(model, prompts, n=2, max_new_tokens=12, stop_ids=range(10), temperature=0)
@@ -44,8 +43,8 @@ def test_greedy_completions_are_those_of_generate(name):
 
 
 @pytest.mark.parametrize("name", list(FAMILIES)[1:])
-def test_log_probabilities_and_gradient_are_those_of_the_full_softmax(name):
-    """Of each row alone, without pads. (Qwen2 and GPT2: test_grpo_sg.py.)"""
+def test_log_probabilities_and_gradients_equal_those_of_the_full_softmax(name):
+    """Each row by itself, without padding. (Qwen2 and GPT2: test_grpo_sg.py.)"""
     model = build(name)
     ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(3, 9, dtype=torch.bool)
@@ -65,7 +64,7 @@ def test_log_probabilities_and_gradient_are_those_of_the_full_softmax(name):
 
 
 class Words:
-    """As much of a tokenizer as a rollout needs: a word is a number."""
+    """The part of a tokenizer that a rollout needs. A word is a number."""
     chat_template = None
     eos_token_id = 1
     unk_token_id = 0
@@ -88,8 +87,8 @@ def verify_even(text, gold):
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "FalconH1", "Gemma2"])
-def test_a_step_and_its_checkpoint(name, tmp_path):
-    """Two updates with a KL, on completions that are right if they have an even number."""
+def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, tmp_path):
+    """Two updates with a KL. A completion of even length is right."""
     problems = [tasks.Problem(f"{i} {i + 1}", "") for i in range(10, 14)]
     task = tasks.Task("even", "2", problems, problems, problems, verify_even, floor=0.0)
     cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1,
@@ -109,8 +108,8 @@ def test_a_step_and_its_checkpoint(name, tmp_path):
     assert torch.allclose(*again, atol=1e-5)
 
 
-def test_dropout_is_off_whatever_the_configuration_says_and_when_layers_are_checkpointed(tmp_path):
-    """OPT's layers call functional dropout, which is on in training mode, in which they have to be."""
+def test_dropout_is_off_even_with_gradient_checkpointing(tmp_path):
+    """Checkpointing needs training mode, in which OPT's layers call functional dropout."""
     build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
                 max_position_embeddings=64, word_embed_proj_dim=32).save_pretrained(tmp_path)
     model = models.prepare(models.read_parameters(tmp_path, local=True), True)

@@ -1,4 +1,4 @@
-"""The layout: grpo_sg.py works when it is copied alone, and imports run one way."""
+"""The layout: grpo_sg.py works when it is copied alone, and no module imports upward."""
 import ast
 import os
 import shutil
@@ -58,6 +58,7 @@ cfg = grpo_sg.Config(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.
 rows = grpo_sg.train(policy, task, cfg)
 row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
 print(len(rows), rows[0]["reward"], rows[-1]["reward"], row["eval/avg@4"], len(greedy))
+grpo_sg.main([])
 '''
 
 
@@ -68,9 +69,16 @@ def run_alone(folder, *command):
                           capture_output=True, text=True, timeout=120)
 
 
-def test_the_file_alone_trains_a_toy_policy(tmp_path):
+def assert_needs_project(done):
+    """Assert that it ended because the command line needs the whole project."""
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith("the command line needs the whole project"), done.stderr
+
+
+def test_the_file_alone_trains_a_toy_policy_but_has_no_command_line(tmp_path):
     done = run_alone(tmp_path, "-c", ALONE)
-    assert done.returncode == 0, done.stderr
+    assert_needs_project(done)
     *progress, last = done.stdout.splitlines()
     steps, before, after, accuracy, problems = map(float, last.split())
     assert (steps, problems) == (25, 3)
@@ -78,12 +86,10 @@ def test_the_file_alone_trains_a_toy_policy(tmp_path):
     assert progress[0].startswith("step 10: valid accuracy")
 
 
-@pytest.mark.parametrize("command", [["grpo_sg.py"], ["-c", "import grpo_sg; grpo_sg.main([])"]])
-def test_the_file_alone_says_that_the_command_line_needs_the_project(command, tmp_path):
-    done = run_alone(tmp_path, *command)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("the command line needs the whole project") and \
-        done.stderr.count("\n") == 1
+def test_the_file_alone_as_a_script_says_in_one_line_what_it_needs(tmp_path):
+    done = run_alone(tmp_path, "grpo_sg.py")
+    assert_needs_project(done)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
 
 
 # ---- Optional folders ----
@@ -92,7 +98,7 @@ def test_the_file_alone_says_that_the_command_line_needs_the_project(command, tm
     ("--task qa", "--task qa needs the folder extras/search/, which is missing"),
     ("--offload", "--offload needs the folder extras/gpu/"),
     ("--retriever http://x", "--retriever needs the folder extras/search/")])
-def test_a_flag_or_task_of_a_missing_folder_is_one_line(flags, message, tmp_path, monkeypatch):
+def test_a_flag_or_task_that_needs_a_missing_folder_is_refused_in_one_line(flags, message, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "ROOT", tmp_path)
     monkeypatch.delitem(tasks.TASKS, "qa", raising=False)
     with pytest.raises(UserError, match=message):
@@ -100,10 +106,10 @@ def test_a_flag_or_task_of_a_missing_folder_is_one_line(flags, message, tmp_path
     assert "--offload" not in cli.advise_on_memory()
 
 
-# ---- Imports run one way ----
+# ---- No module imports upward ----
 
-# A module may import those on the lines above its own, and nothing of the project on its
-# own line; grpo_sg only where it is named.
+# A module may import the modules on the lines above its own; one with a + may also import
+# grpo_sg.
 ORDER = """
 verify.text verify.final_answer verify.math_equal support.program
 support.puzzles support.page
@@ -112,16 +118,15 @@ tasks
 support.run support.tiny+
 support.cli+
 """
-# Inside verify/ the imports are checked by its own order.
+# Allowed on the same line.
 WITHIN = {("verify.final_answer", "verify.text"), ("verify.math_equal", "verify.text")}
-# grpo_sg.py imports the project in two places only: where it is started as a script, and
-# in main().
+# grpo_sg.py imports the project when it is started as a script, and in main().
 EXCEPTIONS = {("grpo_sg", "support.program"), ("grpo_sg", "support.cli")}
 TOPS = ("verify", "support", "tasks", "grpo_sg", "lesson", "extras", "experiments", "conftest")
 
 
 def imports_of(path):
-    """Return the modules of the project that a file imports, wherever in it."""
+    """Return the modules of the project that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -134,7 +139,7 @@ def imports_of(path):
     return {name for name in found if name.split(".")[0] in TOPS}
 
 
-def test_imports_of_the_core_run_one_way():
+def test_no_module_of_the_core_imports_upward():
     lines = [line.split() for line in ORDER.strip().splitlines()]
     floor = {name.rstrip("+"): i for i, names in enumerate(lines) for name in names}
     may_import_it = {name.rstrip("+") for names in lines for name in names if name.endswith("+")}
@@ -154,7 +159,7 @@ def test_imports_of_the_core_run_one_way():
 @pytest.mark.parametrize("folder, allowed", [
     ("extras", ("verify", "support", "tasks", "grpo_sg", "extras")),
     ("lesson", ("verify", "support", "tasks", "grpo_sg", "lesson"))])
-def test_optional_folders_import_the_core_and_themselves(folder, allowed):
+def test_an_optional_folder_imports_only_the_core_and_itself(folder, allowed):
     """Only experiments/ may import other optional folders."""
     for path in (ROOT / folder).rglob("*.py"):
         if not path.name.startswith("test_"):
@@ -164,7 +169,6 @@ def test_optional_folders_import_the_core_and_themselves(folder, allowed):
 
 @pytest.mark.parametrize("command", [["grpo_sg.py"], ["-m", "support.cli"]])
 def test_memory_allocation_is_set_before_torch_is_imported(command, tmp_path):
-    """However the command line is started."""
     (tmp_path / "torch.py").write_text(
         "import os; os.write(1, os.environ.get('PYTORCH_ALLOC_CONF', 'unset').encode()); os._exit(0)")
     environment = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}

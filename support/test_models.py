@@ -1,4 +1,5 @@
-"""Tests of models.py: prompts as templates make them, what ends a completion, and loading without running code."""
+"""Tests of models.py: prompts and chat templates, stop tokens, loading without running code,
+devices."""
 import copy
 import datetime
 import json
@@ -17,7 +18,7 @@ from support.program import UserError
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-# Written by us, to the same structure as those of the models that they are named after.
+# Written for these tests, with the structure of the templates that they are named after.
 TEMPLATES = {
     "Qwen2.5": CHATML,
     "Qwen3": CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
@@ -38,7 +39,7 @@ TEMPLATES = {
 
 
 def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
-    """(the prompt as text, the tag that it ends with)."""
+    """Return (the prompt as text, the tag that it ends with)."""
     task = tasks.Task("any", system, [], [], [], None, 0.0, opening=opening)
     ids, tag = models.encode_prompt(tokenizer, task, question, kwargs)
     return tokenizer.decode(ids), tag
@@ -54,23 +55,22 @@ def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
     ("Gemma 2", {}, "model\n<think>", "<think>"), ("Gemma 3", {}, "model\n<think>", "<think>"),
     ("DeepSeek-R1-Distill", {}, "<|Assistant|><think>\n", "<think>")])
 def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(name, kwargs, ends, opening):
-    """The tag that it opens belongs to the response; where the template has closed the thoughts, none is
-    opened again."""
+    """The tag belongs to the response. If the template has closed the thoughts, none is opened."""
     tokenizer = byte_tokenizer(models.fix_date(TEMPLATES[name]))
     text, tag = encode(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
     assert "Be good." in text and "Who?" in text and text.endswith(ends)
     assert text.count("<think>") == 1 and tag == opening
 
 
-def test_without_a_template_the_texts_follow_each_other_and_any_opening_is_the_responses():
+def test_without_a_template_the_prompt_is_the_texts_and_the_opening():
     tokenizer = byte_tokenizer(None)
     text, tag = encode(tokenizer, "Be good.", "Who?", "<plan>")
     assert text == "Be good.\n\nWho?\n\n<plan>" and tag == "<plan>"
     assert encode(tokenizer)[1] == ""
 
 
-def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatch):
-    """A resumed run has the same prompts as on the day before."""
+def test_the_date_in_a_template_is_that_of_the_first_day(tmp_path, monkeypatch):
+    """A run resumed on another day has the same prompts."""
     model = build_model("GPT2")
     for name in ("SmolLM3", "Llama 3.2"):
         models.save_model(tmp_path / "hub", model, byte_tokenizer(TEMPLATES[name]))
@@ -90,21 +90,15 @@ def test_the_date_in_a_template_stays_that_of_the_first_day(tmp_path, monkeypatc
         assert str(datetime.date.today().year) in prompts[0] and "2099" in prompts[2]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "true", "enable_thinking=false"])
-def test_template_kwargs_that_are_no_object_are_one_line(text):
-    with pytest.raises(UserError, match="--chat_template_kwargs must be a JSON object"):
-        encode(byte_tokenizer(CHATML), kwargs=text)
-
-
-@pytest.mark.parametrize("kwargs", ['{"tokenize": true}', '{"tools": 5}', '{"messages": []}',
-                                    '{"documents": 1}', "[1]", "{"])
-def test_template_kwargs_are_variables_of_the_template(kwargs):
-    """And never arguments of the program's own call."""
+@pytest.mark.parametrize("kwargs", ["{", "[1]", "true", "enable_thinking=false", '{"tokenize": true}',
+                                    '{"tools": 5}', '{"messages": []}', '{"documents": 1}'])
+def test_template_kwargs_must_be_a_json_object_of_template_variables(kwargs):
+    """Arguments of apply_chat_template are not template variables."""
     with pytest.raises(UserError, match="must be a JSON object of the template's own variables"):
         encode(byte_tokenizer(CHATML), kwargs=kwargs)
 
 
-def test_a_template_that_refuses_everything_is_one_line():
+def test_a_template_that_refuses_every_chat_is_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
         encode(byte_tokenizer("{{ raise_exception('no') }}"))
 
@@ -116,13 +110,13 @@ def test_an_empty_prompt_is_refused():
         models.encode_problems(task, policy, cfg)
 
 
-def test_a_file_is_not_a_folder(tmp_path):
+def test_a_model_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_text("")
     with pytest.raises(UserError, match="model.gguf is a file: give the folder"):
         models.load_model(str(tmp_path / "model.gguf"))
 
 
-def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, monkeypatch):
+def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({
         "model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}))
@@ -133,13 +127,13 @@ def test_no_code_that_comes_with_a_model_is_run_and_nobody_is_asked(tmp_path, mo
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_a_model_without_a_tokenizer_is_refused(tmp_path):
     build_model().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="has no tokenizer.json: save the tokenizer there"):
         models.load_model(str(tmp_path))
 
 
-def test_all_stop_tokens_of_the_model_end_a_completion():
+def test_all_end_tokens_of_model_and_tokenizer_end_a_completion():
     tokenizer = byte_tokenizer(CHATML)
     model = build_model(vocab_size=300)
     model.generation_config.eos_token_id = [258, 299]
@@ -149,7 +143,7 @@ def test_all_stop_tokens_of_the_model_end_a_completion():
 
 
 def test_the_vocabulary_matrix_is_taken_out_of_autocast():
-    """In bfloat16 log-probabilities would be off by more than the clip allows."""
+    """With bfloat16 logits, log-probabilities are off by more than the clip allows."""
     model = build_model(tie_word_embeddings=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
@@ -160,15 +154,15 @@ def test_the_vocabulary_matrix_is_taken_out_of_autocast():
     assert torch.equal(logits, hidden.float() @ model.lm_head.weight.T)
 
 
-def test_the_cache_is_in_the_precision_that_the_model_computes_in(monkeypatch):
+def test_keys_and_values_have_the_precision_of_autocast(monkeypatch):
     model = build_model()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         _, _, _, cache = grpo_sg.prefill(model, [[1, 2, 3], [4]])
     assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
 
 
-def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeypatch, capsys):
-    """Weights, gradients and AdamW's averages; all cores are used, unlike for the tiny model."""
+def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, capsys):
+    """Parameters, gradients and AdamW's averages. It uses all threads, the tiny model one."""
     model = build_model()
     monkeypatch.setattr(torch.cuda, "is_available", bool)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -183,11 +177,11 @@ def test_a_model_that_a_cpu_has_to_compute_is_said_with_its_least_memory(monkeyp
         models.prepare(model, False)
         said = capsys.readouterr().err
         assert words in said and "threads: 7" in said and "2.2 GB" in said
-    assert seen == [7, 1, 7, 7]  # also in a process that had a tiny model before
+    assert seen == [7, 1, 7, 7]  # even after a tiny model in the same process
 
 
-def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_left(capsys):
-    """When a GPU's memory is full, with the same random numbers."""
+def test_if_memory_is_full_sampling_in_halves_gives_the_same_completions(capsys):
+    """Nothing that the failed attempt allocated is left."""
     model, generator, left = build_model(), torch.Generator(), []
 
     def halving(model, prompts, **settings):
@@ -208,7 +202,7 @@ def test_what_is_sampled_in_halves_is_the_same_and_nothing_of_the_attempt_is_lef
 
 
 def test_prepare_sets_up_a_gpu(monkeypatch):
-    """cuDNN's attention off, TF32 and no autocast for the vocabulary matrix."""
+    """cuDNN's attention is off; the vocabulary matrix has TF32 and no autocast."""
     model = build_model()
     monkeypatch.setattr(model, "to", lambda device: model)
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -218,7 +212,7 @@ def test_prepare_sets_up_a_gpu(monkeypatch):
     assert model.get_output_embeddings().forward != head
 
 
-def test_bfloat16_that_is_only_emulated_is_not_used_and_that_is_said(monkeypatch, capsys):
+def test_emulated_bfloat16_is_not_used_which_is_announced(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
@@ -229,8 +223,8 @@ def test_bfloat16_that_is_only_emulated_is_not_used_and_that_is_said(monkeypatch
 
 
 @pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
-def test_gpus_before_ampere_are_given_repeated_keys_and_values(capability, grouped, monkeypatch, capsys):
-    """With grouped ones they would hold a score for each pair of tokens: 25 GB for a row of 2,300."""
+def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, monkeypatch, capsys):
+    """With grouped ones they would store a score per pair of tokens: 25 GB for a row of 2,300."""
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
@@ -245,11 +239,11 @@ def test_gpus_before_ampere_are_given_repeated_keys_and_values(capability, group
     models.set_up_gpu()
     assert torch.allclose(model(ids).logits, before, atol=1e-6)
     assert shapes == [(4, 2, True), (4, 2, True) if grouped else (4, 4, False)]
-    # No card of this machine: bfloat16 does not work, and that is one line.
+    # One line says that this GPU has no bfloat16.
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_device_is_the_one_named_or_a_line_says_which_there_are(monkeypatch):
+def test_a_missing_device_is_refused_with_those_that_exist(monkeypatch):
     for gpu, mac in ((True, False), (False, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
@@ -260,7 +254,7 @@ def test_the_device_is_the_one_named_or_a_line_says_which_there_are(monkeypatch)
             models.find_device("mps" if gpu else "cuda")
 
 
-def test_on_a_mac_nothing_is_cast_and_of_the_cpus_settings_none_is_changed(monkeypatch, capsys):
+def test_on_a_mac_there_is_no_autocast_and_threads_stay(monkeypatch, capsys):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     model, threads, devices = build_model(), torch.get_num_threads(), []
     monkeypatch.setattr(model, "to", lambda device: devices.append(device) or model)

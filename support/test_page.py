@@ -1,4 +1,4 @@
-"""Tests of page.py: what the page says is what the files say, and nothing that a model wrote runs."""
+"""Tests of page.py: the page says what the files say, and nothing that a model wrote runs."""
 import html.parser
 import json
 import re
@@ -18,7 +18,7 @@ ADVANTAGES = group_advantages(torch.tensor([[3.0, -0.5, -3.0]]))[0]
 
 
 class Page(html.parser.HTMLParser):
-    """The tags of a page, closed in order, with their attributes; and the texts of its boxes."""
+    """Parses a page: its tags, which must be closed in order, their attributes, and its boxes."""
     def __init__(self, *folders):
         super().__init__()
         self.text = page.write(*folders).read_text("utf-8")
@@ -39,7 +39,7 @@ class Page(html.parser.HTMLParser):
 
 
 def make_run(folder, words=("<think>", "KNK", "</answer>"), evaluations=(0, 2, 4), **settings):
-    """A folder with the files of a run, in the format of grpo_sg.py. The last token is a tool's."""
+    """Write the files of a run, as grpo_sg.py does. The last token is a tool's."""
     folder.mkdir()
     logps = torch.linspace(-6, 0, len(words))
     train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01}
@@ -72,7 +72,7 @@ def test_a_page_says_what_the_files_say(tmp_path):
         assert words in seen.text
 
 
-def test_nothing_that_a_model_wrote_runs_loads_or_makes_the_page_large(tmp_path):
+def test_text_of_a_model_runs_nothing_loads_nothing_and_is_cut(tmp_path):
     seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>"))
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
     assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}
@@ -82,29 +82,29 @@ def test_nothing_that_a_model_wrote_runs_loads_or_makes_the_page_large(tmp_path)
     assert len(seen.text) < 3_000_000 and "181 of 721, greedy" in seen.text
 
 
-def test_a_run_that_was_killed_has_a_page(tmp_path):
+def test_a_killed_run_has_a_page(tmp_path):
     for left in (None, 0, 1, 50, 1000, 1500):
         for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):
             file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left])
         assert "<h2>" in Page(tmp_path / f"{left}").text
 
 
-def test_several_runs_have_one_page_with_means_over_seeds(tmp_path):
+def test_the_page_of_several_runs_has_means_over_seeds(tmp_path):
     seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3, resume=seed == 2) for seed in (1, 2, 3)))
     assert seen.values("title")[0] == "1, 2" and seen.values("data-points")[0].startswith("[[1, 1.5], [2,")
     assert (tmp_path / "report.html").read_text("utf-8") == seen.text
 
 
-def test_what_is_no_run_is_left_out_and_named(tmp_path):
+def test_folders_that_are_not_runs_are_named_and_left_out(tmp_path):
     run = make_run(tmp_path / "run")
     (tmp_path / "none").mkdir()
     command = [sys.executable, "-m", "support.page"]
     done = subprocess.run([*command, tmp_path / "none", run], capture_output=True, text=True)
-    assert done.stdout.strip() == f"{run}/report.html" and "none is no run" in done.stderr
+    assert done.stdout.strip() == f"{run}/report.html" and "none is not a run" in done.stderr
     assert subprocess.run([*command, tmp_path / "none"], capture_output=True).returncode == 1
 
 
-def test_a_number_that_is_none_does_not_end_a_run(tmp_path):
+def test_nan_in_the_logs_does_not_break_the_page(tmp_path):
     run = make_run(tmp_path / "run")
     path = run / "tokens.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -113,8 +113,9 @@ def test_a_number_that_is_none_does_not_end_a_run(tmp_path):
     assert "nan" in Page(run).values("data-p")
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
-def test_in_a_browser_the_switches_work_and_nothing_else_runs(tmp_path):
+def test_in_a_browser_the_controls_work_and_nothing_else_runs(tmp_path):
     path = page.write(make_run(tmp_path / "run", HOSTILE))
 
     def browse():

@@ -1,4 +1,4 @@
-"""What is printed when something is wrong, and what happens to streams and signals."""
+"""Error messages, streams and signals."""
 import io
 import os
 import pathlib
@@ -24,8 +24,8 @@ def fail():
     (UserError("a mistake\nand more"), "error: a mistake", 2),
     (UserError("gone", 130), "error: gone", 130),
     (KeyboardInterrupt(), "error: interrupted", 130)])
-def test_what_is_no_fault_of_the_programs_own_is_one_line(error, line, status, monkeypatch):
-    """On a terminal that knows ASCII alone, too."""
+def test_a_users_mistake_is_one_line(error, line, status, monkeypatch):
+    """Also on a terminal that only knows ASCII."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, "ascii", write_through=True))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
@@ -41,13 +41,12 @@ def test_what_is_no_fault_of_the_programs_own_is_one_line(error, line, status, m
 @pytest.mark.parametrize("handler, status, said", [
     (signal.default_int_handler, 130, "interrupted\n"), (signal.SIG_IGN, 0, "goes on\n")])
 def test_ctrl_c_while_libraries_are_imported_is_one_line(handler, status, said, tmp_path):
-    """In a library's own code, which goes on after any exception. Unless the user has set
-    that it is ignored."""
+    """Even in library code that catches every exception; unless SIGINT is ignored."""
     (tmp_path / "torch.py").write_text(
         "import signal\ntry: signal.raise_signal(signal.SIGINT)\n"
         "except BaseException: pass\n"
         "import os; os.write(2, b'goes on\\n'); os._exit(0)\n")
-    before = signal.signal(signal.SIGINT, handler)  # the process begins with it
+    before = signal.signal(signal.SIGINT, handler)  # the process inherits it
     done = subprocess.run([sys.executable, "grpo_sg.py"], capture_output=True, text=True,
                           cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     signal.signal(signal.SIGINT, before)
@@ -62,7 +61,7 @@ def test_a_bug_of_the_program_keeps_its_traceback(error):
 
 def test_an_error_in_a_users_function_starts_with_its_frame(capsys):
     assert cli.call("no", max, 1, 2) == 2
-    with pytest.raises(UserError, match="^mine$"):  # which says all there is to say
+    with pytest.raises(UserError, match="^mine$"):  # passed on unchanged
         cli.call("no", raise_mine)
     with pytest.raises(SystemExit) as stop, program.one_line_errors("less"):
         cli.call("verify, for 'text'", fail)
@@ -71,10 +70,10 @@ def test_an_error_in_a_users_function_starts_with_its_frame(capsys):
     assert shown[0].startswith("Traceback") and shown[-1] == "KeyError: 'x'"
     assert [each for each in shown if "File" in each] == [shown[1]] and "in fail" in shown[1]
     with pytest.raises(SystemExit), program.one_line_errors("less"):
-        cli.call("reward", float, "much")  # has no frames of its own
+        cli.call("reward", float, "much")  # float has no Python frames
     assert "could not convert string to float: 'much'" in capsys.readouterr().err
     with pytest.raises(SystemExit), program.one_line_errors("less"):
-        cli.call("verify", sys.exit)  # or the run would end without a word
+        cli.call("verify", sys.exit)  # otherwise the run would end silently
     assert "error: verify: SystemExit" in capsys.readouterr().err
 
 
@@ -87,16 +86,16 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_stream_that_is_gone_ends_nothing():
-    """One without a number, too, as in a notebook."""
+def test_writing_to_a_closed_stream_is_ignored():
+    """Also if it has no file descriptor, as in a notebook."""
     stream = program.Patient(Gone())
     assert stream.write("text") == 4
     stream.flush()
     assert stream.getvalue() == ""
 
 
-def test_the_command_to_go_on_can_be_pasted(monkeypatch):
-    for name in ("grpo_sg.py", "-c"):  # the second one in a notebook
+def test_the_command_to_continue_can_be_pasted(monkeypatch):
+    for name in ("grpo_sg.py", "-c"):  # "-c": in a notebook
         monkeypatch.setattr(sys, "argv", [name])
         command = program.resume_command("runs/my run")
         assert command == "python grpo_sg.py --resume --out 'runs/my run'"

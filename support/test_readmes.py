@@ -1,5 +1,4 @@
-"""What the pages of the project say can be followed: links, anchors, commands, the task of
-one's own, the lines to copy, the requirements."""
+"""The pages are right about links, anchors, commands, the sample task and requirements."""
 import ast
 import json
 import pathlib
@@ -21,25 +20,25 @@ from support import cli, tiny
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")]
 OPTIONAL = "lesson", "extras", "experiments"
-ENGINES = "extras/bridges/"  # these commands need engines of their own
+ENGINES = "extras/bridges/"  # these commands need other packages
 SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
          "--eval_samples 0")
 
 
 def is_away(path):
-    """Return whether it is in an optional folder that was deleted."""
+    """Return whether a path is in an optional folder that was deleted."""
     top = path.relative_to(ROOT).parts[:1]
     return bool(top) and top[0] in OPTIONAL and not (ROOT / top[0]).exists()
 
 
 def anchors_of(page):
-    """As GitHub makes them of titles: small letters, without marks, with hyphens."""
+    """Return the anchors that GitHub makes from headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_anchors(page):
+def test_links_and_anchors_exist(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
         target = (page.parent / path).resolve() if path else page
@@ -52,13 +51,13 @@ def test_links_and_anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_line_of_a_paragraph_begins_with_a_marker(page):
-    """Markdown would take the whole line for HTML, and show its links as they are typed."""
+def test_no_line_of_text_starts_with_a_marker(page):
+    """Markdown would treat the whole line as HTML and not render its links."""
     assert not re.findall(r"^ *<!--.*?-->.*\w.*$", page.read_text(), re.M)
 
 
 def find_commands():
-    """{command without its comment: page}"""
+    """Return a dict command -> page, without comments in commands."""
     found = {}
     for page in PAGES:
         if str(page.relative_to(ROOT)).startswith(ENGINES):
@@ -72,11 +71,11 @@ def find_commands():
 
 
 def check_script(name, flags, monkeypatch, capsys):
-    """That the script, or the module, is there, and that its --help knows these flags."""
+    """Assert that the script or module exists and that its --help lists these flags."""
     path = ROOT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
     package = path.with_suffix("") / "__main__.py"
     path = package if package.exists() else path
-    # The first two are not ours, the last needs matplotlib.
+    # The first two are not part of the project, the last needs matplotlib.
     if is_away(path) or name in ("pytest", "venv", "experiments.figures"):
         return
     assert path.exists(), name
@@ -88,7 +87,7 @@ def check_script(name, flags, monkeypatch, capsys):
         assert all(flag in said for flag in flags if flag.startswith("--")), (name, flags)
 
 
-def test_commands(tmp_path, monkeypatch, capsys):
+def test_commands_have_scripts_and_flags_that_exist(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     run = tmp_path / "runs" / "NAME"
@@ -102,12 +101,12 @@ def test_commands(tmp_path, monkeypatch, capsys):
         if first == "grpo_sg.py":
             if "--help" not in flags:
                 cli.parse(flags)
-        elif first != "my_task.py":  # the next test has it
+        elif first != "my_task.py":  # see the next test
             name, flags = (flags[0], flags[1:]) if first == "-m" else (first, flags)
             check_script(name, flags, monkeypatch, capsys)
 
 
-def test_a_task_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_the_sample_task_of_the_readme_trains(tmp_path, monkeypatch, capsys):
     page = (ROOT / "README.md").read_text()
     sample = re.search(r"```python\n(import itertools.*?)```", page, re.S)[1]
     (tmp_path / "own.py").write_text(sample)
@@ -140,7 +139,7 @@ def test_the_lines_to_copy_make_better_completions_likelier(tmp_path):
     assert change[A > 0].mean() > 0 > change[A < 0].mean()
 
 
-def test_the_header_for_uv_has_the_requirements():
+def test_the_header_for_uv_pins_the_requirements():
     needed = re.search(r"# dependencies = (.*)", (ROOT / "grpo_sg.py").read_text())[1]
     pinned = (ROOT / "requirements.txt").read_text().split()
     assert json.loads(needed) == [line for line in pinned if not line.startswith("pytest")]

@@ -1,4 +1,5 @@
-"""The pretrained tiny models are what the code would make: their words, their shape, their accuracy."""
+"""The pretrained tiny models have the vocabulary, the shape and the accuracy that the code
+gives them."""
 import dataclasses
 import json
 import os
@@ -12,14 +13,14 @@ from support import cli, models, tiny
 
 
 @pytest.mark.parametrize("name", ["kk", "math"])
-def test_a_pretrained_model_is_what_the_code_would_make(name):
+def test_a_pretrained_model_matches_the_code(name):
     check_pretrained(name)
 
 
 def check_pretrained(name):
     cfg = cli.parse(["--task", name])
     folder = tiny.find_pretrained(cfg)
-    # The first of its problems, which have all of the words.
+    # The first problems contain all words.
     task = tasks.make_task(dataclasses.replace(cfg, train_problems=200))
     made, words = tiny.tiny_model(task)
     model, tokenizer = models.read_model(folder, local=True)
@@ -40,6 +41,6 @@ def check_pretrained(name):
 
 
 @pytest.mark.parametrize("flags", ["--warm_up", "--people 2 3", "--train_problems 100"])
-def test_other_data_and_a_flag_make_their_own(flags):
+def test_other_settings_do_not_use_the_pretrained_model(flags):
     assert tiny.find_pretrained(cli.parse(flags.split())) == ""
-    assert tiny.find_pretrained(cli.parse(["--seed", "1"]))  # of any seed
+    assert tiny.find_pretrained(cli.parse(["--seed", "1"]))  # any seed

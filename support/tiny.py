@@ -1,9 +1,9 @@
-"""The tiny model, small enough to learn on a laptop: its shape, its tokenizer, and its
-supervised warm-up (SFT), which replaces pretraining. The project comes with pretrained
-ones: `python -m experiments.pretrain` made them.
+"""The tiny model, which learns on a laptop: its architecture, its tokenizer, and its
+supervised warm-up (SFT), which replaces pretraining. `python -m experiments.pretrain` made
+the pretrained ones in support/pretrained/.
 
-A task needs problems with a `solution`, and may give them a `shortcut`, a text with a
-bad habit.
+The problems of a task need a `solution`, and may have a `shortcut`, a text with a bad
+habit.
 """
 import json
 import os
@@ -25,9 +25,9 @@ BATCH = 64  # texts in a step of the warm-up
 
 
 def find_pretrained(cfg):
-    """Return the folder of the pretrained tiny model for cfg's task and data; "" if there
-    is none, or if --warm_up asks for a new one. It serves every seed: it has seen no test
-    problem of any."""
+    """Return the folder of the pretrained tiny model for cfg's task and data, or "" if
+    there is none or --warm_up is set. One model serves every seed, because it has seen no
+    test problem of any seed."""
     folder = tasks.PRETRAINED.get(tasks.TASKS[cfg.task])
     if cfg.model or cfg.warm_up or not folder:
         return ""
@@ -38,21 +38,21 @@ def find_pretrained(cfg):
 
 
 def tiny_model(task):
-    """Return (model, tokenizer): an untrained Qwen2 of some 200,000 parameters; a token is
-    what matches task.tokens in the task's texts. Raises UserError for a task without
-    solutions."""
+    """Make (model, tokenizer): an untrained Qwen2 with about 200,000 parameters, and a
+    token for each match of task.tokens in the task's texts. Raises UserError for a task
+    without solutions."""
     missing = sum(not problem.solution for problem in task.train)
     if missing:
         raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
-                        "have no solution, from which the tiny model learns: add --model, or "
+                        "have no solution for the tiny model to learn from: add --model, or "
                         "give its problems a solution")
     if task.shortcuts and not any(problem.shortcut for problem in task.train):
         raise UserError(f"--task {task.name} has shortcuts {task.shortcuts}, but no problem "
                         "with a shortcut: give some, or leave shortcuts out")
     tokenizer = tiny_tokenizer(task)
-    # Seed-OSS has Qwen2's layers. Under Qwen2's own name transformers' AutoTokenizer would
-    # put Qwen2's words in place of these. The usual initializer_range of 0.02 and
-    # rope_theta of 10,000 are for wider networks and longer texts.
+    # Seed-OSS has Qwen2's layers. For a model named Qwen2, transformers' AutoTokenizer
+    # would replace our vocabulary by Qwen2's. The usual initializer_range of 0.02 and
+    # rope_theta of 10,000 suit wider networks and longer texts.
     model = transformers.SeedOssForCausalLM(transformers.SeedOssConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, head_dim=16,
@@ -64,14 +64,14 @@ def tiny_model(task):
 
 
 def tiny_tokenizer(task):
-    """Make a tokenizer whose vocabulary is all words in the task's texts. Its chat template
+    """Make a tokenizer whose vocabulary is every word in the task's texts. Its chat template
     leaves out the system prompt, which the tiny model does not need."""
     words = set()
     try:
         pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
     except Exception as error:
-        raise UserError(f"--task {task.name}: its tokens, {task.tokens!r}, are no pattern "
-                        f"({error})") from None
+        raise UserError(f"--task {task.name}: its tokens must be a regular expression, not "
+                        f"{task.tokens!r} ({error})") from None
     problems = [*task.train, *task.valid, *task.test]
     for problem in tqdm(problems, "words", leave=False, delay=2):
         texts = [problem.question, problem.solution, problem.shortcut]
@@ -91,8 +91,7 @@ def tiny_tokenizer(task):
 
 
 def calls_of(task, text):
-    """Return the beginnings of a scripted completion that end with a call of the task's
-    tool."""
+    """Return the prefixes of a scripted completion that end with a call of the tool."""
     if not task.observe:
         return []
     parts = text.split(task.stop_text)
@@ -100,8 +99,8 @@ def calls_of(task, text):
 
 
 def write_script(tokenizer, task, problem, text):
-    """Return (ids, mask) of a prompt and a scripted completion, with the tool's answers to
-    its calls, as a rollout would have them; mask: True where the policy writes."""
+    """Return (ids, mask) of a prompt and a scripted completion with the tool's answers, as
+    a rollout would make them. mask: True on tokens that the policy writes."""
     ids = list(problem.prompt)
     mask = [False] * len(ids)
     written = ""
@@ -122,16 +121,15 @@ def length_of(script):
 
 
 def warm_up(policy, task, cfg):
-    """Train on the solutions of training problems for task.warmup steps of maximum
-    likelihood; a fraction task.shortcuts of them are shortcuts instead. Reinforcement
-    learning can then start, and has something to find out. Raises UserError if
-    cfg.max_new_tokens is below the length of most texts."""
+    """Train by maximum likelihood on solutions for task.warmup steps. A fraction
+    task.shortcuts of the texts are shortcuts instead, so that RL has something to improve.
+    Raises UserError if cfg.max_new_tokens would cut off most texts."""
     model, tokenizer = policy.model, policy.tokenizer
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
-        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, of up "
-                        f"to {max(lengths)} tokens: give more, or easier problems")
+        raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, which have "
+                        f"up to {max(lengths)} tokens: raise it, or use easier problems")
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
     rng = random.Random(cfg.seed)
@@ -151,9 +149,9 @@ def warm_up(policy, task, cfg):
 
 
 def add_gradient(model, scripts):
-    """Add the gradient of minus the mean log-probability of the tokens that the policy
-    writes, and return that loss. The shorter and the longer scripts make two batches,
-    which saves padding."""
+    """Add the gradient of the loss, minus the mean log-probability of the tokens that the
+    policy writes, and return the loss. Two batches, of the shorter and the longer scripts,
+    save padding."""
     scripts.sort(key=length_of)
     count = sum(int(mask.sum()) for _, mask in scripts)
     half = (len(scripts) + 1) // 2
@@ -163,8 +161,8 @@ def add_gradient(model, scripts):
             continue
         ids = pad_sequence([ids for ids, _ in part], batch_first=True).to(model.device)
         mask = pad_sequence([mask for _, mask in part], batch_first=True).to(model.device)
-        # The position before a token predicts it; no others go through the matrix of
-        # the vocabulary.
+        # The position before a token predicts it. Only these positions go through the
+        # vocabulary matrix.
         logits = model(input_ids=ids[:, :-1], use_cache=False,
                        logits_to_keep=mask[:, 1:]).logits
         loss = F.cross_entropy(logits, ids[mask], reduction="sum") / count
