@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-from experiments import analysis, angle, moves
+from experiments import analysis, angle, moves, signal
 from experiments.analysis import (
     FINITE_DOSES, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
@@ -250,6 +250,38 @@ def stability():
     yield "stability: norms", " and ".join(told) or "at no rate"
 
 
+def signals():
+    """What experiments/signal.py counts, and the same for damping 10."""
+    found = signal.cells(read("signal"))
+    lines, seeds, verdicts = [], set(), {}
+    for task, step, *cell in found:
+        if cell != ["Euclid", "clean", "GRPO-SG"]:
+            continue
+        rows = found[task, step, *cell]
+        values = signal.values_of(rows, "efficiency 8")
+        strong = signal.values_of(found[task, step, *cell[:2], "damping 10"], "efficiency 8")
+        adam = found.get((task, step, "AdamW", *cell[1:]), [])
+        seeds.add(len(rows))
+        accuracy = statistics.fmean(row["accuracy"] for row in rows)
+        kept = [signal.in_words(signal.values_of(rows, name)) for name in ("signal", "noise")]
+        verdict = signal.judge(values) if len(values) > 1 else NOT_YET
+        lines.append([f"`{task}`", str(step), str(len(rows)), f"{accuracy:.3f}", *kept,
+                      signal.in_words(values), verdict,
+                      signal.in_words(signal.values_of(adam, "efficiency 8")),
+                      signal.in_words(strong)])
+        verdicts[task, step] = verdict
+        yield f"signal: {task}, {step}", f"{statistics.fmean(values):.2f}"
+        yield f"signal: {task}, {step}, damping 10", f"{statistics.fmean(strong):.2f}"
+    yield "signal: seeds", range_of(sorted(seeds), 0)
+    for verdict in ("better", "worse", "not told apart"):
+        where = [f"{task} at step {step}" for (task, step), each in verdicts.items()
+                 if each == verdict]
+        yield f"signal: {verdict}", ", ".join(where) or "nowhere"
+    yield "signal: table", table(
+        ["task", "step", "seeds", "accuracy", "signal kept", "noise kept", "efficiency(8)",
+         "verdict", "in AdamW's metric", "efficiency(8), d = 10"], lines)
+
+
 def mistakes():
     """Each beside the right version, in the regime of "help" and in the default run."""
     lines = {label: [label] for label in MISTAKES.values()}
@@ -461,7 +493,7 @@ def values():
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
-            gradients, likelier, late, afar, ignorant, bench, verifiers):
+            gradients, likelier, late, afar, ignorant, bench, verifiers, signals):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)
