@@ -22,7 +22,7 @@ STYLE = """
 """
 # (x, y of the middle, the name, two lines)
 BOXES = ((100, 55, "1. sample", "G completions of each", "problem, by the policy"),
-         (300, 55, "2. judge", "a verifier gives each", "a reward: 3, -0.5, 3, -3"),
+         (300, 55, "2. verify", "a verifier gives each", "a reward: 3, -0.5, 3, -3"),
          (300, 195, "3. compare", "each with its group:", "A = 0.8, -0.4, 0.8, -1.2"),
          (100, 195, "4. learn", "more of A &gt; 0, less of", "A &lt; 0, token by token: w A"))
 ARROWS = ("M188 55H208", "M300 95V151", "M212 195H192", "M100 155V99")
@@ -30,7 +30,7 @@ ARROWS = ("M188 55H208", "M300 95V151", "M212 195H192", "M100 155V99")
 
 def draw():
     lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 250" role="img">',
-             "<title>The loop: sample, judge, compare, learn, and again</title>",
+             "<title>The loop: sample, verify, compare, learn, and again</title>",
              f"<style>{STYLE}</style>",
              '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="5" refY="3" '
              'orient="auto">',
