@@ -17,6 +17,7 @@ has the same cells (# %%) with what they print.
 # %% The model and its reward
 import argparse
 import os
+import re
 import sys
 
 import torch
@@ -54,6 +55,7 @@ def reward(prompt, completion):
 NAMES = "1 2 3 3b 4 4b 5a 5b 5c 6 7 8".split()
 RUNGS = NAMES if __name__ == "__main__" else []  # imported: no rung runs
 SEEDS = range(3)
+TRIES = False  # True: also run the changes that a rung names under "Try"
 BLOCKS, PLUS_MINUS = " ▁▂▃▄▅▆▇█", "±"
 
 
@@ -64,23 +66,25 @@ def read_seeds(text):
 
 
 def read_arguments():
-    """(rungs, seeds) of the command line."""
+    """(rungs, seeds, whether to run the tries) of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m lesson.ladder", description="From REINFORCE to GRPO-SG, in rungs.")
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=" ".join(NAMES))
     parser.add_argument("--seeds", type=read_seeds, default=SEEDS, metavar="N",
                         help="how many, from 0 on; or from which to which: 10-13")
+    parser.add_argument("--try", action="store_true", dest="tries",
+                        help="also run the changes that these rungs name under Try")
     given = parser.parse_args()
     unknown = [rung for rung in given.rungs if rung not in NAMES]
     if unknown:
         parser.error(f"there is no rung {unknown[0]!r}: give some of {' '.join(NAMES)}")
     if len(given.seeds) < 2:
         parser.error("a standard error needs two seeds or more: --seeds 2")
-    return given.rungs or NAMES, given.seeds
+    return given.rungs or NAMES, given.seeds, given.tries
 
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules:
-    RUNGS, SEEDS = read_arguments()
+    RUNGS, SEEDS, TRIES = read_arguments()
 try:
     (BLOCKS + PLUS_MINUS).encode(sys.stdout.encoding or "utf-8")
 except UnicodeEncodeError:  # a terminal that has ASCII alone
@@ -89,9 +93,10 @@ curves = {}  # of each rung that ran, the mean reward of each step
 
 
 def climb(title, run, **choices):
-    """Run a rung with every seed and print it, if it is among RUNGS. Returns the mean rewards
-    (seeds, STEPS), or None."""
-    if title.split(".")[0] not in RUNGS:
+    """Run a rung with every seed and print it, if it is among RUNGS; a "try", only with --try.
+    Returns the mean rewards (seeds, STEPS), or None."""
+    rung, is_try = re.match(r"(\w+)( try)?", title).groups()
+    if rung not in RUNGS or is_try and not TRIES:
         return None
     seeds = tqdm(SEEDS, title, leave=False, delay=3)
     rewards = torch.tensor([run(seed, **choices) for seed in seeds])
@@ -112,8 +117,9 @@ def over_tokens(x, mask):
     return (x * mask).sum() / mask.sum()
 
 
-def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_tokens):
-    """Train a new model. Returns the mean reward of each step."""
+def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_tokens, plus=0,
+          times=1):
+    """Train a new model, on rewards plus + times R. Returns the mean R of each step."""
     torch.manual_seed(seed)
     model = new_model()
     optimizer = new_optimizer(model, rate)
@@ -128,7 +134,8 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
         curve.append(rewards.mean().item())
 
         # Compare with the other completions of the prompt.
-        A = advantages_of(rewards.view(P, G)).view(-1, 1)  # (B, 1)
+        R = plus + times * rewards.view(P, G)
+        A = advantages_of(R).view(-1, 1)  # (B, 1)
 
         # Learn. The mask is True on the tokens that the policy wrote, the stop token among
         # them.
@@ -165,7 +172,10 @@ def log_likelihood(logps, old_logps, A):
     return A * logps
 
 
-climb("1. REINFORCE: R log pi", train, advantages_of=rewards_alone, objective_of=log_likelihood)
+climb("1. REINFORCE: R log pi", train,
+      advantages_of=rewards_alone, objective_of=log_likelihood)
+climb("1 try: every reward plus 10", train, plus=10,
+      advantages_of=rewards_alone, objective_of=log_likelihood)
 
 # **Predict:** what would happen if every reward were 10 higher? No completion gets better or
 # worse by it. **Try** it: `return 10 + R`.
@@ -184,7 +194,12 @@ def minus_mean(R):
     return R - R.mean(1, keepdim=True)
 
 
-climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of=log_likelihood)
+climb("2. minus the group's mean", train,
+      advantages_of=minus_mean, objective_of=log_likelihood)
+climb("2 try: every reward plus 10", train, plus=10,
+      advantages_of=minus_mean, objective_of=log_likelihood)
+climb("2 try: every reward times 100", train, times=100,
+      advantages_of=minus_mean, objective_of=log_likelihood)
 
 # **Predict:** and with this baseline, if every reward were 10 higher? **Try** it here, too.
 
@@ -198,6 +213,8 @@ climb("2. minus the group's mean", train, advantages_of=minus_mean, objective_of
 # whether they differ much or little. Here all are on one scale, and it makes no difference.
 
 climb("3. over its deviation", train,
+      advantages_of=group_advantages, objective_of=log_likelihood)
+climb("3 try: every reward times 100", train, times=100,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** this is slow. What will the same update do with four times the learning rate?
@@ -215,6 +232,8 @@ climb("3. over its deviation", train,
 
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
+climb("3b try: the rate times two", train, rate=2,
+      advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** now four updates on the same completions, at the old rate. Better or worse than
 # one long step? **Try:** `rate=2` in this rung.
@@ -228,10 +247,22 @@ climb("3b. one update, the rate times four", train, rate=4,
 # takes most of the time, so that one wants to learn more than once from a completion. But after
 # the first update these are no longer samples of the policy.
 
+def good_only(logps, old_logps, A):
+    return A.clamp(min=0) * logps
+
+
+def bad_only(logps, old_logps, A):
+    return A.clamp(max=0) * logps
+
+
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 climb("4b. and a quarter of the rate", train, updates=4, rate=1/4,
       advantages_of=group_advantages, objective_of=log_likelihood)
+climb("4 try: good completions only", train, updates=4,
+      advantages_of=group_advantages, objective_of=good_only)
+climb("4 try: bad completions only", train, updates=4,
+      advantages_of=group_advantages, objective_of=bad_only)
 
 # Rung 4 ends lower than rung 3, and so does rung 3b; rung 4b, four updates at a quarter of the
 # rate, ends higher. So it is not wrong to use a completion again. What is missing is something
@@ -270,13 +301,20 @@ climb("5a. the ratio", train, updates=4,
 # The clip says when it is enough: a token whose probability has changed by a fifth, in the
 # direction that its advantage asks for, has no gradient as long as it is out there.
 
-def clipped_ratio(logps, old_logps, A):
+def clipped_ratio(logps, old_logps, A, width=0.2):
     r = (logps - old_logps).exp()
-    return torch.minimum(r * A, r.clamp(0.8, 1.2) * A)
+    return torch.minimum(r * A, r.clamp(1 - width, 1 + width) * A)
+
+
+def no_minimum(logps, old_logps, A):
+    r = (logps - old_logps).exp()
+    return r.clamp(0.8, 1.2) * A
 
 
 grpo = climb("5b. ratio and clip: GRPO", train, updates=4,
              advantages_of=group_advantages, objective_of=clipped_ratio)
+climb("5b try: clip(r) A, no minimum", train, updates=4,
+      advantages_of=group_advantages, objective_of=no_minimum)
 
 # **Predict:** why the minimum, and not `clip(r) A` alone? Think of a good token that another
 # one's update has made half as likely. **Try** it.
@@ -298,8 +336,20 @@ def clip_alone(logps, old_logps, A):
     return (A * logps).masked_fill(held_back, 0.0)
 
 
+def narrow(logps, old_logps, A):
+    return clipped_ratio(logps, old_logps, A, width=0.1)
+
+
+def wide(logps, old_logps, A):
+    return clipped_ratio(logps, old_logps, A, width=0.5)
+
+
 climb("5c. the clip without the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=clip_alone)
+climb("5c try: rung 5b, clipped at a tenth", train, updates=4,
+      advantages_of=group_advantages, objective_of=narrow)
+climb("5c try: rung 5b, clipped at a half", train, updates=4,
+      advantages_of=group_advantages, objective_of=wide)
 
 # **Predict:** with a tenth in place of a fifth: slower, or safer, or neither? **Try:** 0.9 and
 # 1.1, then 0.5 and 1.5.
@@ -318,7 +368,13 @@ def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
 
 
+def over_sums(x, mask):
+    return (x * mask).sum(1).mean()
+
+
 climb("6. mean over completions", train, updates=4, mean=over_completions,
+      advantages_of=group_advantages, objective_of=clipped_ratio)
+climb("6 try: sums over tokens", train, updates=4, mean=over_sums,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
 # **Predict:** rung 7 multiplies the objective of a token by w = clip(2 (sigmoid(9 pi) - 1/4),
@@ -346,8 +402,20 @@ def weighted(logps, old_logps, A):
     return w * clipped_ratio(logps, old_logps, A)
 
 
+def from_zero(logps, old_logps, A):
+    return token_weights(logps, low=0.0) * clipped_ratio(logps, old_logps, A)
+
+
+def reversed_weight(logps, old_logps, A):
+    return clipped_ratio(logps, old_logps, A) / token_weights(logps)
+
+
 sg = climb("7. times w: GRPO-SG", train, updates=4,
            advantages_of=group_advantages, objective_of=weighted)
+climb("7 try: L = 0", train, updates=4,
+      advantages_of=group_advantages, objective_of=from_zero)
+climb("7 try: 1 / w", train, updates=4,
+      advantages_of=group_advantages, objective_of=reversed_weight)
 
 if mean_w:
     of_steps = torch.tensor(mean_w).view(-1, STEPS, 4).mean((0, 2)).tolist()
