@@ -3,8 +3,8 @@
     python -m lesson.example             the pretrained tiny model; or give another folder
 
 Samples eight completions of one puzzle from the model, before any reinforcement learning, and
-prints their rewards and advantages. Then it makes one update on this group only. Two tables, for a
-completion above the mean and for one below it, show what the update does to single tokens.
+prints their rewards and advantages. Then it makes one update on this group only. A table shows what
+the update does to single tokens.
 """
 import os
 import sys
@@ -23,8 +23,8 @@ QUESTION = ("Ada: if Ada knight then Alice knave. Alice: Alice knight or Amir kn
 ROLES = {"Ada": "knight", "Alice": "knave", "Amir": "knight"}
 G = 8
 LEARNING_RATE = 2e-4  # the tiny model's
-SURE = 0.99  # the tables leave out tokens that are at least this likely
-COLUMNS = ("token", "pi", "w", "A", "wA", "size of its gradient", "pi after")
+SURE = 0.99  # the table leaves out tokens that are at least this likely
+COLUMNS = ("completion", "token", "pi", "w", "A", "wA", "size of its gradient", "pi after")
 
 
 def reward(text, ended):
@@ -62,16 +62,16 @@ def row(cells):
     return f"| {' | '.join(cells)} |"
 
 
-def print_table(tokenizer, i, ids, mask, columns):
-    """Print a row for each token of completion i that the model was not sure of."""
+def print_table(tokenizer, shown, ids, mask, columns):
+    """Print a row for each token of the shown completions that the model was not sure of."""
     print(row(COLUMNS))
     print(row(["---"] * len(COLUMNS)))
-    for t in mask[i].nonzero()[:, 0].tolist():
+    for i, t in mask.nonzero().tolist():
         pi, w, A, wA, size, after = (float(column[i, t]) for column in columns)
-        if pi < SURE:
+        if i in shown and pi < SURE:
             token = tokenizer.decode([int(ids[i, t])]).strip().replace("|", "\\|")
-            print(row([f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{A:+.2f}", f"{wA:+.2f}",
-                       f"{size:.2f}", f"{after:.3f}"]))
+            print(row([str(i + 1), f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{A:+.2f}",
+                       f"{wA:+.2f}", f"{size:.2f}", f"{after:.3f}"]))
     print()
 
 
@@ -115,9 +115,8 @@ def main(folder):
     print(f"The rewards are {listed}: mean {R.mean():.3f}, standard deviation {R.std():.3f}.\n")
     print_completions(texts, R, A)
     columns = logps.detach().exp(), w, A[:, None].expand_as(w), wA, sizes, after
-    for title, i in ("above", int(A.argmax())), ("below", int(A.argmin())):
-        print(f"The tokens of completion {i + 1}, {title} the mean:\n")
-        print_table(tokenizer, i, ids, mask, columns)
+    shown = [i for i, text in enumerate(texts) if text not in texts[:i]]  # each once
+    print_table(tokenizer, shown, ids, mask, columns)
     most = 100 * (w[mask] > 1.395).float().mean()
     print(f"Of the group's {int(mask.sum())} tokens, {most:.0f}% have w = 1.40. The smallest w is "
           f"{w[mask].min():.2f}.")

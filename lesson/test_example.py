@@ -33,9 +33,9 @@ def test_the_columns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example, "LEARNING_RATE", 0.01)
     example.main(tmp_path)
     gained = 0.0
-    rows = re.findall(r"^\| `.*$", capsys.readouterr().out, re.M)
+    rows = re.findall(r"^\| \d.*$", capsys.readouterr().out, re.M)
     for row in rows:
-        pi, w, A, wA, size, after = map(float, row.strip("| ").split(" | ")[1:])
+        pi, w, A, wA, size, after = map(float, row.strip("| ").split(" | ")[2:])
         assert abs(w * A - wA) < 0.02
         least = abs(wA) * math.sqrt(N / (N - 1)) * (1 - pi)
         most = abs(wA) * math.sqrt(2) * (1 - pi)
