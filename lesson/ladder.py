@@ -433,7 +433,7 @@ if grpo is not None and sg is not None:
     error = difference.std() / len(difference) ** 0.5
     print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
 
-# (L = 0: {L0}. 1 / w: {INV}. As it is: {SG}.) These seeds show no difference on this model.
+# (L = 0: 0.974. 1 / w: 0.980. As it is: 0.977.) These seeds show no difference on this model.
 # lesson/README.md, "When does the weight help?", goes on from here.
 
 

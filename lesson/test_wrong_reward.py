@@ -66,7 +66,7 @@ def test_the_page_has_what_was_printed():
                          r".*copies (\d+ -> \d+);", first, re.M)
         row = " | ".join([name, *told.groups()]).replace("->", "→")
         assert f"| {row} |" in page
-    own = re.findall(r"^mine: .*avg@4\) 0(\.\d+) -> 0(\.\d+)$", text, re.M)
+    own = re.findall(r"^mine: .*avg@4\) ([\d.]+) -> ([\d.]+)$", text, re.M)
     assert len(own) == 3
     assert all(f": {after}. " in page and f"from {before}<" in page for before, after in own)
 
