@@ -343,7 +343,7 @@ def test_the_pages_are_what_the_files_say(monkeypatch, capsys):
         numbers.main()
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert said == "every marked number is what its file says: 82 in 3 pages\n"
+    assert said == "every marked number is what its file says: 75 in 3 pages\n"
 
 
 def test_a_wrong_number_a_wrong_name_and_a_number_without_a_source_are_seen():

@@ -51,14 +51,17 @@ def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
         example.main(tmp_path)
 
 
-def test_the_page_has_what_the_command_printed():
+def test_the_page_says_what_the_command_printed():
     lesson = pathlib.Path(example.__file__).parent
     head, printed = (lesson / "results" / "example.md").read_text().split("\n", 1)
     assert head.startswith("# python -m lesson.example, commit ")
     page = (lesson / "README.md").read_text()
     section = page.split("## One example")[1].split("\n## ")[0]
-    parts = [part.strip("\n") for part in printed.split("\n\n")]
-    assert len(parts) > 10 and all(part in section for part in parts)
+    for number in re.findall(r"-?\d\.\d{2,}", section.split("Answers")[1]):
+        assert number in printed, number
+    rows = {tuple(row.split(" | ")[:2]): row for row in re.findall(r"^\| (\d.*)$", printed, re.M)}
+    _, _, pi, *_, after = rows["3", "`KNN.`"].strip(" |").split(" | ")
+    assert float(after) > float(pi)
 
 
 def test_the_pretrained_model_gives_what_was_recorded(capsys):
