@@ -21,7 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(ROOT)  # `python lesson/one_page.py` sees only its own folder
 import tasks
 
-parser = argparse.ArgumentParser(description="GRPO-SG on one page, on puzzles.")
+parser = argparse.ArgumentParser(
+    prog="python -m lesson.one_page", description="GRPO-SG on one page, on puzzles.")
 parser.add_argument("model", nargs="?", default=f"{ROOT}/support/pretrained/kk",
                     help="folder, or name on the hub; default: the pretrained tiny model")
 parser.add_argument("seed", nargs="?", type=int, default=0, help="default: 0")
