@@ -56,6 +56,7 @@ def test_no_baseline_is_often_right():
 
 def test_the_page_has_what_was_printed():
     text = (LESSON / "results" / "my_tool_task.txt").read_text(encoding="utf-8")
-    before, after = re.search(r"avg@4 ([\d.]+) -> ([\d.]+)", text).groups()
+    (before, after), (_, expensive) = re.findall(r"avg@4 ([\d.]+) -> ([\d.]+)", text)
     page = " ".join((LESSON / "README.md").read_text(encoding="utf-8").split())
     assert f"avg@4 goes from {before} to {after} ([as printed](results/my_tool_task.txt))" in page
+    assert f"avg@4 falls from {before} to {expensive}, " in page

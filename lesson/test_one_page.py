@@ -20,7 +20,7 @@ CODE = PAGE.read_text()
 
 
 def shorten(code, **values):
-    """The page with other values of its numbers, each of which must stand in it."""
+    """The page with other values of its numbers, each of which it must contain."""
     for old, new in values.items():
         assert code.count(old) == 1, old
         code = code.replace(old, new)

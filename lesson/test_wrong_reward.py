@@ -15,7 +15,7 @@ from lesson import wrong_reward
     ("any order", -0.5, -3.0, 3.0, -3.0), ("any letters", -0.5, -0.5, 3.0, -3.0)])
 def test_what_each_reward_pays(name, copy, attempt, right, noise):
     """A copy is safe with both; an attempt at sorting that fails costs 2.5 more than a
-    copy with the first alone."""
+    copy only with the first."""
     task = wrong_reward.sort_task(*wrong_reward.REWARDS[name], seed=0)
     problem = wrong_reward.make_problem("gbdca")
     paid = []
