@@ -1,14 +1,17 @@
 """What do trivial baselines score? A reward should pay them less than honest attempts.
 
     python -m experiments.baselines kk math qa    a minute; writes results/ignorant.jsonl
-    python -m experiments.baselines my_task.py    a task of your own: a script that ends in
-                                                  grpo_sg.main(task=NAME); trains nothing
+    python -m experiments.baselines my_task.py    your own task: a script that calls
+                                                  grpo_sg.main; trains nothing
 
 Each baseline answers all test problems without understanding them: with the most frequent
-answer of the training problems, the question itself, the form without an answer, or the answer
-of another problem. The script prints its accuracy and its mean reward. It warns if the reward
-pays for giving up: if a baseline that is almost never right earns more than honest attempts
-that are wrong. A policy that is seldom right would then learn to give up.
+answer of the training problems, all of these answers at once, the question itself, the form
+without an answer, or the answer of another problem. The script prints the accuracy and mean
+reward of each, and warns of two mistakes:
+
+- The verifier accepts too much: a trivial baseline is often right.
+- The reward pays for giving up: a baseline that is almost never right earns more than honest
+  attempts that are wrong. A policy that is seldom right would then learn to give up.
 """
 import argparse
 import json
@@ -16,6 +19,7 @@ import random
 import re
 import runpy
 import statistics
+import sys
 from collections import Counter
 from unittest import mock
 
@@ -23,10 +27,12 @@ import grpo_sg
 import tasks
 from experiments.analysis import RESULTS
 from support import cli
-from support.program import one_line_errors
+from support.program import UserError, one_line_errors
 
+OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
 NEVER = 0.02    # an accuracy up to which a policy counts as never right
-GIVE_UP = 0.1   # an accuracy up to which giving up may pay before it is warned of
+GIVE_UP = 0.1   # an accuracy up to which giving up may pay without a warning
+LISTED = 1000   # most answers in a list of all answers
 ROLES = "knight", "knave"
 # What stands before the answer and after it.
 TAGS = "<think> Let me see. </think> <answer> ", " </answer>"
@@ -35,44 +41,61 @@ FORMS = {"kk": TAGS, "qa": TAGS, "math": ("\\boxed{", "}")}
 
 # ---- Policies ----
 
-def form_of(task):
-    """What a response has before and after its answer; of a task of one's own as the first
-    solution has it in which the answer stands."""
+def find_form(task):
+    """Return what a response has before and after its answer; for a user's task, as in the
+    first solution that contains its answer."""
     if task.name in FORMS:
         return FORMS[task.name]
     for problem in task.train:
-        before, answer, after = problem.solution.rpartition(str(problem.answer))
+        before, answer, after = problem.solution.rpartition(text_of(problem))
         if answer:
             return before, after
     return "", ""
 
 
-def gold_of(problem):
-    """The answer, so that it can be counted: of kk the roles, of several golds the first."""
-    if isinstance(problem.answer, dict):
-        return tuple(problem.answer.values())
-    return problem.answer[0] if isinstance(problem.answer, list) else str(problem.answer)
+def text_of(problem):
+    """Return the answer as a text: of a list of texts the first, of which any is right."""
+    answer = problem.answer
+    if isinstance(answer, list) and answer and isinstance(answer[0], str):
+        answer = answer[0]
+    return str(answer)
+
+
+def find_golds(task):
+    """Return (form, golds): what a response has before and after its answer, and the training
+    problems' answers, to be counted: a puzzle's roles, or texts. If verify rejects answers
+    written like this, such as lists of numbers, the golds are the solutions."""
+    if task.name == "kk":
+        return FORMS["kk"], [tuple(problem.answer.values()) for problem in task.train]
+    form = find_form(task)
+    solutions = [problem.solution for problem in task.train if problem.solution]
+    if solutions and task.name not in FORMS:
+        accepted = [judge(task, problem, text_of(problem).join(form))[0]
+                    for problem in task.train[:100]]
+        if not any(accepted):
+            return ("", ""), solutions
+    return form, [text_of(problem) for problem in task.train]
 
 
 def write(problem, gold):
-    """A gold answer of another problem as an answer to this one."""
+    """Write a gold answer of another problem as an answer to this one."""
     if not isinstance(gold, tuple):
         return gold
     return ", ".join(f"{name} is a {role}" for name, role in zip(problem.answer, gold))
 
 
-def answer_blindly(problem, task, golds, commonest, rng):
-    """{policy: its response to the problem}"""
-    before, after = form_of(task)
-    answers = {"constant": write(problem, commonest), "question": problem.question, "form": "",
-               "random": write(problem, rng.choice(golds))}
+def answer_blindly(problem, task, golds, ranked, form, rng):
+    """Return {policy: its response to the problem}. ranked: the golds, most frequent first."""
+    answers = {"constant": write(problem, ranked[0]), "question": problem.question, "form": "",
+               "random": write(problem, rng.choice(golds)),
+               "all answers": ", ".join(write(problem, gold) for gold in ranked[:LISTED])}
     if task.name == "kk":
         answers |= follow_claims(problem)
     if task.name == "qa" and task.observe:
         call = f"<search>{problem.question}</search>"
         found = re.findall(r"Doc 1: (.*)", task.observe([call])[0])
         answers["last word that the tool finds"] = found[0].split()[-1] if found else ""
-    responses = {policy: f"{before}{answer}{after}" for policy, answer in answers.items()}
+    responses = {policy: answer.join(form) for policy, answer in answers.items()}
     return {**responses, "question, without the form": problem.question, "nothing": ""}
 
 
@@ -99,16 +122,19 @@ def judge(task, problem, response):
 
 
 def measure(label, task):
-    """(a row for each policy, the rewards of wrong attempts, of right answers)"""
+    """Return (a row for each policy, the rewards of wrong attempts, those of worked
+    solutions; in a task without solutions, of right answers, if verify accepts their text)."""
     rng = random.Random(0)
-    golds = [gold_of(problem) for problem in task.train]
-    commonest = Counter(golds).most_common(1)[0][0]
+    form, golds = find_golds(task)
+    ranked = [gold for gold, _ in Counter(golds).most_common()]
     found, right = {}, []
     for problem in task.test:
-        blind = answer_blindly(problem, task, golds, commonest, rng)
+        blind = answer_blindly(problem, task, golds, ranked, form, rng)
         for policy, response in blind.items():
             found.setdefault(policy, []).append(judge(task, problem, response))
-        right.append(judge(task, problem, problem.solution)[1])
+        solved, reward = judge(task, problem, problem.solution or text_of(problem).join(form))
+        if problem.solution or solved:
+            right.append(reward)
     rows = []
     for policy, verdicts in found.items():
         rows.append({"problems": label, "n": len(verdicts), "policy": policy,
@@ -118,29 +144,56 @@ def measure(label, task):
     return rows, wrong, right
 
 
+def conclude(rows, wrong, right):
+    """Return lines that say what the rows mean for the task."""
+    lines = warn(rows, wrong, right)
+    best = max(rows, key=lambda row: row["accuracy"])
+    richest = max(rows, key=lambda row: row["reward"])
+    lines.append(f"a trained policy has learned something only above {best['accuracy']:.1%} right "
+                 f"(\"{best['policy']}\") and reward {richest['reward']:+.2f} "
+                 f"(\"{richest['policy']}\")")
+    if len(lines) == 1:
+        lines.append("no trivial baseline is often right, and none earns much more than a wrong "
+                     "attempt: this reward does not pay for giving up")
+    return lines
+
+
 def warn(rows, wrong, right):
-    """Lines on the policy that is never right and earns the most; [] if honest attempts earn as
-    much."""
+    """Return the warnings, [] if there are none."""
+    lines = []
+    best = max(rows, key=lambda row: row["accuracy"])
+    if best["accuracy"] > OFTEN:
+        lines.append(f"warning: a trivial baseline is right in {best['accuracy']:.0%} "
+                     f"(\"{best['policy']}\"): RL can learn that instead of the task. Let verify "
+                     "accept less, or make the answers more varied")
     never = [row for row in rows if row["accuracy"] <= NEVER]
     if not never or not wrong:
-        return []
-    best = max(never, key=lambda row: row["reward"])
-    honest, top = statistics.fmean(wrong), statistics.fmean(right)
+        return lines
+    paid = max(never, key=lambda row: row["reward"])
+    honest = statistics.fmean(wrong)
+    words = (f"warning: \"{paid['policy']}\" is right in {paid['accuracy']:.0%} of the problems "
+             f"and earns {paid['reward']:+.2f}; a wrong attempt earns {honest:+.2f}.")
+    advice = "pay both alike, or let verify ask more of what is well formed"
+    if not right:
+        if paid["reward"] > honest:
+            lines.append(f"{words} A policy that is seldom right can raise its reward by giving "
+                         f"up: {advice}")
+        return lines
+    top = statistics.fmean(right)
     if top <= honest:
-        return ["warning: worked solutions earn no more than wrong answers: do they have the "
-                "form that verify wants?"]
-    enough = (best["reward"] - honest) / (top - honest)
-    if enough <= GIVE_UP:
-        return []
-    return [
-        f"warning: \"{best['policy']}\" is right in {best['accuracy']:.0%} of the problems and "
-        f"earns {best['reward']:+.2f}; a wrong attempt earns {honest:+.2f}. A policy that is "
-        f"right in less than {min(1, enough):.0%} can raise its reward by giving up: pay both "
-        "alike, or let verify ask more of what is well formed"]
+        return [*lines, "warning: worked solutions earn no more than wrong answers: do they have "
+                        "the form that verify wants?"]
+    enough = (paid["reward"] - honest) / (top - honest)
+    if enough > GIVE_UP:
+        lines.append(f"{words} A policy that is right in less than {min(1, enough):.0%} can "
+                     f"raise its reward by giving up: {advice}")
+    return lines
 
+
+# ---- Tasks ----
 
 def find_tasks(name):
-    """Yield (label, task) for the name of a task or of a script that ends in grpo_sg.main."""
+    """Yield (label, task) for the name of a task or of a script that calls grpo_sg.main."""
     for label, cfg in find_settings(name):
         yield label, cli.guard(tasks.make_task(cfg))
 
@@ -149,9 +202,7 @@ def find_settings(name):
     """Yield (label, settings) for the same names."""
     sizes = ["--train_problems", "1000", "--eval_problems", "1000"]
     if name.endswith(".py"):
-        with mock.patch.object(grpo_sg, "main") as main:
-            runpy.run_path(name, run_name="__main__")
-        cfg = cli.parse([], **main.call_args.kwargs)
+        cfg = read_script(name)
         yield cfg.task, cfg
     elif name == "kk":
         for people in ("3", "7"):
@@ -162,21 +213,41 @@ def find_settings(name):
         yield name, cli.parse(["--task", name, *sizes])
 
 
+class Called(BaseException):  # no script catches it by `except Exception`
+    """A script has called grpo_sg.main."""
+
+
+def read_script(path):
+    """Return the settings with which a script calls grpo_sg.main, where it is stopped."""
+    def stop(argv=(), **settings):
+        raise Called(list(argv or ()), settings)
+    with mock.patch.object(grpo_sg, "main", stop), mock.patch.object(sys, "argv", [path]):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except Called as call:
+            flags, settings = call.args
+            return cli.parse(flags, **settings)
+        except FileNotFoundError:
+            raise UserError(f"there is no script {path}") from None
+    raise UserError(f"{path} does not call grpo_sg.main: end it with "
+                    'grpo_sg.main(task="mine"), where tasks.TASKS["mine"] is your task')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tasks", nargs="+", help="kk, math, qa, or a script with a task")
     names = parser.parse_args().tasks
     every = []
-    print("each policy answers all test problems with: the commonest answer (constant), the "
-          "question itself,\nthe form without an answer, another problem's answer (random), "
-          "or nothing")
+    print("each baseline answers all test problems with: the most frequent answer (constant), all "
+          "answers,\nthe question itself, the form without an answer, another problem's answer "
+          "(random), or nothing")
     for name in names:
         for label, task in find_tasks(name):
             rows, wrong, right = measure(label, task)
             for row in rows:
                 print(f"{label:<14}{row['policy']:<30}right {row['accuracy']:>6.1%}   "
                       f"reward {row['reward']:+.2f}")
-            for line in warn(rows, wrong, right):
+            for line in conclude(rows, wrong, right):
                 print(line)
             every += rows
     if names == ["kk", "math", "qa"]:

@@ -16,6 +16,7 @@ import tasks
 from experiments import analysis, baselines, bench, moves, numbers, premise, run
 from experiments.analysis import RESULTS
 from support import cli, tiny
+from support.program import UserError
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks
@@ -400,18 +401,81 @@ def test_the_alternative_text_of_the_forest_plot_is_right():
 
 # ---- Rewards ----
 
-def ask(tmp_path, formed):
+def ask(tmp_path, script):
+    """Return ({policy: its row}, conclusions) for the task of a script."""
     path = tmp_path / "own.py"
-    path.write_text(OWN_TASK.replace("{FORMED}", formed))
+    path.write_text(script)
     (label, task), = baselines.find_tasks(str(path))
     rows, wrong, right = baselines.measure(label, task)
-    return {row["policy"]: row for row in rows}, baselines.warn(rows, wrong, right)
+    return {row["policy"]: row for row in rows}, baselines.conclude(rows, wrong, right)
 
 
 def test_a_reward_that_pays_for_giving_up_is_warned_of(tmp_path):
-    found, lines = ask(tmp_path, "sorted(response) == list(answer)")
+    script = OWN_TASK.replace("{FORMED}", "sorted(response) == list(answer)")
+    found, lines = ask(tmp_path, script)
     assert found["question"]["reward"] == pytest.approx(-0.5, abs=0.1)
     assert found["random"]["reward"] < -2.5
-    assert len(lines) == 1 and "by giving up" in lines[0]
-    found, lines = ask(tmp_path, "len(response) == 5")
-    assert found["random"]["reward"] > -0.6 and lines == []
+    assert len(lines) == 2 and "by giving up" in lines[0]
+    found, lines = ask(tmp_path, OWN_TASK.replace("{FORMED}", "len(response) == 5"))
+    assert found["random"]["reward"] > -0.6
+    assert "only above" in lines[0] and lines[1].startswith("no trivial baseline is often right")
+
+
+ANY_TASK = '''
+import grpo_sg, tasks
+def verify(response, answer):
+    return tasks.Verdict({VERIFY}, len(response) > 0)
+def make(cfg):
+    problems = [{PROBLEM} for i in range(90)]
+    return tasks.Task("any", "", problems[:60], problems[60:75], problems[75:], verify, 0.1)
+tasks.TASKS["any"] = make
+{CALL}
+'''
+CALL = 'grpo_sg.main(task="any")'
+NUMBERS = 'tasks.Problem(f"q{i}", [i, i + 1], f"{i} {i + 1}")'
+
+
+def any_task(verify, problem, call=CALL):
+    script = ANY_TASK.replace("{VERIFY}", verify).replace("{PROBLEM}", problem)
+    return script.replace("{CALL}", call)
+
+
+@pytest.mark.parametrize("problem, verify", [
+    (NUMBERS, "response == ' '.join(map(str, answer))"),
+    ('tasks.Problem(f"q{i}", {"x": i}, f"x={i}")', 'response == "x=" + str(answer["x"])'),
+    ('tasks.Problem(f"q{i}", i, f"so {i}")', "response == f'so {answer}'"),
+    ('tasks.Problem(f"q{i}", [f"{i}", f"{i}.0"], f"{i}")', "response in answer")])
+def test_answers_of_any_type_have_baselines(problem, verify, tmp_path):
+    """The answers differ, so no baseline is right; a worked solution earns more."""
+    found, lines = ask(tmp_path, any_task(verify, problem))
+    assert found["random"]["accuracy"] == 0 and found["constant"]["reward"] == -0.5
+    assert not [line for line in lines if "warning" in line]
+
+
+def test_a_verifier_that_accepts_a_list_of_all_answers_is_warned_of(tmp_path):
+    found, lines = ask(tmp_path, any_task("answer in response", 'tasks.Problem(f"q{i}", str(i % 9))'))
+    assert found["all answers"]["accuracy"] == 1
+    assert lines[0].startswith("warning: a trivial baseline is right in 100% (\"all answers\")")
+
+
+def test_a_task_without_solutions_is_not_told_about_them(tmp_path):
+    """Neither where verify accepts the answer's text, nor where it does not."""
+    for verify in ("response == answer", "response == answer[::-1] + '!'"):
+        _, lines = ask(tmp_path, any_task(verify, 'tasks.Problem(f"q{i}", f"a{i}")'))
+        assert not [line for line in lines if "warning" in line]
+
+
+@pytest.mark.parametrize("call", [
+    CALL, 'grpo_sg.main(["--task", "any"])', 'grpo_sg.main(["--steps", "3"], task="any")',
+    CALL + "\nopen('nothing')", 'if __name__ == "__main__":\n    ' + CALL])
+def test_scripts_may_call_main_in_any_way(call, tmp_path):
+    found, _ = ask(tmp_path, any_task("response == answer", 'tasks.Problem(f"q{i}", f"a{i}")', call))
+    assert found["constant"]["n"] == 15
+
+
+@pytest.mark.parametrize("name, message", [
+    ("own.py", "does not call grpo_sg.main: end it with"), ("no.py", "there is no script")])
+def test_a_script_without_a_task_is_one_line(name, message, tmp_path):
+    (tmp_path / "own.py").write_text(any_task("True", "None", "pass"))
+    with pytest.raises(UserError, match=message):
+        list(baselines.find_tasks(str(tmp_path / name)))

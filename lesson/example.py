@@ -1,11 +1,10 @@
-"""One example, carried through with numbers, as Markdown: it stands in lesson/README.md.
+"""One example with all its numbers, as Markdown. lesson/README.md shows the output.
 
-    python -m lesson.example             the pretrained tiny model; or another folder
+    python -m lesson.example             the pretrained tiny model; or give another folder
 
-Takes the tiny model as it is before reinforcement learning, samples a group of eight
-completions of one puzzle, and prints their rewards and advantages. Two tables, of a completion
-that is better than the mean and of one that is worse, say what an update on this group alone
-does with single tokens.
+Samples eight completions of one puzzle from the model, before any reinforcement learning, and
+prints their rewards and advantages. Then it makes one update on this group only. A table shows what
+the update does to single tokens.
 """
 import os
 import sys
@@ -15,17 +14,17 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.append(ROOT)  # a script sees its own folder alone
+sys.path.append(ROOT)  # a script sees only its own folder
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
-QUESTION = ("Ada: if Alice knight then Amir knight. Alice: Alice knight and Ada knave. "
-            "Amir: Ada knave and Alice knight.")
-ROLES = {"Ada": "knight", "Alice": "knave", "Amir": "knave"}
+QUESTION = ("Ada: if Ada knight then Alice knave. Alice: Alice knight or Amir knave. "
+            "Amir: if Ada knave then Alice knight.")
+ROLES = {"Ada": "knight", "Alice": "knave", "Amir": "knight"}
 G = 8
 LEARNING_RATE = 2e-4  # the tiny model's
-SURE = 0.99  # tokens that are at least so likely are left out of the tables
-COLUMNS = ("token", "pi", "w", "w / mean w", "A", "wA", "size of its gradient", "pi after")
+SURE = 0.99  # the table leaves out tokens that are at least this likely
+COLUMNS = ("completion", "token", "pi", "w", "A", "wA", "size of its gradient", "pi after")
 
 
 def reward(text, ended):
@@ -37,7 +36,7 @@ def reward(text, ended):
 
 
 def sample_group(model, tokenizer):
-    """(prompt, completions, texts, rewards) of the first seed whose rewards differ."""
+    """Return (prompt, completions, texts, rewards) of the first seed whose rewards differ."""
     prompt = tokenizer(QUESTION)["input_ids"]
     stop = tokenizer.eos_token_id
     for seed in range(100):
@@ -47,11 +46,11 @@ def sample_group(model, tokenizer):
         rewards = [reward(text, c[-1] == stop) for text, c in zip(texts, completions)]
         if len(set(rewards)) > 1:
             return prompt, completions, texts, torch.tensor([rewards])
-    sys.exit("all groups had equal rewards: the model solves this puzzle always, or never")
+    sys.exit("all groups had equal rewards: the model solves this puzzle always or never")
 
 
 def gradient_norms(model, ids):
-    """(B, T): for each token the norm of the gradient of log pi with respect to the logits."""
+    """(B, T): the norm of each token's gradient of log pi with respect to the logits."""
     with torch.no_grad():
         p = model(input_ids=ids[:, :-1]).logits.float().softmax(-1)  # (B, T-1, V)
     onehot = torch.nn.functional.one_hot(ids[:, 1:], p.shape[-1])
@@ -63,25 +62,26 @@ def row(cells):
     return f"| {' | '.join(cells)} |"
 
 
-def print_table(tokenizer, i, ids, mask, columns):
-    """A table with a row for each token of completion i of which the model was not sure."""
+def print_table(tokenizer, shown, ids, mask, columns):
+    """Print a row for each token of the shown completions that the model was not sure of."""
     print(row(COLUMNS))
     print(row(["---"] * len(COLUMNS)))
-    for t in mask[i].nonzero()[:, 0].tolist():
-        pi, w, shape, A, wA, size, after = (float(column[i, t]) for column in columns)
-        if pi < SURE:
+    for i, t in mask.nonzero().tolist():
+        pi, w, A, wA, size, after = (float(column[i, t]) for column in columns)
+        if i in shown and pi < SURE:
             token = tokenizer.decode([int(ids[i, t])]).strip().replace("|", "\\|")
-            print(row([f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{shape:.2f}", f"{A:+.2f}",
+            print(row([str(i + 1), f"`{token}`", f"{pi:.3f}", f"{w:.2f}", f"{A:+.2f}",
                        f"{wA:+.2f}", f"{size:.2f}", f"{after:.3f}"]))
     print()
 
 
 def print_completions(texts, R, A):
-    """Each different completion once."""
+    """Print each distinct completion once."""
     for i, text in enumerate(texts):
         if text not in texts[:i]:
-            print(f"Completion {i + 1} (of which there are {texts.count(text)}): R = {R[i]:g}, "
-                  f"A = ({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n")
+            times = texts.count(text)
+            print(f"Completion {i + 1} (sampled {'once' if times == 1 else f'{times} times'}): "
+                  f"R = {R[i]:g}, A = ({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n")
             print(f"    {text}\n")
 
 
@@ -100,7 +100,7 @@ def main(folder):
     wA = w * A[:, None]
     sizes = wA.abs() * gradient_norms(model, ids)
 
-    # One update on this group alone, as grpo_sg.py makes it.
+    # One update on this group only, as grpo_sg.py makes it.
     loss, _ = grpo_sg_loss(logps, logps.detach(), A, mask, weights=w)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -114,15 +114,12 @@ def main(folder):
     listed = ", ".join(f"{x:g}" for x in R)
     print(f"The rewards are {listed}: mean {R.mean():.3f}, standard deviation {R.std():.3f}.\n")
     print_completions(texts, R, A)
-    shape = w / w[mask].mean()
-    columns = logps.detach().exp(), w, shape, A[:, None].expand_as(w), wA, sizes, after
-    for title, i in ("better", int(A.argmax())), ("worse", int(A.argmin())):
-        print(f"The tokens of completion {i + 1}, which is {title} than the mean:\n")
-        print_table(tokenizer, i, ids, mask, columns)
+    columns = logps.detach().exp(), w, A[:, None].expand_as(w), wA, sizes, after
+    shown = [i for i, text in enumerate(texts) if text not in texts[:i]]  # each once
+    print_table(tokenizer, shown, ids, mask, columns)
     most = 100 * (w[mask] > 1.395).float().mean()
-    print(f"Of the {int(mask.sum())} tokens of the group {most:.0f} % have w = 1.40, and the "
-          f"mean is {w[mask].mean():.3f}: a common factor, which AdamW divides out. What is left "
-          f"of w is w / mean w, from {shape[mask].min():.2f} to {shape[mask].max():.2f}.")
+    print(f"Of the group's {int(mask.sum())} tokens, {most:.0f}% have w = 1.40. The smallest w is "
+          f"{w[mask].min():.2f}.")
 
 
 if __name__ == "__main__":

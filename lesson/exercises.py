@@ -4,7 +4,7 @@ grade them.
     python -m lesson.exercises               how many are done, and what comes next
     python -m lesson.exercises --hint draw   a hint for one of them
 
-Write a body in place of each `raise`. The equations are in README.md, "The method"; the answers
+Replace each `raise` by a body. The equations are in README.md, "The method"; the answers
 are in answers.py, and in sections 1 to 5 of grpo_sg.py. To see everything that a test says:
 
     OF=lesson.exercises python -m pytest -q -x test_grpo_sg.py

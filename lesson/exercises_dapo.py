@@ -2,7 +2,7 @@
 
     OF=lesson.exercises_dapo python -m pytest -q -x lesson/test_exercises_dapo.py
 
-grades them. Write a body in place of each `raise`; the answers are in answers_dapo.py. When they
+grades them. Replace each `raise` by a body; the answers are in answers_dapo.py. When they
 pass, a question: which of the two changes what is learned from a completion, and which changes
 only how many completions are sampled?
 """
@@ -15,7 +15,7 @@ def overlong_penalty(length, longest, buffer):
     and stays -1 for longer completions. All three are numbers of tokens, 0 < buffer <= longest.
     """
     raise NotImplementedError(
-        "overlong_penalty: three cases, of which the middle one is a straight line")
+        "overlong_penalty: three cases; the middle one is a straight line")
 
 
 def resample(draw, wanted, most):

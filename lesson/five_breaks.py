@@ -19,44 +19,43 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLAIN_STEP = "test_an_update_is_one_plain_step"
-# (what it is, the function, what stands there, what is put there, what it does)
+# (what it is, the function, the right code, what replaces it, what it does)
 BREAKS = [
     ("the mask by value", "make_batch",
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
      "mask.append([False] * len(c.prompt) + [token != 0 for token in c.tokens] "
      "+ [False] * pads)",
-     "0 is the tiny model's pad, and its stop token, as in many models the two are one. The "
-     "stop token is never trained, so that nothing says whether stopping was right or too "
-     "early. With a model whose pad is a token of its own nothing happens at all, and so the "
-     "mistake lives on in many projects. The mask also calls a tool's answer the policy's "
-     "own."),
+     "0 is the tiny model's pad and also its stop token, as in many models. So the stop token "
+     "is never trained, and nothing tells the policy whether it stopped too early. A model with "
+     "a separate pad token hides the mistake, which is why many projects still have it. The "
+     "mask also calls a tool's answer the policy's own."),
     ("the weight inside the clip", "grpo_sg_loss",
      "objective = w * torch.minimum(r * A, clipped * A)",
      "objective = torch.minimum(w * r * A, (w * r).clamp(1 - clip_low, 1 + clip_high) * A)",
      "At r = 1 a likely token has w r = 1.4, above 1 + clip_high. With A > 0 the minimum is "
      "the clipped side, a constant: no gradient, from the first update on. With A < 0 it is "
      "the other side, and the gradient stays. So likely tokens are punished and never "
-     "rewarded. Of the mistakes that were measured it is the one that cost accuracy "
+     "rewarded. Of the measured mistakes it is the one that cost accuracy "
      "(lesson/breaks.py)."),
     ("a temperature that differs", "token_logps",
      "logits = output.logits.float() / temperature", "logits = output.logits.float()",
-     "The default run is as before, as the tiny model's temperature is 1. With a real model's "
-     "0.7 all log-probabilities are those of another distribution than the one that was "
-     "sampled, and the gradient is biased. The ratio does not tell, since old and new ones "
-     "are equally wrong: r is still 1 in the first update. The tests that see it work at "
-     "temperature 0.7."),
+     "The default run does not change, because the tiny model's temperature is 1. At a real "
+     "model's 0.7, all log-probabilities belong to another distribution than the sampled one, "
+     "and the gradient is biased. The ratio does not show it, because old and new ones are "
+     "equally wrong: r is still 1 in the first update. The tests that see it use temperature "
+     "0.7."),
     ("local denominators", "update",
      "loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)",
      "loss_agg_mode=cfg.loss_agg_mode)",
      "Each micro-batch is divided by its own number of tokens, and their gradients are added. "
      "With ten of them the gradient is about ten times as large, tokens in a micro-batch of "
-     "short completions count for more than others, and the result depends on how much memory "
-     "there is. With a single micro-batch that holds all completions nothing changes."),
+     "short completions count more than others, and the result depends on how much memory there "
+     "is. With a single micro-batch nothing changes."),
     ("the last token's mask", "make_batch",
      "mask.append([False] * len(c.prompt) + c.mask + [False] * pads)",
      "mask.append([False] * len(c.prompt) + c.mask[:-1] + [False] + [False] * pads)",
-     "As in the first the stop token is never trained, but whatever the pad is. A completion "
-     "that was cut off loses an ordinary token."),
+     "As in the first break, the stop token is never trained, here with any pad token. A "
+     "completion that was cut off loses an ordinary token."),
 ]
 
 

@@ -2,7 +2,7 @@
 
     python -m lesson.notebook        as long as the ladder: a minute on one core
 
-A notebook is a JSON file (nbformat 4.4), so that no other package is needed. A cell begins with
+A notebook is a JSON file (nbformat 4.4), so no other package is needed. A cell begins with
 `# %%`; its comments before and after the code become cells of text.
 """
 import ast
@@ -40,7 +40,7 @@ def draw(curves, width=470, height=300):
         parts.append(f'<line x1="40" x2="{width}" y1="{y:g}" y2="{y:g}" stroke="#dddddd"/>'
                      f'<text x="34" y="{y + 4:g}" text-anchor="end">{reward:g}</text>')
     parts.append(f'<text x="{width / 2:g}" y="{height + 32}">step: 1 to 30</text>')
-    label = 0.0  # where the last label stands: the next one is below it
+    label = 0.0  # where the last label is: the next one is below it
     for title, curve in sorted(curves.items(), key=final_reward, reverse=True):
         colour = COLOURS[title[0]]
         stride = (width - 40) / (len(curve) - 1)

@@ -3,12 +3,13 @@
     python -m lesson.one_page               the pretrained tiny model, on puzzles
     python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub
 
-tasks.py has the puzzles and their verifier; all else is here. A comment in brackets names
-the function of grpo_sg.py that does the same properly, and what it does better.
+tasks.py has the puzzles and their verifier; everything else is here. A comment in brackets
+names the function of grpo_sg.py that does the same more carefully, and what it does better.
 
 P problems, G completions of each, B = P G rows, S tokens of a prompt, T of a completion,
 V words. R rewards, A advantages, pi the policy's probability of a sampled token.
 """
+import argparse
 import os
 import random
 import sys
@@ -17,16 +18,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.append(ROOT)  # `python lesson/one_page.py` sees its own folder alone
+sys.path.append(ROOT)  # `python lesson/one_page.py` sees only its own folder
 import tasks
 
-folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/pretrained/kk"
-seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+parser = argparse.ArgumentParser(
+    prog="python -m lesson.one_page", description="GRPO-SG on one page, on puzzles.")
+parser.add_argument("model", nargs="?", default=f"{ROOT}/support/pretrained/kk",
+                    help="folder, or name on the hub; default: the pretrained tiny model")
+parser.add_argument("seed", nargs="?", type=int, default=0, help="default: 0")
+given = parser.parse_args()
+folder, seed = given.model, given.seed
 torch.manual_seed(seed)
 STEPS, G, UPDATES = 40, 8, 4
 
-# The policy: a causal language model, in float32, as bfloat16 would round small updates
-# away. from_pretrained leaves it in eval mode, so that no dropout makes r differ from 1.
+# The policy: a causal language model, in float32, because bfloat16 would round small updates
+# away. from_pretrained leaves it in eval mode, so no dropout makes r differ from 1.
 model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
@@ -37,8 +43,8 @@ if tiny:
     torch.set_num_threads(1)  # more are not faster with tensors this small
 optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.99), weight_decay=0)
 
-# A new GenerationConfig in place of the checkpoint's, which may have a top-p or a penalty:
-# the gradient is right only if tokens come from the whole distribution that is scored
+# A new GenerationConfig instead of the checkpoint's, which may have a top-p or a penalty:
+# the gradient is right only if tokens are sampled from the whole distribution that is scored
 # below. top_k=0, because generate's own default is 50.
 stop = tokenizer.eos_token_id  # [support.models.find_stop_ids: many models have several]
 model.generation_config = GenerationConfig(
@@ -58,14 +64,14 @@ def sample(problems, n):
         text = tokenizer.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=True)
         texts += [text + OPENING] * n
-    # Padded on the left, so that all completions begin in one column.
+    # Padded on the left, so all completions begin in one column.
     prompts = tokenizer(texts, padding=True, add_special_tokens=False,
                         return_tensors="pt").to(model.device)
     # [grpo_sg.sample: reads equal prompts once, and drops rows that have ended]
     ids = model.generate(**prompts)
     completions = ids[:, prompts.input_ids.shape[1]:]  # (B, T)
-    # The mask is True up to the first stop token, which is learned, too. It is made by
-    # position: `completions != pad` would lose the stop token wherever pad is the same.
+    # The mask is True up to and including the first stop token, which is learned too. It is
+    # made by position: `completions != pad` would lose the stop token if pad is the same.
     stops = (completions == stop).long()
     mask = stops.cumsum(1) - stops == 0
     rewards = []
@@ -80,7 +86,7 @@ def sample(problems, n):
 
 def log_probabilities(ids, real, T):
     """(B, T): log pi of the last T tokens, each given all tokens before it."""
-    # [grpo_sg.token_logps: keeps the logits of masked tokens alone, at any temperature]
+    # [grpo_sg.token_logps: keeps only the logits of masked tokens, at any temperature]
     position = (real.cumsum(1) - 1).clamp(min=0)
     logits = model(ids, attention_mask=real, position_ids=position).logits
     logits = logits[:, -T - 1:-1].float()  # position t predicts token t + 1; (B, T, V)
@@ -109,11 +115,11 @@ for step in range(1, STEPS + 1):
     A = A.view(-1, 1)  # (B, 1): all tokens of a completion share it
 
     # Learn, from each completion once: every update has a random share of the rows.
-    # [grpo_sg.learn: micro-batches, so that a minibatch need not fit into memory; leaves out
+    # [grpo_sg.learn: micro-batches for minibatches that do not fit into memory; leaves out
     # groups of equal rewards, which have no gradient; skips updates that are not finite]
     for rows in torch.randperm(P * G).chunk(UPDATES):
         logps = log_probabilities(ids[rows], real[rows], mask.shape[1])
-        # How likely each token is now, over how likely it was for who sampled it: 1 in
+        # The probability of each token now, over that under the policy that sampled it: 1 in
         # the first update.
         r = (logps - old_logps[rows]).exp()
         clipped = r.clamp(0.8, 1.24)
@@ -126,7 +132,7 @@ for step in range(1, STEPS + 1):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    # Groups of equal rewards teach nothing.
+    # Groups of equal rewards carry no signal.
     print(f"step {step:2}: mean reward {R.mean():+.2f}, right {(R == 3).float().mean():.2f},"
           f" equal groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
 print(f"avg@4 after: {average_at_4():.3f}")

@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-# The project's folder: a script sees its own alone.
+# The project's folder: a script sees only its own.
 sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 from grpo_sg import group_advantages, sample, token_logps
 from lesson.ladder import (G, P, STEPS, new_model, new_optimizer, over_tokens, read_seeds,

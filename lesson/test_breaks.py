@@ -122,7 +122,7 @@ def test_a_break_is_told_with_the_tests_that_see_it_alone(monkeypatch, capsys):
     _, head, *tests, said, effect = capsys.readouterr().out.splitlines()[:6]
     assert head == "5. the last token's mask, in make_batch" and said == "  > is 1"
     assert tests == ["    test_mask [1]", f"    {plain}"]
-    assert effect.startswith("    As in the first the stop token is never trained")
+    assert effect.startswith("    As in the first break, the stop token is never trained")
 
 
 def test_each_break_can_be_made():

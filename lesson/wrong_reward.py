@@ -125,7 +125,7 @@ def count_copies(rows):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--mine", action="store_true", help="with my_reward alone")
+    parser.add_argument("--mine", action="store_true", help="only with my_reward")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
     given = parser.parse_args(argv)

@@ -1,0 +1,61 @@
+"""A task of your own with a tool and partial credit: look numbers up in a phone book.
+
+    python -m lesson.my_tool_task        half a minute on one core
+
+The policy reads a name, "bca". To ask the tool it writes the name and "?". The tool answers with
+the number of that name, and the policy then writes the number. In the warm-up the tiny model
+imitates two habits: most texts guess a number without asking. RL has to find out that asking pays.
+"""
+import itertools
+import os
+import random
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import grpo_sg
+import tasks
+
+NAMES = ["".join(letters) for letters in itertools.product("abcdefghij", repeat=3)]
+RNG = random.Random(0)
+BOOK = {name: str(RNG.randrange(100, 1000)) for name in NAMES}
+
+
+def answer_calls(texts):
+    """The tool: each text is all that the policy wrote so far, and ends with a call."""
+    names = [text.removesuffix("?")[-3:] for text in texts]
+    return [f"{BOOK.get(name, 'none')}=" for name in names]
+
+
+def verify(response, answer):
+    """Grade the policy's own text, without the tool's: "bca?417", or "417" if it guessed."""
+    number = response.rpartition("?")[2]
+    return tasks.Verdict(correct=number == answer, formatted=len(number) == 3 and number.isdigit())
+
+
+def reward(completion):
+    """Partial credit: the share of right digits. A call costs a little."""
+    if not completion.formatted:
+        return -1.0
+    number = completion.response.rpartition("?")[2]
+    right = sum(a == b for a, b in zip(number, completion.problem.answer))
+    return right / 3 - 0.1 * completion.tool_calls
+
+
+def make_problem(name):
+    number = BOOK[name]
+    guess = str(RNG.randrange(100, 1000))
+    return tasks.Problem(name, number, solution=f"{name}?{number}", shortcut=guess)
+
+
+def make_phone_book(cfg):
+    problems = [make_problem(name) for name in random.Random(cfg.seed).sample(NAMES, 1000)]
+    return tasks.Task(
+        name="phone book", system="Find the number of this name. Ask with the name and ?.",
+        train=problems[200:], valid=problems[:100], test=problems[100:200],
+        verify=verify, reward=reward, observe=answer_calls, stop_text="?", max_turns=1,
+        floor=0.01, tokens=".", warmup=150, shortcuts=0.7)
+
+
+if __name__ == "__main__":
+    tasks.TASKS["phone book"] = make_phone_book
+    grpo_sg.main(task="phone book", steps=30)
