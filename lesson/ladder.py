@@ -209,9 +209,9 @@ climb("2 try: every reward times 100", train, times=100,
 #
 #     A = (R - mean R) / std R
 #
-# (10 more: 0.778 instead of 0.781, which is rounding. 100 times: 0.781. clip_grad_norm_ cuts each of
-# these gradients to norm 1, which removes the factor. Without it AdamW would divide the factor out.
-# Only where clipping cuts some updates and not others does a factor matter.)
+# (10 more: 0.778 instead of 0.781, which is rounding. 100 times: 0.781. clip_grad_norm_ cuts each
+# of these gradients to norm 1, which removes the factor. Without it AdamW would divide the factor
+# out. A factor matters only where clipping cuts some updates and not others.)
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all rewards have one scale, and it makes no difference.
 
@@ -266,7 +266,8 @@ climb("4 try: bad completions only", train, updates=4,
       advantages_of=group_advantages, objective_of=bad_only)
 
 # Rung 4 ends lower than rung 3, and so does rung 3b. Rung 4b, four updates at a quarter of the
-# rate, ends higher. So reusing a completion is not wrong. What is missing is a rule for when to stop.
+# rate, ends higher. So reusing a completion is not wrong. What is missing is a rule for when to
+# stop.
 #
 # **Predict:** which tokens are pushed too far, those of good completions or those of bad ones?
 # **Try:** `python -m lesson.ladder 4 --try`, which learns only from the good ones, then only from
