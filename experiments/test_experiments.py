@@ -452,8 +452,16 @@ def test_answers_of_any_type_have_baselines(problem, verify, tmp_path):
     assert not [line for line in lines if "warning" in line]
 
 
+def test_the_most_frequent_list_is_found_and_written_as_its_solution(tmp_path):
+    problem = 'tasks.Problem(f"q{i}", [i % 3 // 2, 7], f"{i % 3 // 2} 7")'
+    found, lines = ask(tmp_path, any_task("response == ' '.join(map(str, answer))", problem))
+    assert found["constant"]["accuracy"] == pytest.approx(2 / 3)
+    assert lines[0].startswith('warning: a trivial baseline is right in 67% ("constant")')
+
+
 def test_a_verifier_that_accepts_a_list_of_all_answers_is_warned_of(tmp_path):
-    found, lines = ask(tmp_path, any_task("answer in response", 'tasks.Problem(f"q{i}", str(i % 9))'))
+    problem = 'tasks.Problem(f"q{i}", str(i % 9))'
+    found, lines = ask(tmp_path, any_task("answer in response", problem))
     assert found["all answers"]["accuracy"] == 1
     assert lines[0].startswith("warning: a trivial baseline is right in 100% (\"all answers\")")
 
@@ -467,9 +475,11 @@ def test_a_task_without_solutions_is_not_told_about_them(tmp_path):
 
 @pytest.mark.parametrize("call", [
     CALL, 'grpo_sg.main(["--task", "any"])', 'grpo_sg.main(["--steps", "3"], task="any")',
-    CALL + "\nopen('nothing')", 'if __name__ == "__main__":\n    ' + CALL])
+    CALL + "\nopen('nothing')", f"try:\n    {CALL}\nexcept Exception:\n    pass",
+    'if __name__ == "__main__":\n    ' + CALL])
 def test_scripts_may_call_main_in_any_way(call, tmp_path):
-    found, _ = ask(tmp_path, any_task("response == answer", 'tasks.Problem(f"q{i}", f"a{i}")', call))
+    problem = 'tasks.Problem(f"q{i}", f"a{i}")'
+    found, _ = ask(tmp_path, any_task("response == answer", problem, call))
     assert found["constant"]["n"] == 15
 
 

@@ -210,8 +210,8 @@ climb("2 try: every reward times 100", train, times=100,
 #     A = (R - mean R) / std R
 #
 # (10 more: 0.778 instead of 0.781, which is rounding. 100 times: 0.781. clip_grad_norm_ cuts each
-# of these gradients to norm 1, which removes the factor. Without it AdamW would divide the
-# factor out. Only where clipping cuts some updates and not others does a factor matter.)
+# of these gradients to norm 1, which removes the factor. Without it AdamW would divide the factor
+# out. A factor matters only where clipping cuts some updates and not others.)
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all rewards have one scale, and it makes no difference.
 
