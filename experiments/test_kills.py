@@ -6,6 +6,8 @@ import random
 import signal
 import time
 
+import pytest
+
 import grpo_sg
 import tasks
 from support import run
@@ -47,6 +49,7 @@ def read_outcome(out):
     return rows, texts, (out / "checkpoint" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.release
 def test_killed_runs_lose_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVE_SECONDS", 0)  # a checkpoint at every step
     rng, out = random.Random(0), tmp_path / "killed"
