@@ -6,7 +6,7 @@
 tasks.py has the puzzles and their verifier; everything else is here. A comment in brackets
 names the function of grpo_sg.py that does the same more carefully, and what it does better.
 
-P problems, G completions of each, B = P G rows, S tokens of a prompt, T of a completion,
+P problems, G completions of each, B = P G rows, S tokens of a prompt, C of a completion,
 V words. R rewards, A advantages, pi the policy's probability of a sampled token.
 """
 import argparse
@@ -56,7 +56,7 @@ test = tasks.kk_split("test", 200 if tiny else 50, [3], seed, brief=tiny)
 
 
 def sample(problems, n):
-    """n completions of each problem, in order; ids and real are (B, S + T)."""
+    """n completions of each problem, in order; ids and real are (B, S + C)."""
     texts = []
     for problem in problems:
         chat = [{"role": "system", "content": tasks.KK_SYSTEM},
@@ -69,7 +69,7 @@ def sample(problems, n):
                         return_tensors="pt").to(model.device)
     # [grpo_sg.sample: reads equal prompts once, and drops rows that have ended]
     ids = model.generate(**prompts)
-    completions = ids[:, prompts.input_ids.shape[1]:]  # (B, T)
+    completions = ids[:, prompts.input_ids.shape[1]:]  # (B, C)
     # The mask is True up to and including the first stop token, which is learned too. It is
     # made by position: `completions != pad` would lose the stop token if pad is the same.
     stops = (completions == stop).long()
@@ -84,13 +84,13 @@ def sample(problems, n):
     return ids, real, mask, torch.tensor(rewards, device=model.device)
 
 
-def log_probabilities(ids, real, T):
-    """(B, T): log pi of the last T tokens, each given all tokens before it."""
+def log_probabilities(ids, real, C):
+    """(B, C): log pi of the last C tokens, each given all tokens before it."""
     # [grpo_sg.token_logps: keeps only the logits of masked tokens, at any temperature]
     position = (real.cumsum(1) - 1).clamp(min=0)
     logits = model(ids, attention_mask=real, position_ids=position).logits
-    logits = logits[:, -T - 1:-1].float()  # position t predicts token t + 1; (B, T, V)
-    return logits.log_softmax(-1).gather(2, ids[:, -T:, None])[:, :, 0]
+    logits = logits[:, -C - 1:-1].float()  # position t predicts token t + 1; (B, C, V)
+    return logits.log_softmax(-1).gather(2, ids[:, -C:, None])[:, :, 0]
 
 
 def average_at_4():
