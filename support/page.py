@@ -266,6 +266,8 @@ if (told >= 0) evaluation.value = told;
 if (evaluation) (evaluation.oninput = mode.onchange = color)();
 """
 if __name__ == "__main__":
+    if {"-h", "--help"} & {*sys.argv}:
+        sys.exit(print(__doc__))
     runs = [run for run in sys.argv[1:] if Path(run, "metrics.jsonl").is_file()]
     for other in sys.argv[1:]:
         if other not in runs:
