@@ -164,7 +164,7 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_gpu_that_trl_takes_is_set_up_as_ours_is(device, tmp_path, monkeypatch):
-    """Without this, cuDNN's attention would be planned again for each sampled token."""
+    """make_trainer calls models.set_up_gpu on CUDA, and only there."""
     set_up = Mock()
     monkeypatch.setattr(models, "set_up_gpu", set_up)
     accelerator = Mock(device=torch.device(device))
