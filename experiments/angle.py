@@ -96,9 +96,9 @@ WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
 
 @functools.lru_cache(1)
 def begin(name, seed, warmup, smoke):
-    """(policy, task, cfg, path): the tiny model's, and the parameters, each as one vector, of
-    the warm start, path[0], and after steps of GRPO; with warmup steps of a warm-up, 0 for the
-    task's own, and then the warm start alone. The path is kept in a file under runs/."""
+    """Return (policy, task, cfg, path) of the tiny model. path[0] is the warm start's parameters
+    as one vector, path[step] those after steps of GRPO. warmup: steps of the warm-up; 0: the
+    task's own; otherwise the path has only the warm start. A file under runs/ caches it."""
     cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
     cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
     policy, task, _ = cli.load(cfg)
@@ -273,7 +273,7 @@ def work(start, job, smoke):
 
 
 def run(path, jobs, work, smoke):
-    """Append the rows of each job of which the file has none, those of one together."""
+    """Append the rows of each job that has none in the file; write a job's rows together."""
     for start, job in jobs:
         wanted = {**job, **start}
         if any(wanted.items() <= row.items() for row in analysis.read_rows(path)):

@@ -1,4 +1,4 @@
-"""The figure of experiments/angle.py, figures/angle.svg: three arrows from results/angle.jsonl.
+"""Draw figures/angle.svg: three arrows from results/angle.jsonl, which experiments/angle.py writes.
 
     python -m experiments.arrows                 kk, after 1 and after 60 training steps
     python -m experiments.arrows --task math     to look at; the pages show kk's
@@ -12,7 +12,7 @@ from experiments import analysis, angle
 
 FIGURE = pathlib.Path(__file__).parent / "figures" / "angle.svg"
 STEPS = 1, 60
-LENGTH = 118  # of GRPO's arrow, in pixels of a figure of 400
+LENGTH = 118  # of GRPO's arrow, in pixels; the figure is 400 wide
 STYLE = """
   text { font: 13px sans-serif; fill: #333; }
   .title { font-weight: bold; }
@@ -27,14 +27,14 @@ STYLE = """
 
 
 def mean_angle(rows, task, steps, arm):
-    """(degrees, length over that of GRPO's arrow), means over the seeds that there are."""
+    """Return (degrees, length relative to GRPO's arrow), means over the recorded seeds."""
     here = angle.cells(rows)["displacement", task, 0, steps, arm]
     degrees = statistics.fmean(angle.degrees(row["cos"]) for row in here)
     return degrees, statistics.fmean(row["norm ratio"] for row in here)
 
 
 def arrow(x, y, degrees, length, name):
-    """An arrow from (x, y), with its tip."""
+    """Return an arrow from (x, y), with its tip."""
     lines = []
     tip_x = x + length * math.cos(math.radians(degrees))
     tip_y = y - length * math.sin(math.radians(degrees))
@@ -51,7 +51,7 @@ def label(x, y, name, text):
 
 
 def panel(rows, task, steps, x, y):
-    """The three arrows after so many steps, as lines of SVG."""
+    """Return the three arrows after this number of steps, as lines of SVG."""
     turned, long = mean_angle(rows, task, steps, "GRPO-SG")
     other, long_other = mean_angle(rows, task, steps, "another draw")
     noun = "step" if steps == 1 else "steps"
@@ -67,7 +67,7 @@ def panel(rows, task, steps, x, y):
 
 
 def draw(rows, task):
-    """The figure as SVG."""
+    """Return the figure as SVG."""
     words = []
     for steps in STEPS:
         turned, _ = mean_angle(rows, task, steps, "GRPO-SG")

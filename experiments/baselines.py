@@ -34,7 +34,7 @@ NEVER = 0.02    # an accuracy up to which a policy counts as never right
 GIVE_UP = 0.1   # an accuracy up to which giving up may pay without a warning
 LISTED = 1000   # most answers in a list of all answers
 ROLES = "knight", "knave"
-# What stands before the answer and after it.
+# The text before the answer and after it.
 TAGS = "<think> Let me see. </think> <answer> ", " </answer>"
 FORMS = {"kk": TAGS, "qa": TAGS, "math": ("\\boxed{", "}")}
 
@@ -112,7 +112,7 @@ def follow_claims(problem):
             "last claim of each": write(problem, tuple(last))}
 
 
-# ---- What they earn ----
+# ---- Scores ----
 
 def judge(task, problem, response):
     """Return (right and well formed, reward)."""

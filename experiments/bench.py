@@ -6,8 +6,8 @@ TRL.
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
 core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
-of a comparison take turns, in alternating order. What counts is the median over --rounds of a
-round's ratios. Every run is kept in results/bench.json.
+of a comparison take turns, in alternating order. The result is the median ratio over --rounds.
+results/bench.json keeps every run.
 """
 import argparse
 import copy
@@ -34,21 +34,21 @@ from support import models, tiny
 from support.run import Run
 
 SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
-SHORTER = {2048: 1, 151_936: 8}  # what lengths are divided by, as many words take long
+SHORTER = {2048: 1, 151_936: 8}  # divisors of the lengths, because a large vocabulary is slow
 END, P, N = 0, 8, 8              # the stop token; prompts, completions of each
 FIXED, MEAN, CAP = 128, 64, 512  # a fixed length; mean and cap of the long-tailed lengths
 
 
 def build(words, mean_length=None):
-    """A Qwen2 with random parameters that ends with probability 1 / mean_length at every token
-    (None: never), by a bias of lm_head, so that lengths are geometric whoever samples."""
+    """Return a Qwen2 with random parameters that ends with probability 1 / mean_length at every
+    token (None: never). A bias of lm_head makes the lengths geometric with every sampler."""
     torch.manual_seed(0)
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=words, hidden_size=256, intermediate_size=768, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
         initializer_range=0.1, bos_token_id=None, eos_token_id=END, pad_token_id=END)).eval()
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(words))
-    # With larger embeddings a random model repeats its last token for ever.
+    # With larger embeddings a random model repeats its last token forever.
     with torch.no_grad():
         model.lm_head.weight.mul_(0.2)[END] = 0
         logits = model(input_ids=torch.randint(1, words, (4, 64))).logits
@@ -58,15 +58,15 @@ def build(words, mean_length=None):
 
 
 def draw_prompts(words, count=P):
-    """Prompts of 24 to 40 random tokens: unequal, so that every side has to pad."""
+    """Return prompts of 24 to 40 random tokens. Their lengths differ, so every side must pad."""
     rng = random.Random(0)
     return [rng.choices(range(2, words), k=rng.randint(24, 40)) for _ in range(count)]
 
 
 def compare(name, sides, rounds):
-    """Let the sides take turns: functions that return {"seconds", perhaps "tokens"}. Prints and
-    returns how many times the seconds, or seconds a token, of "ours" the others need. The first
-    round does not count."""
+    """Print and return the ratio of each side's seconds, or seconds a token, to those of "ours".
+    The sides are functions that return {"seconds", perhaps "tokens"}, and take turns. The first
+    round is a warm-up."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
@@ -93,8 +93,8 @@ def draw_ours(model, prompts, length):
 
 
 def draw_theirs(model, prompts, length):
-    """By model.generate, and nothing that changes probabilities; N of each prompt its own
-    way."""
+    """Sample N completions of each prompt with model.generate, from the unchanged
+    distribution."""
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
     rows = model.generate(
@@ -104,8 +104,8 @@ def draw_theirs(model, prompts, length):
 
 
 def draw_batched(model, prompts, length):
-    """By model.generate_batch, transformers' continuous batching: as a row ends, another takes
-    its place."""
+    """Sample with model.generate_batch, transformers' continuous batching: when a row ends,
+    another takes its slot."""
     config = transformers.GenerationConfig(
         max_new_tokens=length, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
         eos_token_id=END, pad_token_id=END)
@@ -121,9 +121,8 @@ def time_sampling(draw, *given):
 
 
 def bench_sampling(rounds):
-    """grpo_sg.sample against model.generate and generate_batch, in seconds a token, with the
-    same model, prompts and law of lengths; pads after a row's end are not counted as its
-    tokens."""
+    """Compare grpo_sg.sample with model.generate and generate_batch, in seconds a token, with the
+    same model, prompts and distribution of lengths. Padding after a row's end is not counted."""
     results = {}
     for name, words in SIZES.items():
         tail = MEAN // SHORTER[words]
@@ -140,14 +139,13 @@ def bench_sampling(rounds):
 # ---- 2. Log-probabilities and backward ----
 
 def naive_logps(model, ids, mask):
-    """token_logps as one would write it down first: logits everywhere, a full log-softmax, a
-    gather."""
+    """Compute token_logps naively: logits everywhere, a full log-softmax, a gather."""
     logps = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
     return F.pad(logps.gather(-1, ids[:, 1:, None])[..., 0], (1, 0)).masked_fill(~mask, 0.0)
 
 
 def time_backward(side, model, rows):
-    """The gradients of `rows` long-tailed completions, in one batch or in a run's sorted
+    """Time the gradients of `rows` long-tailed completions, in one batch or in a run's sorted
     micro-batches."""
     rng, words = random.Random(1), model.config.vocab_size
     lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
@@ -170,9 +168,9 @@ def time_backward(side, model, rows):
 
 
 def bench_update(rounds):
-    """token_logps, loss and backward in micro-batches of at most 512 tokens against a naive
-    log-softmax in the same micro-batches (what token_logps alone buys) and in one batch (what
-    both buy)."""
+    """Compare token_logps, loss and backward in micro-batches of at most 512 tokens with a naive
+    log-softmax in the same micro-batches (the gain from token_logps) and in one batch (the gain
+    from both)."""
     results = {}
     for name, words in SIZES.items():
         given = build(words), 32 // min(4, SHORTER[words])
@@ -185,7 +183,7 @@ def bench_update(rounds):
 # ---- 3. A whole step against TRL ----
 
 def verify(text, answer):
-    return tasks.Verdict(len(text) % 2 == 0, True)  # a coin: hardly a group has equal rewards
+    return tasks.Verdict(len(text) % 2 == 0, True)  # a coin flip: few groups have equal rewards
 
 
 def reward(completions, **_):  # as TRL asks for it
@@ -201,8 +199,8 @@ def step_of_ours(policy, task, cfg, reference):
 
 
 def step_of_theirs(trainer):
-    """The updates on one rollout, by TRL's own clock, which leaves out its start, and AdamW
-    too."""
+    """Time the updates on one rollout with TRL's own clock, which leaves out its start, and
+    AdamW too."""
     trainer.train()
     row = trainer.state.log_history[-1]
     return {"seconds": row["step_time"] * trainer.args.max_steps,
@@ -210,8 +208,8 @@ def step_of_theirs(trainer):
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
-    """A GRPOTrainer with `rows` rows in a micro-batch, which reads its reference model from the
-    folder."""
+    """Return a GRPOTrainer with `rows` rows in a micro-batch. It reads its reference model from
+    the folder."""
     import datasets
     import trl
     model.config._name_or_path = folder
@@ -234,12 +232,11 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
 
 
 def bench_step(rounds):
-    """A step from prompts to changed parameters, on 8 x 8 long-tailed completions, against
-    TRL's GRPOTrainer with the same model, tokenizer, prompts, updates, precision, law of
-    lengths (halved), optimizer and loss, and no checkpointing. TRL has 8 rows a micro-batch, as
-    ours on average, or an update in one batch. Seconds a token are compared. Not the same: TRL
-    computes the entropy and logs more; ours weighs tokens, and skips groups of equal rewards (1
-    in 128 by chance)."""
+    """Compare the seconds a token of a whole step, on 8 x 8 long-tailed completions, with TRL's
+    GRPOTrainer. Equal: model, tokenizer, prompts, updates, precision, distribution of lengths
+    (halved), optimizer, loss, no checkpointing. TRL has 8 rows a micro-batch, like ours on
+    average, or an update in one batch. Different: TRL computes the entropy and logs more; ours
+    weights tokens, and skips groups of equal rewards (1 in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # each a token; the first two have no use
     problems = []

@@ -1,11 +1,11 @@
-"""The figures of the pages, from the raw results in results/. Needs matplotlib.
+"""Draw the figures of the pages from the raw results in results/. Needs matplotlib.
 
-    python -m experiments.figures                      all of which there are results
+    python -m experiments.figures                      all figures that have results
     python -m experiments.figures method doses         these
     python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
 
-The last is what the page shows of the last evaluation: the groups whose rewards differ,
-coloured by w A. It needs Chromium.
+The last command takes a picture of the page's last evaluation: the groups whose rewards differ,
+colored by w A. It needs Chromium.
 """
 import argparse
 import math
@@ -40,7 +40,7 @@ def save(figure, name):
 
 
 def plot_mean(axis, curves, label, color):
-    """Mean over seeds, with a band of one standard error."""
+    """Plot the mean over seeds, with a band of one standard error."""
     steps = range(1, len(curves[0]) + 1)
     means, below, above = [], [], []
     for values in zip(*curves, strict=True):
@@ -54,7 +54,7 @@ def plot_mean(axis, curves, label, color):
 
 
 def plot_intervals(axis, xs, lists, **look):
-    """The mean and the 95 % interval of each list of values."""
+    """Plot the mean and the 95% confidence interval of each list of values."""
     means, below, above = [], [], []
     for values in lists:
         average, low, high = interval(values)
@@ -65,7 +65,7 @@ def plot_intervals(axis, xs, lists, **look):
 
 
 def method():
-    """The weight, and what it is for: unlikely tokens have the longest gradients."""
+    """Plot the weight and its motivation: unlikely tokens have the longest gradients."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     pi = torch.linspace(1e-4, 1, 400)
     for shaping, color in (("sg", BLUE), ("ar", ORANGE)):
@@ -90,7 +90,7 @@ def method():
 
 
 def premise():
-    """Over all parameters of the model; and how much of the whole the unlikely tokens are."""
+    """Plot gradient norms over all parameters, and the unlikely tokens' share of their squares."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     names = {"none": "GRPO", "sg": "GRPO-SG"}
     for i, (task, color) in enumerate((("kk", BLUE), ("math", ORANGE), ("qa", GREY))):
@@ -113,7 +113,7 @@ def premise():
 
 
 def forest():
-    """GRPO-SG minus GRPO, as a share of what RL gained: intervals, and what was detectable."""
+    """Plot GRPO-SG minus GRPO, relative to RL's gain: intervals and minimum detectable effects."""
     rows = comparisons()
     figure, axis = plt.subplots(figsize=(8, 3.3))
     axis.axvline(0, color=GREY, lw=1)
@@ -136,7 +136,7 @@ def forest():
 
 
 def mistakes():
-    """Each mistake's curve beside the right one."""
+    """Plot each mistake's curve next to the right one."""
     names = list(EXPERIMENTS["mistakes"].arms)[1:]
     figure, axes = plt.subplots(1, len(names), figsize=(9, 2.3), sharey=True)
     for axis, name in zip(axes, names):
@@ -153,7 +153,7 @@ def mistakes():
 
 
 def learning():
-    """The default run of each task, from the pretrained model, five seeds each."""
+    """Plot the default run of each task, from the pretrained model, five seeds each."""
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
     for axis, task in zip(axes, ("kk", "math", "qa")):
         curves = [row["curve"] for row in cell("default", f"{task}, ready").values()]
@@ -166,7 +166,7 @@ def learning():
 
 
 def collapse():
-    """Accuracy and the share of collapsed runs against the learning rate."""
+    """Plot accuracy and the share of collapsed runs against the learning rate."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
     rates = EXPERIMENTS["stability"].rates
     before = statistics.fmean(row["before"] for row in read("stability"))
@@ -192,13 +192,13 @@ def collapse():
 
 
 def doses():
-    """Accuracy, and paired differences to GRPO, against the dose."""
+    """Plot accuracy, and paired differences to GRPO, against the damping factor d."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
     xs, after, paired = [], [], []
     for name, size in DOSES.items():
         rows = tuned("dose", name)
-        xs.append(math.log(size or 30))  # w = pi stands beside the axis
+        xs.append(math.log(size or 30))  # w = pi is plotted to the right of the others
         after.append([row["avg@4"] for row in rows.values()])
         paired.append(differences(rows, tuned("dose", "none")))
     right.axhline(0, color=GREY, lw=1)
@@ -214,7 +214,7 @@ def doses():
 
 
 def signal():
-    """Efficiency of each weight against the training step; 1 is GRPO."""
+    """Plot the efficiency of each weight against the training step; 1 is GRPO."""
     found = cells(read("signal"))
     names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
     figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
@@ -243,11 +243,11 @@ def plot_weight(axis, found, task, arm, *, color, beside):
 
 
 def tokens(run):
-    """A picture of a run's page, without what is HIDDEN."""
+    """Take a picture of a run's page, without the HIDDEN parts."""
     text = (run / "report.html").read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder) / "page.html"
-        # The page allows no style but its own; this copy, which is thrown away, does.
+        # The page allows no style except its own; this temporary copy does.
         text = text.replace("Content-Security-Policy", "")
         style = f"<style>{HIDDEN} {{ display: none !important }}</style>"
         page.write_text(text + style, "utf-8")

@@ -284,7 +284,7 @@ def signals():
 
 
 def mistakes():
-    """Each beside the right version, in the regime of "help" and in the default run."""
+    """Each compared with the right version, in the regime of "help" and in the default run."""
     lines = {label: [label] for label in MISTAKES.values()}
     for name in ("mistakes", "visible"):
         base, costly = cell(name, "sg"), 0
@@ -534,8 +534,8 @@ def check(page, known):
 
 
 def without_source(page):
-    """The measured numbers that stand outside of markers, of code, and of the rules, which are
-    older than the rows."""
+    """Return the measured numbers outside of markers, code, and the rules, which are older than
+    the rows."""
     return re.findall(MEASURED, re.sub(NOT_MARKED, "", page, flags=re.S))
 
 

@@ -79,7 +79,7 @@ NOT_REPRODUCED = (("help", "lopti", 5), ("help", "lopti", 19), ("dose", "pi", 19
                   ("afar", "sg, few", 9))
 
 
-# ---- What is changed: these stand in the place of grpo_sg's own ----
+# ---- Replacements for functions of grpo_sg ----
 
 def weights_inside_the_clip(logps, old_logps, advantages, mask, *, weights, **more):
     return grpo_sg_loss(logps + weights.log(), old_logps, advantages, mask, **more)
@@ -102,8 +102,8 @@ def mu_inside_the_sigmoid(logps, old_logps, advantages, mask, *, weights, **more
 
 
 def weigh_by_dose(dose, logps, old_logps, advantages, mask, *, weights, **more):
-    """w to the power that makes its range `dose` (None: pi in its place), with mean 1 over the
-    tokens of the update: its micro-batch has them all."""
+    """Raise w to the power that makes its range `dose` (None: use pi instead), and divide by the
+    mean over the tokens of the update, which is one micro-batch."""
     w = logps.detach().exp()
     if dose is not None:
         w = weights ** (math.log(dose) / math.log(1.4))
@@ -112,9 +112,9 @@ def weigh_by_dose(dose, logps, old_logps, advantages, mask, *, weights, **more):
 
 
 def learn_in_two_parts(policy, optimizer, completions, cfg, reference=None, seed=0):
-    """Lopti (arXiv 2505.12929), with its eta of 0.5: all updates of the rollout are made with
-    the tokens alone that had pi < 0.5 when sampled, and then all again with the others. The
-    advantages of the rest are 0, and they count in the denominator."""
+    """Lopti (arXiv 2505.12929), with its eta of 0.5. Makes all updates of the rollout on only the
+    tokens with pi < 0.5 when sampled, then all updates again on only the others. The remaining
+    tokens have advantage 0 and count in the denominator."""
     shuffled = random.Random(seed).sample(completions, len(completions))
     updates = []
     minibatches = []
@@ -137,11 +137,11 @@ def learn_in_two_parts(policy, optimizer, completions, cfg, reference=None, seed
 
 
 def reward_with_luck(rng, c):
-    """The reward, with one verdict in six the wrong way round."""
+    """Return the reward, with one verdict in six flipped."""
     return tasks.reward(dataclasses.replace(c, correct=c.correct ^ (rng.random() < 1 / 6)))
 
 
-# ---- Other problems to train on than the task's own ----
+# ---- Changes of the training problems ----
 
 def keep_all(task, cfg):
     return task
@@ -194,12 +194,12 @@ def measure_afar(policy, task, problems, cfg):
     return found
 
 
-# ---- What there is ----
+# ---- The experiments ----
 
 class Arm(NamedTuple):
     settings: dict = {}
-    patches: dict = {}  # name in grpo_sg: what stands there
-    warmup: int = 0     # in the place of the experiment's
+    patches: dict = {}  # name in grpo_sg: its replacement
+    warmup: int = 0     # replaces the experiment's
 
 
 class Experiment(NamedTuple):
@@ -351,7 +351,7 @@ def train_arm(experiment, arm, seed, rate, split, smoke=False):
 
 
 def describe(rows):
-    """What there is to say of a training; nothing if there was none."""
+    """Summarize a training run; {} if it made fewer than two updates."""
     norms = [norm for row in rows for norm in row["norms"]]
     if len(norms) < 2:
         return {}
@@ -401,8 +401,8 @@ def work(job, smoke=False):
 # ---- All runs ----
 
 def run_jobs(name, results, seeds):
-    """Append a row for each job of which the file has none yet. Rows of another program count
-    as done: move its file away first."""
+    """Append a row for each job that has none in the file. Rows of another version of the program
+    count as done: move its file away first."""
     path = results / f"{name}.jsonl"
     made = False
     for job in jobs_of(name, results, seeds):
@@ -442,8 +442,8 @@ def smoke(names):
 
 
 def recheck(names, results):
-    """Make the last row of each experiment again. Returns the number of those that are not
-    near the recorded one, without those that are known to differ between processors."""
+    """Recompute the last row of each experiment. Return how many differ from the recorded ones,
+    not counting those that are known to differ between processors."""
     far = 0
     for name in names:
         rows = read_rows(results / f"{name}.jsonl")

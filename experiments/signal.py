@@ -235,7 +235,7 @@ def is_done(rows, **wanted):
 
 
 def run(path, seeds, names, smoke=False):
-    """Append the rows of each point of which the file has none."""
+    """Append the rows of each point that has none in the file."""
     for seed in seeds:
         for name in names:
             points = POINTS_OF_SOLUTIONS if "," in name else POINTS

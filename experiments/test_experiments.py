@@ -46,8 +46,8 @@ def parity(completion):
 
 @pytest.fixture
 def few_problems(monkeypatch):
-    """Tasks have few problems, of which two are measured. Untrained models, too, have groups
-    of different rewards, and are sure of some tokens."""
+    """Give tasks few problems and measure two of them. Make untrained models confident of some
+    tokens, and their groups' rewards different."""
     make, evaluate, tiny_model = tasks.make_task, grpo_sg.evaluate, tiny.tiny_model
 
     def make_few(cfg):
@@ -340,7 +340,7 @@ def test_a_changed_row_of_a_grid_is_noticed(name, tmp_path, monkeypatch):
 # ---- Pages ----
 
 def test_the_readme_shows_what_was_printed():
-    """The default run, a task of one's own, the ladder: each line is one of a recorded run."""
+    """The default run, a custom task, the ladder: each line is in a recorded run."""
     run, = [row for row in analysis.read("default")
             if row["arm"] == "kk, ready" and row["seed"] == 0]
     before, after = run["tests"]
@@ -362,7 +362,7 @@ RULES = {"help and noisy": "33e38916", "dose": "02947945", "stability": "95055c1
 
 
 def test_the_pre_registered_rules_are_unchanged():
-    """They were written down before the runs, so nobody may improve their wording."""
+    """They were written down before the runs, so their wording must not change."""
     rules = re.findall(r"(?m)(?:(?:^    .+)?\n)+", analysis.__doc__.split("retrained one.")[1])
     rules += re.findall(r"(?m)(?:^    .+\n)+", run.__doc__.split("stands here:")[1])
     rules = [" ".join(rule.split()) for rule in rules if rule.strip()]

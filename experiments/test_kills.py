@@ -19,7 +19,7 @@ KILLS = 4
 
 
 def start(*argv):
-    """The number of a process that does it: a copy of this one, which has loaded PyTorch."""
+    """Start a run in a fork of this process, which has loaded PyTorch; return its process id."""
     number = os.fork()
     if number == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -41,7 +41,7 @@ def last_step(out):
 
 
 def read_outcome(out):
-    """Metrics but for times, transcripts, tokens, and parameters."""
+    """Return the metrics without times, the transcripts, tokens, and parameters."""
     rows = []
     for line in (out / "metrics.jsonl").read_text().splitlines():
         rows.append({key: x for key, x in json.loads(line).items() if "second" not in key})

@@ -220,7 +220,7 @@ def choose_rates(part, rows):
 
 
 def run(results, parts):
-    """Append a row for each job of which the file has none."""
+    """Append a row for each job that has none in the file."""
     for part in parts:
         for job in jobs_of(part, results):
             if signal.is_done(analysis.read_rows(results), **job):

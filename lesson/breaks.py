@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 
-# The project's folder: a script sees only its own.
+# The project's folder, because a script sees only its own.
 sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 import grpo_sg
 from support import cli, tiny

@@ -60,7 +60,7 @@ BREAKS = [
 
 
 def replace_in(code, old, new):
-    """The code with the break: what it replaces must stand there once."""
+    """Return the code with the break. The code that it replaces must occur exactly once."""
     if code.count(old) != 1:
         raise ValueError(f"{code.count(old)} times in grpo_sg.py: {old}")
     return code.replace(old, new)

@@ -2,10 +2,10 @@
 
     python -m lesson.ratio        minutes on one core; --seeds 2 for a first look
 
-Rungs 5b and 5c of the ladder stop the same tokens at the same place. In 5b the gradient of
-those that go on is r times that of log pi, in 5c it is that of log pi. Here both run in
-settings in which r goes further from 1, and the differences are paired by seed. What is
-compared is the mean reward of the last five steps, of completions that the policy itself draws.
+Rungs 5b and 5c of the ladder stop the same tokens at the same place. For all other tokens the
+gradient is r times that of log pi in 5b, and that of log pi in 5c. Here both run in settings
+that move r further from 1. The script compares the mean reward of the last five steps, on the
+policy's own completions, and pairs the differences by seed.
 """
 import argparse
 import copy
@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-# The project's folder: a script sees only its own.
+# The project's folder, because a script sees only its own.
 sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
 from grpo_sg import group_advantages, sample, token_logps
 from lesson.ladder import (G, P, STEPS, new_model, new_optimizer, over_tokens, read_seeds,
@@ -63,11 +63,11 @@ def train(seed, *, factor=True, low=0.2, high=0.2, updates=4, lag=0, temperature
           truncated=False, distances=None):
     """Train a new model. Returns the mean reward of the last five steps.
 
-    lag: completions are of the policy of so many steps ago, and r is to that one. temperature:
-    of sampling; log-probabilities are at 1, and r is to the policy at 1. truncated: each token
-    also has the factor min(pi / mu, 2), where mu is the probability with which it was sampled.
-    distances: a list that gets r - 1 of the tokens that still have a gradient, but for those of
-    first updates, where r is 1.
+    lag: sample completions with the policy of this many steps ago, and take r relative to it.
+    temperature: of sampling only; log-probabilities and r are at temperature 1. truncated:
+    multiply each token by min(pi / mu, 2), where mu is its probability when sampled. distances:
+    a list that gets r - 1 of the tokens that still have a gradient, except in first updates,
+    where r is 1.
     """
     torch.manual_seed(seed)
     model = new_model()

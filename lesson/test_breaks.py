@@ -1,5 +1,5 @@
-"""Each mistake is what its name says, stands in for the right version during its run alone, and
-the page has what the commands printed."""
+"""Each mistake is what its name says and replaces the right version only during its run; the page
+shows what the commands printed."""
 import ast
 import math
 import pathlib

@@ -42,8 +42,8 @@ def of_any_letters(word, letters):
 
 
 def my_reward(completion):
-    """Your turn: change this until the policy learns to sort. Well formed is here, as
-    in the first reward, only what has the five letters in any order."""
+    """Your turn: change this until the policy learns to sort. As in the first reward, a
+    well-formed word has the five given letters, in any order."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5

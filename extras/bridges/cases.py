@@ -1,5 +1,5 @@
-"""For the tests of both bridges, and processes.py: ten scripted completions of a problem, and
-what grpo_sg.py makes of them."""
+"""Ten scripted completions of a problem and grpo_sg.py's rollout of them, for the tests of both
+bridges and for processes.py."""
 import dataclasses
 import os
 import subprocess
@@ -12,11 +12,11 @@ import grpo_sg
 import tasks
 from support import cli, models
 
-# The last is an end in generation_config alone.
+# Only generation_config names the last one.
 ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")
 FLAGS = ("--train_problems 20 --eval_problems 5 --prompts 2 --group_size 10 --updates 1 "
          "--steps 1 --max_new_tokens 300 --temperature 0.7 --lr 0.1").split()
-TEXTS = {  # of a task: a right response for a gold answer, and a wrong one
+TEXTS = {  # task -> (a right response, with gaps for the thoughts and the gold; a wrong one)
     "kk": ("{} </think> <answer> {} </answer>",
            "Hm. </think> <answer> Nobody is a knight </answer>"),
     "math": ("{} </think> \\boxed{{{}}}", "Hm. </think> \\boxed{{-7}}"),
@@ -24,8 +24,8 @@ TEXTS = {  # of a task: a right response for a gold answer, and a wrong one
 
 
 def save_model(folder, opened):
-    """A small untrained model whose tokens are bytes, with three stop tokens. opened: whether
-    its chat template opens the thoughts, as DeepSeek-R1's does."""
+    """Save a small untrained model whose tokens are bytes, with three stop tokens. opened:
+    whether its chat template opens the thoughts, as DeepSeek-R1's does."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = {c: i for i, c in enumerate(alphabet)}
     core = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
@@ -46,7 +46,7 @@ def save_model(folder, opened):
 
 
 def make(folder, name, opened, *flags):
-    """(cfg, policy, task), with the model in the folder. name: the task's."""
+    """Save a model in the folder and return (cfg, policy, task). name: of the task."""
     save_model(folder, opened)
     cfg = cli.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
     model, tokenizer = models.load_model(cfg.model)
@@ -56,14 +56,14 @@ def make(folder, name, opened, *flags):
 
 
 def script(tokenizer, task, problem, opened):
-    """Ten completions, each a list of turns, which are lists of token ids."""
+    """Return ten completions, each a list of turns, which are lists of token ids."""
     right, wrong = TEXTS[task.name]
     gold = problem.answer
     if task.name == "kk":
         gold = ", ".join(f"{name} is a {role}" for name, role in gold.items())
     elif task.name == "qa":
         gold = gold[0]
-    # What the policy writes before the thoughts: nothing, if its prompt has opened them.
+    # The policy writes <think> unless its prompt has opened the thoughts.
     start = "" if opened or task.opening else "<think>"
     right = start + right.format("Hm.", gold)
     done, never = right + ENDS[0], start + right.partition("</think>")[2]
@@ -82,7 +82,7 @@ REWARDS = {"kk": [3, 3, 3, -3, -0.5, -3, -3, -3, -3, 3],
 
 
 def scripted(completions):
-    """A sampler that gives the rows their next turns."""
+    """Return a sampler that returns each row's next turn."""
     left = [list(turns) for turns in completions]
 
     def sampler(model, prompts, **settings):
@@ -93,14 +93,15 @@ def scripted(completions):
 
 
 def roll_out(policy, task, cfg, problem, completions):
-    """What grpo_sg.py makes of these completions of a problem."""
+    """Return grpo_sg.rollout of these completions of a problem."""
     scripting = dataclasses.replace(policy, sampler=scripted(completions))
     return grpo_sg.rollout(scripting, task, [problem], cfg, n=len(completions),
                            temperature=1, seed=0)
 
 
 def launch(processes, *command):
-    """python COMMAND in so many processes, on a CPU: accelerate's --cpu would start one."""
+    """Run python COMMAND in this number of processes, on a CPU. accelerate's --cpu would start
+    only one."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": str(tasks.ROOT)}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes]

@@ -1,4 +1,4 @@
-"""GRPO-SG on TRL in several processes, on a CPU, from the tiny model after its warm-up:
+"""Measure GRPO-SG on TRL in several processes, on a CPU, starting from the warmed-up tiny model:
 
     python grpo_sg.py --task kk --steps 1 --eval_samples 0 --out START     the start of all runs
     python -m extras.bridges.processes first START/checkpoint    a step: 2 processes against 1
@@ -6,9 +6,9 @@
     python -m extras.bridges.processes cost                      a micro-batch, with and without
     python -m extras.bridges.processes figure
 
-In an environment made from requirements-trl.txt; the figure needs matplotlib too. They write
-results/processes.json and figures/processes.svg. `first` and `learn` take more flags of
-grpo_sg.py: `--steps 2`, say, for a short look, which is not recorded."""
+Needs the packages of requirements-trl.txt, and matplotlib for the figure. Writes
+results/processes.json and figures/processes.svg. `first` and `learn` also take flags of
+grpo_sg.py, such as `--steps 2` for a short trial, which is not recorded."""
 import functools
 import json
 import pathlib
@@ -41,8 +41,8 @@ def save(**results):
 
 
 def one_step(out, *flags):
-    """In each process: a step of SGD on completions that depend on their prompt alone, and not
-    on the process that asks for them. The parameters before and after go to the file `out`."""
+    """Take, in each process, a step of SGD on completions that depend only on their prompts, not
+    on the process. Save the parameters before and after to the file `out`."""
     cfg = cli.parse([*flags, "--updates", "1"])
     run = trl_train.make_trainer(cfg, output_dir=f"{out}.trainer", max_steps=1, logging_steps=1,
                                  optim="sgd", learning_rate=1.0, max_grad_norm=1e9)
@@ -70,7 +70,7 @@ def largest_difference(a, b):
 
 
 def first(start, *more):
-    """The largest difference in any parameter after a step of SGD, and the largest step."""
+    """Record the largest difference in any parameter after a step of SGD, and the largest step."""
     rows = []
     for shaping, mode in CASES:
         with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,8 @@ def first(start, *more):
 
 
 def learn(start, *more):
-    """Mean reward of each of 40 steps: grpo_sg.py, and the TRL bridge in two processes."""
+    """Record the mean reward of each of 40 steps: grpo_sg.py, and the TRL bridge in two
+    processes."""
     curves = {"grpo_sg.py": [], "TRL, 2 processes": []}
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
@@ -120,8 +121,8 @@ def read_rewards(rows):
 
 
 def cost(B=4, T=128):
-    """CPU seconds of loss and backward pass on a micro-batch (B, T): the two trainers in turn,
-    ten times."""
+    """Record the CPU seconds of loss and backward pass on a micro-batch (B, T), ten times for
+    each trainer, in turns."""
     trainers = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Qwen2ForCausalLM(Qwen2Config(

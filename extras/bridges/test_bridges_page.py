@@ -1,4 +1,4 @@
-"""The page's snippet against token_weights, and its numbers against their raw file."""
+"""The page's snippet equals token_weights, and its numbers match their raw file."""
 import json
 import pathlib
 import re
@@ -13,7 +13,7 @@ PAGE = (HERE / "README.md").read_text()
 RAW = json.loads((HERE / "results" / "processes.json").read_text())
 
 
-def test_the_three_lines_for_another_trainer_are_the_weights():
+def test_the_three_lines_compute_the_weights():
     code, = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     logps = torch.linspace(-6, 0, 60).reshape(3, 20)
     advantages = torch.tensor([1.0, -2.0, 0.5])
@@ -22,7 +22,7 @@ def test_the_three_lines_for_another_trainer_are_the_weights():
     torch.testing.assert_close(names["weighted"], advantages[:, None] * token_weights(logps))
 
 
-def test_the_numbers_are_those_of_the_raw_file():
+def test_the_numbers_match_the_raw_file():
     for name, (one, two) in RAW["learn"].items():
         cells = []
         for part in (slice(0, 5), slice(35, 40)):
@@ -32,5 +32,5 @@ def test_the_numbers_are_those_of_the_raw_file():
     words = (f"{seconds['none']:.3f} s of CPU time in the stock trainer and "
              f"{seconds['sg']:.3f} s in the bridge")
     assert words in " ".join(PAGE.split())
-    for row in RAW["first"]:  # "a step in two processes is that of one"
+    for row in RAW["first"]:  # "equals that of one process to 1e-6"
         assert row["difference"] < 1e-6 < 1e-2 < row["step"]

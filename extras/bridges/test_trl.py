@@ -1,4 +1,4 @@
-"""The TRL bridge against grpo_sg.py, and against TRL's own trainer. Skipped without TRL."""
+"""The TRL bridge agrees with grpo_sg.py and with TRL's own trainer. Skipped without TRL."""
 import datetime
 import functools
 import os
@@ -23,8 +23,8 @@ OTHERS = {"use_cpu": True, "save_strategy": "no"}
 
 
 def numbers(trainer):
-    """A sampler of the dataset for one step: a group of each of two problems, for each
-    micro-batch again."""
+    """Return a dataset sampler for one step: a group for each of two problems, repeated for each
+    micro-batch."""
     return ([3] * 10 + [5] * 10) * trainer.args.steps_per_generation
 
 
@@ -57,7 +57,7 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     "", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1", "--alpha 3 --low 0.5",
     "--shaping none", "--shaping ar"])
 def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
-    """Two updates of two micro-batches, on completions that have tool answers in them."""
+    """Two updates of two micro-batches, on completions with tool answers."""
     cfg, policy, task = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
                                    "--lr", "0.001", *flags.split())
     both = [task.train[3], task.train[5]]
@@ -67,7 +67,7 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
     seen = []
 
     def by_hand(model, inputs):
-        """The same loss by grpo_sg_loss, from each row alone, without pads; the mean weight."""
+        """Compute the loss with grpo_sg_loss, row by row without padding, and the mean weight."""
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         rows = []
         columns = (inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"])
@@ -144,7 +144,7 @@ def test_a_folder_that_another_process_has_made_by_now_is_taken(tmp_path):
 
 
 def test_under_autocast_logits_are_in_float32(tmp_path):
-    """As on a GPU, where bf16 is on: for TRL's passes, and for those of our sampler."""
+    """As on a GPU with bf16, both in TRL's forward passes and in our sampler's."""
     cfg, *_ = cases.make(tmp_path / "model", "kk", False)
     trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
     model = trainer.model.eval()
@@ -155,7 +155,7 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
         logps, *_ = trainer._get_per_token_logps_and_entropies(
             model, ids, torch.ones_like(ids), 20)
     exact = hidden.float() @ model.lm_head.weight.T
-    assert exact.abs().max() > 5  # else bfloat16 would be near enough
+    assert exact.abs().max() > 5  # with small logits the test would also pass in bfloat16
     assert torch.allclose(sampled, exact, rtol=0, atol=1e-4)
     expected = (exact[:, -21:-1] / cfg.temperature).log_softmax(-1)
     expected = expected.gather(2, ids[:, -20:, None])[:, :, 0]
@@ -164,7 +164,7 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_gpu_that_trl_takes_is_set_up_as_ours_is(device, tmp_path, monkeypatch):
-    """Or its own attention would be planned anew for each token that is sampled."""
+    """make_trainer calls models.set_up_gpu on CUDA, and only there."""
     set_up = Mock()
     monkeypatch.setattr(models, "set_up_gpu", set_up)
     accelerator = Mock(device=torch.device(device))
@@ -190,8 +190,8 @@ def test_completions_that_cannot_be_shared_evenly_are_refused():
 
 
 def one_step(folder):
-    """A process's part of a step of SGD on scripted completions; the parameters after it go to
-    FOLDER/PROCESSES."""
+    """Take this process's part of a step of SGD on scripted completions, and save the parameters
+    to FOLDER/PROCESSES."""
     cfg = cli.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
     processes = int(os.environ["WORLD_SIZE"])
     trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd",
@@ -241,11 +241,11 @@ def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
         # TRL divides by std + 1e-4, we by std + 1e-6: advantages differ by less than 1e-4 of
         # themselves.
         assert torch.allclose(p - cfg.lr * p.grad, stepped[0][name], rtol=0, atol=1e-5)
-    assert cfg.lr * largest > 1e-3  # else this would be a test of nothing
+    assert cfg.lr * largest > 1e-3  # with a tiny step the test would pass trivially
 
 
 def sample_sharded(folder):
-    """FSDP2 in two processes, which draw different numbers of tokens, then learn together."""
+    """Sample different numbers of tokens in two FSDP2 processes, then train in both."""
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank = torch.distributed.get_rank()
     model = models.load_model(f"{folder}/model")[0].eval()

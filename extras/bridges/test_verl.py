@@ -1,5 +1,5 @@
-"""A training step of verl's actor against grpo_sg_loss; the agent loop, in verl's worker,
-against a rollout; the command. Skipped without verl."""
+"""A training step of verl's actor agrees with grpo_sg_loss, the agent loop in verl's worker
+agrees with a rollout, and verl accepts the command. Skipped without verl."""
 import asyncio
 import functools
 import json
@@ -35,7 +35,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class CPU(PlatformCUDA):
-    """verl names no platform for a machine without an accelerator, but takes one."""
+    """verl has no platform for a machine without an accelerator, but accepts a custom one."""
     device_name = "cpu"
     device_module = torch.cpu
     is_available = staticmethod(lambda: True)
@@ -44,8 +44,8 @@ class CPU(PlatformCUDA):
 
 
 def actor_step(folder, data, mode, beta):
-    """(parameters, metrics) after a step of verl's actor: its FSDP2 engine, in one process,
-    with SGD."""
+    """Return (parameters, metrics) after an SGD step of verl's actor, with its FSDP2 engine in
+    one process."""
     model = settings.HFModelConfig(
         path=str(folder / "model"), external_lib="extras.bridges.verl_grpo_sg", load_tokenizer=False,
         use_remove_padding=False, enable_gradient_checkpointing=False,
@@ -96,7 +96,7 @@ def test_a_training_step_of_verls_actor_is_ours(mode, beta, tmp_path, monkeypatc
     responses = [torch.randint(1, 20, (n,)) for n in (4, 2, 6, 5)]
 
     def rows(noise=0.0):
-        """Log-probabilities of each response, from its row alone."""
+        """Return the log-probabilities of each response, computed row by row."""
         found = []
         for prompt, response in zip(prompts, responses):
             whole = torch.cat([prompt, response])[None]
@@ -129,14 +129,14 @@ def test_a_training_step_of_verls_actor_is_ours(mode, beta, tmp_path, monkeypatc
     loss, sums = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=beta,
                               loss_agg_mode=mode)
     loss.backward()
-    # Else this would be a test of less.
+    # Otherwise the test would cover less.
     assert w.min() < 1.05 and w.max() > 1.35 and sums["clip_frac"] > 0
     for name, weight in model.named_parameters():
         assert torch.allclose(weight - 0.1 * weight.grad, theirs[name], rtol=0, atol=1e-5)
 
 
 def read_config(*flags):
-    """verl's settings, composed as its command does."""
+    """Return verl's settings, composed as its command does."""
     folder = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
     with hydra.initialize_config_dir(folder, version_base=None):
         return hydra.compose("ppo_trainer", list(flags))
@@ -149,8 +149,8 @@ def readme_flags():
 
 
 class Server:
-    """In place of verl's vLLM: gives each request the turns of the next completion, and keeps
-    what is asked."""
+    """Replaces verl's vLLM: returns the turns of the next completion for each request, and
+    records the requests."""
 
     def __init__(self, completions):
         self.left = [list(turns) for turns in completions]
@@ -214,7 +214,7 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
         asked = [(prompt, params) for other, prompt, params in server.asked if other == request]
         assert len(asked) == c.tool_calls + 1
         for (prompt, params), stop in zip(asked, stops):
-            # Token by token what came before.
+            # The prompt repeats the earlier tokens exactly.
             assert (c.prompt + c.tokens)[:len(prompt)] == prompt
             assert params["stop_token_ids"] == ends and params.get("stop") == stop
             assert params["max_tokens"] == 300 and params["temperature"] == 0.7

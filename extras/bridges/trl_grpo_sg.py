@@ -1,10 +1,10 @@
-"""GRPO-SG on TRL: GRPOTrainer, with an advantage of its own for every token. Run with TRL
-1.16.0, from the project's folder, in place of trl.GRPOTrainer:
+"""GRPO-SG on TRL: GRPOTrainer with a separate advantage for each token. With TRL 1.16.0, in the
+project's folder, use it instead of trl.GRPOTrainer:
 
     from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 
-With bf16, give cast_lm_head_to_fp32=True, too. It logs weight_mean and low_prob_frac beside the
-trainer's own metrics. README.md has the settings."""
+With bf16, also set cast_lm_head_to_fp32=True. Logs weight_mean and low_prob_frac in addition to
+the trainer's metrics. README.md has the settings."""
 import math
 
 import torch
@@ -14,12 +14,12 @@ from grpo_sg import token_weights
 
 
 class GRPOSGTrainer(GRPOTrainer):
-    # log-probabilities (B, T) to weights (B, T); to None: plain GRPO
+    # Maps log-probabilities (B, T) to weights (B, T), or to None for plain GRPO.
     weigh = staticmethod(token_weights)
     _batch = None
 
     def _compute_loss(self, model, inputs):
-        # a copy: the trainer uses a batch again, for its other updates
+        # A copy, because the trainer reuses the batch in its other updates.
         self._batch = dict(inputs)
         try:
             return super()._compute_loss(model, self._batch)
@@ -28,7 +28,7 @@ class GRPOSGTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, *more = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        # Only from _compute_loss, which reads the advantages after this call.
+        # Only when called by _compute_loss, which reads the advantages after this call.
         if self._batch is not None:
             w = self.weigh(logps)
             if w is not None:
@@ -39,7 +39,7 @@ class GRPOSGTrainer(GRPOTrainer):
         return logps, *more
 
     def _log_means(self, **values):
-        """Mean over the tokens that the policy wrote, of all processes."""
+        """Log means over the tokens that the policy wrote, in all processes."""
         mask = self._batch["completion_mask"] * self._batch.get("tool_mask", 1)
         sums = [mask.sum()]
         for x in values.values():

@@ -3,9 +3,9 @@
     accelerate launch --num_processes 8 -m extras.bridges.trl_train --task kk \
         --model Qwen/Qwen2.5-0.5B
 
-Each process makes its share of the completions by grpo_sg.rollout: prompts, searches and
-rewards are those of grpo_sg.py. TRL has the advantages, the loss, and what several processes
-need."""
+Each process makes its share of the completions with grpo_sg.rollout, so prompts, searches and
+rewards are those of grpo_sg.py. TRL computes the advantages and the loss, and coordinates the
+processes."""
 import argparse
 import functools
 import json
@@ -24,16 +24,16 @@ from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 from support import cli, models
 from support.program import UserError
 
-# Settings of what TRL does in its own way, or not at all.
+# Settings that TRL handles differently or not at all.
 REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "device", "eval_every",
            "eval_samples", "eval_only", "resume")
 SAVE_EVERY = 50  # training steps
 
 
 def parse(argv=None):
-    """(settings, the run's folder). Raises UserError for a flag that has no effect on TRL."""
+    """Return (settings, the run's folder). Raises UserError for a flag without effect on TRL."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # Not for cli.parse, which refuses a folder that another process has made by now.
+    # Hidden from cli.parse, which refuses a folder that another process may have made by now.
     flags.add_argument("--out", default="")
     for name in REFUSED:
         flags.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="*")
@@ -49,14 +49,14 @@ def parse(argv=None):
 
 
 def make_config(cfg, processes, **others):
-    """trl.GRPOConfig for our settings; `others` are added as they are, or replace one."""
+    """Return the trl.GRPOConfig for our settings. `others` add to its arguments or replace them."""
     share, rest = divmod(cfg.prompts * cfg.group_size, cfg.updates * processes)
     if rest or not share:
         raise UserError(
             f"--prompts {cfg.prompts} times --group_size {cfg.group_size} completions cannot "
             f"be shared evenly among --updates {cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
-    # Not on a T4 or V100, where it would be slow.
+    # Not on a T4 or V100, where bfloat16 would be slow.
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     loss_types = {"token-mean": "dapo", "seq-mean-token-mean": "grpo"}
     ours = dict(
@@ -70,14 +70,14 @@ def make_config(cfg, processes, **others):
         loss_type=loss_types[cfg.loss_agg_mode],
         learning_rate=cfg.lr, lr_scheduler_type="constant", adam_beta2=0.99,
         gradient_checkpointing=cfg.gradient_checkpointing, bf16=bf16,
-        # From logits in bfloat16 the ratio would be off by as much as the clip allows.
+        # With bfloat16 logits the error of the ratio would be as large as the clip range.
         cast_lm_head_to_fp32=True,
         logging_steps=cfg.updates, save_steps=SAVE_EVERY * cfg.updates, report_to="none")
     return trl.GRPOConfig(**{**ours, **others})
 
 
 def make_trainer(cfg, **others):
-    """A trainer for the task. `others`: see make_config."""
+    """Return a trainer for the task. `others`: see make_config."""
     model, tokenizer = models.load_model(cfg.model)
     if not hasattr(model, "lm_head") or not hasattr(model.base_model, "embed_tokens"):
         raise UserError(
@@ -87,7 +87,7 @@ def make_trainer(cfg, **others):
     task = models.encode_problems(cli.guard(tasks.make_task(cfg)), policy, cfg)
     cli.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
-    # A prompt is the number of its problem: its text is roll_out's business.
+    # A prompt is the index of its problem; roll_out makes the text.
     numbers = [str(i) for i in range(len(task.train))]
     rows = datasets.Dataset.from_dict({"prompt": numbers})
     args = make_config(cfg, int(os.environ.get("WORLD_SIZE", 1)), **others)
@@ -99,14 +99,14 @@ def make_trainer(cfg, **others):
                         "--fsdp_version 2 works here")
     if trainer.accelerator.device.type == "cuda":
         models.set_up_gpu()
-    # TRL's setting is for its own passes; this is for those of our sampler.
+    # TRL's setting applies to its own forward passes; this applies to our sampler's.
     grpo_sg.keep_logits_in_float32(model)
     trainer.weigh = functools.partial(grpo_sg.weigh, cfg=cfg)
     return trainer
 
 
 def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
-    """TRL's rollout_func: a completion for each prompt of this process, with its reward."""
+    """Return a completion and its reward for each prompt of this process (TRL's rollout_func)."""
     problems = [task.train[int(number)] for number in prompts]
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model_wrapped)
@@ -126,9 +126,9 @@ def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
 
 
 def keep_whole(model, whole):
-    """With FSDP2 a process holds a part of the parameters, and gets the others layer by layer
-    while all processes compute the same. In a rollout they do not, as lengths differ: there
-    each holds all of them."""
+    """Gather all FSDP2 parameters in each process during a rollout. FSDP2 shards them and
+    gathers them layer by layer, which needs all processes to run the same layers in step. In a
+    rollout they do not, because completions differ in length."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_reshard_after_forward(not whole, recurse=False)
@@ -139,7 +139,7 @@ def keep_whole(model, whole):
 
 
 def read_reward(graded, log_metric, **_):
-    """TRL's reward function: what grpo_sg.grade has found already."""
+    """Return the rewards that grpo_sg.grade has computed (TRL's reward function)."""
     log_metric("accuracy", sum(c.solved for c in graded) / len(graded))
     log_metric("format_rate", sum(c.formatted for c in graded) / len(graded))
     return [c.reward for c in graded]
@@ -161,9 +161,9 @@ def main(argv=None):
 
 
 def leave():
-    """End this process at once, with nothing left to do. A thread of gloo's may still hold a
-    tensor of the last collective; it needs Python's lock to drop it, which a process that
-    takes itself down gives to no thread: it would abort instead (SIGABRT)."""
+    """End this process at once, without Python's cleanup. A gloo thread may still hold a tensor
+    of the last collective and needs the GIL to free it. During cleanup it would not get the GIL,
+    and the process would abort (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,10 +1,10 @@
-"""A task's problems as the parquet files that verl reads, to train and to validate on:
+"""Write a task's problems as the parquet files that verl trains and validates on:
 
     python -m extras.bridges.verl_data train.parquet valid.parquet \
         --task kk --model Qwen/Qwen2.5-0.5B
 
-After the files, any flags of grpo_sg.py that choose problems, or say how prompts and turns are
-made."""
+The files are followed by flags of grpo_sg.py: any that choose problems, or set how prompts and
+turns are made."""
 import json
 import os
 import sys
@@ -16,13 +16,13 @@ import tasks
 from support import cli, models
 from support.program import UserError
 
-# What the agent loop takes from the rows; the other settings are verl's own.
+# The agent loop reads these settings from the rows; verl has its own for the others.
 KNOWN = ("model", "task", "data", "eval_data", "people", "train_problems", "eval_problems",
          "max_turns", "retriever", "chat_template_kwargs", "max_new_tokens", "seed")
 
 
 def parse(argv):
-    """The settings. Raises UserError for a flag that verl would not heed."""
+    """Return the settings. Raises UserError for a flag that verl would ignore."""
     cfg = cli.parse(argv)
     flags = [word.split("=")[0] for word in argv if word.startswith("--")]
     refused = [flag for flag in flags if flag[2:].replace("-", "_") not in KNOWN]
@@ -35,7 +35,7 @@ def parse(argv):
 
 
 def encode(tokenizer, task, problem, cfg):
-    """The problem with its prompt, as models.encode_problems makes it."""
+    """Return the problem with its prompt, encoded as by models.encode_problems."""
     prompt, opening = models.encode_prompt(tokenizer, task, problem.question,
                                            cfg.chat_template_kwargs)
     return problem._replace(prompt=prompt, opening=opening)
@@ -54,7 +54,7 @@ def main(train, valid, *argv):
         rows = []
         for i, problem in enumerate(getattr(task, split)):
             longest = max(longest, len(encode(tokenizer, task, problem, cfg).prompt))
-            # verl wants a text as prompt; the agent loop makes the one that the policy reads.
+            # verl needs a text here; the agent loop makes the prompt that the policy reads.
             rows.append({
                 "data_source": task.name,
                 "prompt": [{"role": "user", "content": problem.question}],

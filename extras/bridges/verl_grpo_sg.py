@@ -1,7 +1,7 @@
 """GRPO-SG on verl: a policy loss that weights the advantages and calls verl's own, and an agent
-loop that makes prompts, answers searches and gives rewards as grpo_sg.rollout does. Run with
-verl 0.9.1; README.md has the command. Logs actor/weight_mean and actor/low_prob_frac beside
-verl's own metrics."""
+loop that makes prompts, answers searches and computes rewards as grpo_sg.rollout does. For
+verl 0.9.1; README.md has the command. Logs actor/weight_mean and actor/low_prob_frac in addition
+to verl's metrics."""
 import asyncio
 import functools
 import json
@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, register_po
 from verl.utils.model import get_generation_config
 from verl.utils.torch_functional import masked_mean
 
-# vLLM's sleep mode refuses what grpo_sg sets.
+# vLLM's sleep mode refuses the value that grpo_sg sets.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 import grpo_sg
 import tasks
@@ -37,9 +37,8 @@ def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **set
 
 @functools.cache
 def set_up(settings, model):
-    """(cfg, policy, task), made once in a process. The policy has no model, which is with
-    verl's server. settings: a grpo_sg.Config as JSON, from a row that verl_data.py has
-    written."""
+    """Return (cfg, policy, task), made once per process. The policy has no model, because verl's
+    server has it. settings: a grpo_sg.Config as JSON, from a row written by verl_data.py."""
     cfg = grpo_sg.Config(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
@@ -50,9 +49,9 @@ def set_up(settings, model):
 
 @register("grpo_sg")
 class AgentLoop(AgentLoopBase):
-    """One completion, as grpo_sg.rollout makes it, but that verl's inference server draws the
-    tokens. verl takes the reward from here: a reward function of its own would get text without
-    special tokens, which does not tell whether a completion was cut off."""
+    """Makes one completion as grpo_sg.rollout does, but verl's inference server samples the
+    tokens. Also computes the reward: verl's reward functions get text without special tokens,
+    so they cannot tell whether a completion was cut off."""
 
     async def run(self, sampling_params, **row):
         info = row["extra_info"]
@@ -76,8 +75,8 @@ class AgentLoop(AgentLoopBase):
             logps += output.log_probs or []
             if last_turn or not ends_in_call.ends(output.token_ids):
                 break
-            # In a thread, as the tool may be a server. The tokenizer stays in this one: it has
-            # a state.
+            # In another thread, because the tool may be a slow server. The tokenizer has state,
+            # so only this thread uses it.
             texts = [tokenizer.decode(c.own_tokens())]
             answer, = await asyncio.to_thread(task.observe, texts)
             answer = grpo_sg.encode_tool_answer(tokenizer, answer)

@@ -1,15 +1,14 @@
-"""Sampling whose decode step is recorded once, then replayed: grpo_sg.sample at a GPU's
-pace.
+"""A drop-in for grpo_sg.sample that captures one decode step in a CUDA graph and replays it.
 
-A decode step of 24 layers is about a thousand kernels. Python takes some 15
-microseconds to launch each, most run for less, and so the GPU waits. A CUDA graph is a
-recording of launches that one call plays again: the same kernels on the same addresses.
-So these have to be fixed:
-- shapes: keys and values stand in buffers with room for columns to come, which a mask hides;
-- addresses: what changes from step to step, the column too, is a tensor changed in place;
-- the way: no step waits for a value to decide something; the host looks every BLOCK
-  tokens. A row that has ended goes on: once half of the rows have, or the room is full,
-  all is made and recorded anew without them.
+A decode step of 24 layers launches about a thousand kernels. Python takes some 15
+microseconds per launch, and most kernels run for less, so the GPU waits. A CUDA graph
+replays recorded launches with one call: the same kernels on the same addresses.
+So these must not change between steps:
+- shapes: keys and values are in preallocated buffers; a mask hides the unused columns;
+- addresses: everything that changes, including the column, is a tensor updated in place;
+- control flow: a step never syncs with the host, which checks for finished rows every BLOCK
+  tokens. Finished rows keep decoding until half of the rows are finished or the buffers are
+  full. Then new buffers without them are allocated, and the step is recorded again.
 """
 import contextlib
 import warnings
@@ -25,17 +24,16 @@ from transformers.cache_utils import DynamicLayer
 from grpo_sg import draw
 from support.program import UserError, first_line
 
-BLOCK = 16         # tokens between two looks at which rows have ended
-ROOM = 256         # tokens that new buffers have room for
-READ = 16_000      # tokens of prompts, pads included, that are read at once
-RECORDED = "cuda"  # the kind of device on which steps are recorded; elsewhere they just run
+BLOCK = 16         # tokens between two checks for finished rows
+ROOM = 256         # tokens for which new buffers have space
+READ = 16_000      # prompt tokens per prefill chunk, including padding
+RECORDED = "cuda"  # the device type on which steps are recorded; elsewhere they run eagerly
 NOT_RECORDED = "decode steps could not be recorded, and run one by one"
 
 
 class Buffers(DynamicLayer):
-    """The keys and values of a layer, (B, heads, columns, width). While prompts are
-    read, column is None, and each part's are kept; after that new ones are written at
-    `column`, in place."""
+    """The keys and values of a layer, (B, heads, columns, width). During prefill, column is
+    None and update collects each chunk; afterwards it writes in place at `column`."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +41,7 @@ class Buffers(DynamicLayer):
         self.parts = []
 
     def update(self, keys, values, *args, **kwargs):
-        keys = keys.to(values.dtype)  # rotary embedding makes them float32: twice the memory
+        keys = keys.to(values.dtype)  # rotary embedding returns float32: twice the memory
         if self.column is None:
             self.parts.append((keys, values))
             return keys, values
@@ -53,9 +51,8 @@ class Buffers(DynamicLayer):
 
 
 def cast_parameters(model):
-    """{name: tensor}: parameters of the linear layers as autocast would cast
-    them anew in each step, the vocabulary matrix left out; nothing where autocast is
-    off."""
+    """Return {name: tensor}: the linear layers' parameters, except the vocabulary matrix, in
+    autocast's dtype, so autocast does not cast them in every step. Empty without autocast."""
     kind = model.device.type
     head = model.get_output_embeddings()
     cast = {}
@@ -68,8 +65,8 @@ def cast_parameters(model):
 
 
 def next_logits(model, parameters, ids, mask, position, cache):
-    """(B, V) float32, the logits of what follows the last column of ids (B, S), by the
-    model with `parameters` in place of its own ones of these names."""
+    """Return the float32 logits (B, V) of the token after ids (B, S). `parameters` replace
+    the model's own parameters of the same names."""
     inputs = dict(input_ids=ids, attention_mask=mask, position_ids=position,
                   past_key_values=cache, use_cache=True, logits_to_keep=1)
     output = torch.func.functional_call(model, parameters, None, inputs, tie_weights=False)
@@ -77,9 +74,8 @@ def next_logits(model, parameters, ids, mask, position, cache):
 
 
 def read_prompts(model, parameters, prompts):
-    """Read each different one of the B prompts once, padded on the left to S columns.
-    Returns the logits (B, V) of the first tokens, and the state s, in which a step
-    draws one more token for each row."""
+    """Prefill the B prompts, deduplicated and left-padded to S columns. Return the logits
+    (B, V) of the first tokens, and the state s that `step` advances by one token a row."""
     different = list(dict.fromkeys(map(tuple, prompts)))
     longest = max(map(len, different))
     ids = torch.zeros(len(different), longest, dtype=torch.long)
@@ -109,13 +105,12 @@ def read_prompts(model, parameters, prompts):
         cache=cache, column=column,
         mask=mask[which, None, None],  # (B, 1, 1, columns), added to attention's scores
         position=position[which, -1:] + 1,
-        row=torch.arange(len(which), device=model.device),  # numbers of the completions
+        row=torch.arange(len(which), device=model.device),  # indices of the completions
         t=torch.zeros_like(column))
 
 
 def step(model, parameters, s, temperature):
-    """Read the token that each row drew last, number s.t of its completion, and draw
-    the next."""
+    """Feed each row's last token, number s.t of its completion, and draw the next one."""
     s.mask.index_fill_(3, s.column, 0.0)
     logits = next_logits(model, parameters, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
@@ -125,26 +120,25 @@ def step(model, parameters, s, temperature):
 
 
 def start(s, rows, columns, one_step):
-    """New buffers of so many columns for some rows of s, and a step on them. Returns a
-    function that does the next one."""
+    """Allocate buffers of this many columns for the given rows of s, and take one step.
+    Return a function that takes the next step."""
     more = columns - s.mask.shape[3]
-    for layer in s.cache.layers:  # one by one, so that two whole caches never coexist
+    for layer in s.cache.layers:  # one by one, to avoid holding two whole caches
         layer.keys = F.pad(layer.keys[rows], (0, 0, 0, more))
         layer.values = F.pad(layer.values[rows], (0, 0, 0, more))
     s.mask = F.pad(s.mask[rows], (0, more), value=-torch.inf)
     s.token, s.position, s.row = s.token[rows], s.position[rows], s.row[rows]
-    one_step()  # not recorded, as a kernel's first launch may do more than launch
+    one_step()  # not recorded, because a kernel's first launch may also initialize it
     if rows.device.type != RECORDED:
         return one_step
     recording = torch.cuda.CUDAGraph()
     try:
-        # The outer context leads back to this stream where recording fails; the inner
-        # does not.
+        # If recording fails, only the outer context restores this stream.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
-            one_step()  # noted down, and not done
+            one_step()  # recorded, not executed
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # nothing was done, so the step can be done as it is
+    except RuntimeError as error:  # nothing was executed, so the step can still run eagerly
         warnings.warn(f"{NOT_RECORDED} ({first_line(error)})")
         return one_step
     return recording.replay
@@ -152,8 +146,8 @@ def start(s, rows, columns, one_step):
 
 @contextlib.contextmanager
 def cuda_errors():
-    """Raise UserError for an error of CUDA's own: after most of them nothing runs on the
-    GPU any more in this process, the plain sampler neither."""
+    """Raise UserError for a CUDA error. After most of them nothing runs on the GPU in this
+    process any more, including the plain sampler."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -164,13 +158,17 @@ def cuda_errors():
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None):
-    """grpo_sg.sample, for models whose layers keep all keys and values: raises
-    ValueError for others, and UserError where CUDA itself fails. stopping_criteria is
-    asked after each block, about each of its tokens."""
+    """Sample as grpo_sg.sample does, with recorded steps. stopping_criteria is called after
+    each block, for each of its tokens.
+
+    Raises:
+        ValueError: if a layer of the model does not keep all keys and values.
+        UserError: if CUDA fails.
+    """
     if not prompts or not all(prompts):
         raise ValueError("sample needs at least one prompt, and at least one token in each")
     kind = model.device.type
-    # Autocast's own cache of cast parameters has no place in a recording.
+    # A recording must not read or fill autocast's cache of cast parameters.
     with cuda_errors(), torch.autocast(kind, torch.get_autocast_dtype(kind),
                                        torch.is_autocast_enabled(kind), cache_enabled=False):
         parameters = cast_parameters(model)
@@ -190,18 +188,17 @@ def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, ge
 
 
 def decode(s, one_step, stop_ids, stopping_criteria, shown):
-    """Take steps until all rows have ended. Returns where they have, a boolean (B,
-    T)."""
+    """Take steps until all rows are finished. Return a boolean (B, T): where they end."""
     ended = torch.zeros_like(s.drawn, dtype=torch.bool)
     stops = torch.tensor(stop_ids, device=ended.device).long()
     longest, limit = s.mask.shape[3], ended.shape[1]
-    seen, done = 0, 1  # tokens of each row that were looked at, and that are drawn
+    seen, done = 0, 1  # tokens of each row that were checked, and that are drawn
     while True:
         for t in range(seen, done):
             ended[s.row, t] = torch.isin(s.drawn[s.row, t], stops)
             if stopping_criteria:
                 ended[s.row, t] |= stopping_criteria(s.drawn[s.row, :t + 1], None)
-        rows = (~ended[s.row].any(1)).nonzero()[:, 0]  # of s, those to go on with
+        rows = (~ended[s.row].any(1)).nonzero()[:, 0]  # the unfinished rows of s
         shown.set_postfix(unfinished=len(rows), refresh=False)
         shown.update(done - seen)
         if done == limit or len(rows) == 0:
@@ -209,8 +206,8 @@ def decode(s, one_step, stop_ids, stopping_criteria, shown):
         block = min(BLOCK, limit - done)
         if longest + done + block > s.mask.shape[3] or 2 * len(rows) <= len(s.row):
             columns = longest + min(done + ROOM, limit)
-            columns += -columns % 16  # CUDA's attention wants its mask aligned
-            go_on = None  # an old recording gives its memory back before there is a new one
+            columns += -columns % 16  # CUDA's attention needs an aligned mask
+            go_on = None  # free the old recording before making a new one
             go_on = start(s, rows, columns, one_step)
         else:
             go_on()
@@ -221,11 +218,13 @@ def decode(s, one_step, stop_ids, stopping_criteria, shown):
 
 @torch.no_grad()
 def misfit(model, sampler, prompt):
-    """How far off a sampler's tokens are, in probability. A token is right if the
-    uniform number that it was drawn by lies in its share of the model's distribution,
-    in float32; the result is the mean distance from there. Two prompts of unequal
-    length, eight rows each, of which half end in each block of tokens, so that
-    graph.sample makes several recordings."""
+    """Return the mean error of a sampler's tokens, in probability.
+
+    A token is right if the uniform number that drew it is in the token's interval of the
+    model's float32 CDF; its error is the distance to that interval. Samples eight rows for
+    each of two prompts of unequal length. Half of the rows end in each block, which makes
+    graph.sample record several times.
+    """
     limit = 3 * BLOCK + 5
     prompts = [prompt, prompt[len(prompt) // 2:]]
 
@@ -249,17 +248,24 @@ def misfit(model, sampler, prompt):
 
 
 def choose(model, plain, prompt, fast=sample):
-    """(sampler, line to print): `fast`, if steps can be recorded and its tokens are not
-    much further off than those of `plain`, which is grpo_sg.sample; else `plain`, and why.
-    Raises UserError if the GPU does not compute any more after that. prompt: at least two
-    token ids. The model should be trained: no token is wrong where all are equally
-    likely. To be called under autocast if the sampler will be."""
+    """Return (sampler, line to print). Call it under autocast if the sampler will be.
+
+    Chooses `fast` if its steps can be recorded and its misfit is close to that of `plain`,
+    which is grpo_sg.sample; else `plain`, with the reason.
+
+    Args:
+        model: should be trained: if all tokens are equally likely, no token is wrong.
+        prompt: at least two token ids.
+
+    Raises:
+        UserError: if the GPU no longer computes after the attempt.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NOT_RECORDED)
             found = misfit(model, fast, prompt)
         usual = misfit(model, plain, prompt)
-    except Exception as error:  # whatever torch, CUDA or the model may say
+    except Exception as error:  # torch, CUDA or the model may raise anything
         why = first_line(error)
         with cuda_errors():
             torch.zeros(1, device=model.device).item()  # does the GPU still compute?

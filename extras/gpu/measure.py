@@ -1,13 +1,13 @@
-"""What a GPU does with grpo_sg.py, in some ten minutes, beside what was computed of it.
+"""Measure grpo_sg.py on a GPU, in some ten minutes, and compare with the computed values.
 
     python -m extras.gpu.measure                   random parameters, Qwen2.5-0.5B's shape
     python -m extras.gpu.measure --model FOLDER    your model, as save_pretrained wrote it
 
-Any flags of grpo_sg.py will do, too; with less than 20 GB the sizes are smaller by default.
-Prints a table and what it means, and writes both to a .json, which is what to send. A part
-that fails is a row of the table, and the others go on. Without a GPU a tiny model goes the
-same way, in some seconds, beside what is computed for an A100, and only --out is written:
-so this script is known to work on the day when there is a GPU.
+Takes all flags of grpo_sg.py; on cards with less than 20 GB the default sizes are smaller.
+Prints a table and what it means, and writes both to a .json: please send that file. If a part
+fails, the table has a row for it, and the other parts still run. Without a GPU the script takes
+some seconds: it measures a tiny model, compares it with the values computed for an A100, and
+writes a file only if --out is given. That tests the script itself.
 """
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ import tempfile
 import time
 import traceback
 
-import grpo_sg  # before torch: it says how PyTorch is to allocate memory
+import grpo_sg  # before torch: it configures PyTorch's memory allocator
 import tasks
 import torch
 import transformers
@@ -38,8 +38,8 @@ SMALL_CARD = "--max_new_tokens 256 --sample_batch 128 --tokens_per_micro_batch 1
 NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
            "--tokens_per_micro_batch 400")
 PROMPT = list(range(4, 54))
-NEW = 64 if GPU else 12  # tokens of a completion, where its length does not matter
-MUST_BE_EQUAL = {  # rows of the table, and what it means if measured is not computed
+NEW = 64 if GPU else 12  # tokens of a completion if its length does not matter
+MUST_BE_EQUAL = {  # rows of the table, and what it means if measured differs from computed
     "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
     "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
     "kl of two updates, lr 0": "log-probabilities change though nothing was learned",
@@ -55,11 +55,11 @@ def tell(name, measured, computed=None):
 
 
 def attempt(part, *given):
-    """Do a part of the measurements. An error in it is told as a row, and a signal that
-    stops a run in it stops all."""
+    """Run one part of the measurements. An error becomes a row of the table. A signal that
+    stops a run stops the whole script."""
     try:
         part(*given)
-    except (Exception, SystemExit) as error:  # whatever torch, CUDA or a run may say
+    except (Exception, SystemExit) as error:  # torch, CUDA or a run may raise anything
         traceback.print_exc()
         tell(f"FAILED: {part.__name__}", program.first_line(error))
         if isinstance(error, SystemExit) and error.code in STOPPED:
@@ -89,13 +89,13 @@ def save_random_model(folder):
         num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=True)
     torch.manual_seed(0)
     model = transformers.Qwen2ForCausalLM(config)
-    # Larger, so that its probabilities are not all 1 / V, as those of random parameters are.
+    # Larger than at initialization, where all probabilities would be about 1 / V.
     torch.nn.init.constant_(model.model.norm.weight, 6.0)
     models.save_model(folder, model, tokenizer)
 
 
 def draw(model, sampler, prompts, rows, new, **settings):
-    """As a run does it, after models.prepare."""
+    """Sample as a run does, after models.prepare."""
     with grpo_sg.in_bfloat16(model.device):
         return SAMPLERS[sampler](model, prompts, n=rows // len(prompts), max_new_tokens=new,
                                  stop_ids=[], **settings)
@@ -103,7 +103,7 @@ def draw(model, sampler, prompts, rows, new, **settings):
 
 @contextlib.contextmanager
 def steps_that_just_run():
-    """Where they would be recorded."""
+    """Run steps eagerly instead of recording them."""
     usual, graph.RECORDED = graph.RECORDED, None
     try:
         yield
@@ -113,12 +113,12 @@ def steps_that_just_run():
 
 def time_of_drawing(*given):
     started = time.perf_counter()
-    draw(*given)  # returns lists, so nothing is left to wait for
+    draw(*given)  # returns lists, so all kernels have finished
     return time.perf_counter() - started
 
 
 def milliseconds(model, sampler, rows, columns):
-    """Of a decode step: of 41 tokens less 9, each drawn once before, to warm up."""
+    """Return the time of a decode step: 41 tokens minus 9, after a warm-up call of each."""
     given = model, sampler, [[columns] * columns], rows
     for new in (9, 41):
         draw(*given, new)
@@ -143,7 +143,7 @@ def measure_recording(model, rows):
 
 
 def measure_attention(model):
-    for allowed in (True, False):  # a run has it off
+    for allowed in (True, False):  # a run turns it off
         torch.backends.cuda.enable_cudnn_sdp(allowed)
         name = "ms a decode step, 8 rows, plain, cuDNN's attention"
         tell(f"{name} {'on' if allowed else 'off'}", milliseconds(model, "plain", 8, 77))
@@ -156,7 +156,7 @@ def compare_greedy(model):
 
 
 def peak(function, *given):
-    """GB that are allocated at the peak of a call; None without a GPU."""
+    """Return the GB allocated at the peak of a call; None without a GPU."""
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     function(*given)
@@ -169,7 +169,7 @@ def compute_memory(config, cfg, averages):
 
 
 def measure_leak(model, cfg):
-    gc.disable()  # or what a call leaves might be found and freed
+    gc.disable()  # else the collector might free what a call leaks
     before = torch.cuda.memory_allocated() if GPU else 0
     draw(model, "recorded", [PROMPT], cfg.sample_batch, 40)
     left = torch.cuda.memory_allocated() - before if GPU else None
@@ -202,7 +202,7 @@ def pass_both_ways(model, cfg):
 
 @torch.no_grad()
 def measure_distance(model, sampler):
-    """From what a sampler draws from to what the trainer computes for the same tokens."""
+    """Compare a sampler's distributions with those that the trainer computes for its tokens."""
     logits = []
 
     def note(head, inputs, output):
@@ -229,12 +229,13 @@ def parity(completion):
 
 
 def make_task(cfg):
-    """Rewards differ within a group, as the true ones of random parameters would not."""
+    """Make the math task with rewards that differ within a group. A random model's real rewards
+    would all be equal."""
     return tasks.math_task(cfg)._replace(reward=parity)
 
 
 def train(flags, out):
-    """The rows of the steps of a run with these flags."""
+    """Run grpo_sg.py with these flags and return the metrics of its training steps."""
     with contextlib.redirect_stdout(sys.stderr):
         grpo_sg.main([*flags, "--out", out])
     with open(os.path.join(out, "metrics.jsonl")) as lines:
@@ -242,7 +243,8 @@ def train(flags, out):
 
 
 def measure_updates(flags, runs):
-    """Two on one rollout: at a learning rate of nearly 0 the policy is still the old one."""
+    """Make two updates on one rollout. With a learning rate of nearly 0 the policy must not
+    change."""
     flags = [*flags, *f"--steps 1 --updates 2 --prompts 4 --max_new_tokens {NEW}".split()]
     for shown, lr in (("0", "1e-30"), ("1e-06", "1e-6")):
         row, = train([*flags, "--lr", lr], os.path.join(runs, f"lr {shown}"))
@@ -251,7 +253,7 @@ def measure_updates(flags, runs):
 
 
 def measure_steps(cfg, flags, runs):
-    """Two steps of the real command, saved, and a third one after --resume."""
+    """Take two steps of the real command, save, and take a third step after --resume."""
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     out = os.path.join(runs, "steps")
@@ -270,7 +272,7 @@ def measure_steps(cfg, flags, runs):
 
 
 def explain():
-    """What the table means, a line each."""
+    """Return lines that say what the table means."""
     lines = [f"{name}: a part of the measurements" for name in found if "FAILED" in name]
     for name, otherwise in MUST_BE_EQUAL.items():
         row = found.get(name)
@@ -345,7 +347,7 @@ def main():
             measure(cfg, flags, runs)
         except program.UserError as error:
             sys.exit(f"error: {error}")
-        finally:  # after Ctrl-C, too
+        finally:  # also after Ctrl-C
             meaning = explain()
             if found and out:
                 content = {"device": NAME, "flags": more, "table": found, "meaning": meaning}

@@ -1,23 +1,22 @@
-"""What of a model's sampling and update fits on a GPU, with a tenth of it to spare:
-computed, not measured.
+"""Which batch sizes fit on a GPU, with a tenth of its memory to spare: computed, not measured.
 
     python -m extras.gpu.memory                                  the table of hardware.md
     python -m extras.gpu.memory --gpu 12                         Qwen2.5-0.5B on 12 GB
     python -m extras.gpu.memory --model FOLDER_OR_NAME --gpu 24  another model
     python -m extras.gpu.memory --gpu 16 --float32               on a T4
 
-A cell has --tokens_per_micro_batch and --sample_batch, then gc where
---gradient_checkpointing and offload where --offload is needed, too. Completions are taken
-to grow to --max_new_tokens, as if none ended before: most end long before. Of the model
-only its configuration is read. test_memory.py holds `peaks` to within 10 % of what is
-allocated, for the sampler of graph.py and for an update.
+A cell has --tokens_per_micro_batch and --sample_batch, then gc if --gradient_checkpointing is
+needed, and offload if --offload is needed. This is the worst case, in which every completion
+reaches --max_new_tokens; most end long before. Only the model's configuration is read.
+test_memory.py checks that `peaks` is within 10% of what the sampler of graph.py and an update
+allocate.
 """
 import argparse
 import sys
 
 from transformers import AutoConfig, Qwen2Config
 
-READ = 16_000  # as in graph.py: tokens of prompts that are read at once
+READ = 16_000  # prompt tokens per prefill chunk, as in graph.py
 TOKENS = (2048, 3072, 4096, 8192, 16384)
 ROWS = (16, 32, 64, 128, 256, 512)
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12),
@@ -26,12 +25,18 @@ SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12),
 
 def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, offload=False,
           beta=False, float32=False):
-    """{"sampling": GB, "update": GB}, the peaks on a GPU that computes in bfloat16 over float32
-    parameters, or, as those before Ampere do (T4, V100), in float32.
+    """Compute the peak memory on a GPU, with float32 parameters and bfloat16 activations.
 
-    config: of a transformers model. tokens: in a micro-batch. rows: that are sampled at
-    once. new, prompt: the tokens of the longest completion and prompt. beta: whether the
-    reference of a KL is held.
+    Args:
+        config: a transformers model's configuration.
+        tokens: tokens in a micro-batch.
+        rows: completions sampled at once.
+        new, prompt: tokens of the longest completion and of the longest prompt.
+        beta: whether a reference model for the KL is in memory.
+        float32: float32 activations, for cards before Ampere (T4, V100).
+
+    Returns:
+        {"sampling": GB, "update": GB}.
     """
     config = config.get_text_config()
     H, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
@@ -45,15 +50,15 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     fixed = parameters + moments
     length = prompt + new
     cache = 2 * size * K  # bytes a token and layer: a key and a value
-    # In an evaluation each row has a prompt of its own.
+    # The worst case is an evaluation, in which every row has a different prompt.
     read = min(rows * prompt, max(READ, prompt)) * (3 * size * inner + 16 * H)
     prefill = read + rows * prompt * cache * L + 4 * V * rows
-    # Beside it the copy of a layer as it grows, or logits, their softmax, and its sums.
+    # Also the copy of a layer as it grows, or the logits, their softmax, and its sums.
     decode = rows * length * cache * L + rows * max(length * cache, 12 * V)
-    tokens = max(tokens, length)  # a longer row is a micro-batch of its own
-    # What autograd saves, in bytes a token; in float32 also keys and values, repeated.
+    tokens = max(tokens, length)  # a longer row forms its own micro-batch
+    # What autograd saves, in bytes a token; in float32 also the repeated keys and values.
     layer = 4 * size * inner + (44 if float32 else 30) * H + cache
-    # In float32; at the backward pass's peak also their softmax, and two gradients.
+    # Float32; at the backward pass's peak also their softmax, and two gradients.
     logits = 4 * V * tokens
     kept = tokens * (4 * H * L if checkpointing else L * layer)
     forward = copies + 2 * logits
@@ -69,7 +74,7 @@ def inner_width(config):
 
 
 def layer_parameters(config):
-    """The number of parameters in all layers, and the width of keys, as of values."""
+    """Return the number of parameters in all layers, and the width of keys and of values."""
     H, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or H // heads
     K = (getattr(config, "num_key_value_heads", None) or heads) * head
@@ -78,15 +83,15 @@ def layer_parameters(config):
 
 
 def largest(config, card, **given):
-    """(tokens, rows), the largest whose peaks leave a tenth of `card` GB free; 0 where the
-    least does not fit."""
+    """Return the largest (tokens, rows) whose peaks leave a tenth of `card` GB free; 0 if even
+    the smallest does not fit."""
     fitting = [t for t in TOKENS if peaks(config, tokens=t, **given)["update"] <= 0.9 * card]
     sampled = [r for r in ROWS if peaks(config, rows=r, **given)["sampling"] <= 0.9 * card]
     return max(fitting, default=0), max(sampled, default=0)
 
 
 def cell(config, card, float32):
-    """Without checkpointing, and with the averages on the GPU, where that is possible."""
+    """Return a cell of the table. Avoids offloading first, then checkpointing."""
     for offload in (False, True):
         for checkpointing in (False, True):
             tokens, rows = largest(config, card, checkpointing=checkpointing, offload=offload,
@@ -108,7 +113,7 @@ def print_table():
 
 
 def qwen(name):
-    """The configuration of Qwen2.5 in a size of SHAPES."""
+    """Return the configuration of Qwen2.5 in a size of SHAPES."""
     H, inner, L, heads = SHAPES[name]
     return Qwen2Config(
         hidden_size=H, intermediate_size=inner, num_hidden_layers=L, num_attention_heads=heads,
@@ -150,7 +155,7 @@ def main():
         config = qwen("0.5B")
         if given.model:
             config = AutoConfig.from_pretrained(given.model)
-    except Exception as error:  # no such name, no network, no such kind: each has its own type
+    except Exception as error:  # unknown name, no network, unsupported model: each has its own type
         parser.error(f"cannot read the configuration of --model {given.model}: give a folder "
                      "written by save_pretrained, or a hub name and a network "
                      f"({str(error).splitlines()[0]})")

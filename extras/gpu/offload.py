@@ -1,12 +1,11 @@
-"""AdamW with its averages in host memory: 8 bytes a parameter less on the GPU, and the
-same steps, bit by bit."""
+"""AdamW with its moving averages in host memory: saves 8 bytes a parameter on the GPU, and
+takes bit-identical steps."""
 import torch
 
 
 class HostAdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, but that its two averages of each parameter rest in host memory.
-    A step brings those of one parameter after the other to the GPU and back: of N
-    parameters, 16 N bytes."""
+    """torch.optim.AdamW with the two averages of each parameter in host memory. A step moves
+    them to the GPU and back, one parameter at a time: 16 N bytes for N parameters."""
 
     @torch.no_grad()
     def step(self):
@@ -25,9 +24,9 @@ class HostAdamW(torch.optim.AdamW):
         state.update({key: x.to(device) for key, x in state.items() if key != "step"})
 
     def load_state_dict(self, state_dict):
-        """AdamW's own would bring all averages to the GPU. Here they stay in host
-        memory."""
-        # of parameters by their numbers, in the order of the groups
+        """Load a state, keeping the averages in host memory. AdamW would move all of them to
+        the GPU."""
+        # keyed by the parameter's index, in the order of the groups
         saved = state_dict["state"]
         steps = {number: {"step": state["step"]} for number, state in saved.items()}
         super().load_state_dict({**state_dict, "state": steps})

@@ -1,21 +1,21 @@
-"""Registers what suits a GPU with CUDA: a sampler whose decode steps are recorded, and
-AdamW with averages in host memory. Without this folder a GPU samples plainly."""
+"""Register the optimizations for CUDA: a sampler that records its decode step, and AdamW with
+averages in host memory. Without this folder a GPU uses the plain sampler."""
 import grpo_sg
 from support import models, program
 
 
 def equip(policy, cfg, prompt):
-    """Give a policy what suits its device, in place, and print what was chosen. Without
-    CUDA nothing changes.
+    """Choose the policy's sampler and optimizer for its device, in place, and print the choice.
+    Changes nothing without CUDA.
 
     Args:
-        policy: policy.AdamW becomes the one with averages in host memory if cfg.offload
-            is set; policy.sampler becomes the recorded one if cfg.sampler is "auto" and
-            it draws the right tokens after `prompt`.
+        policy: if cfg.offload is set, policy.AdamW becomes the one with averages in host
+            memory. If cfg.sampler is "auto" and the recorded sampler draws the right tokens
+            after `prompt`, it becomes policy.sampler.
         prompt: token ids of any problem.
 
     Raises:
-        UserError: if CUDA itself fails, so that nothing can continue.
+        UserError: if CUDA fails, in which case the run cannot continue.
     """
     device = policy.model.device
     if device.type != "cuda":

@@ -1,19 +1,26 @@
 """How long a run takes on a GPU: computed, not measured.
 
     python -m extras.gpu.seconds            the table of hardware.md
-    python -m extras.gpu.seconds --check    one case beside what another formula had said
+    python -m extras.gpu.seconds --check    one case, compared with an earlier formula
 
-A step samples B completions, of a mean length m and at most T tokens each, in parts of
---sample_batch rows. A decode step of a part launches 43 kernels a layer, each of at least 4
-microseconds in a recording; it reads the parameters, and of each row the keys and values, at
-.7 of the memory's bandwidth; and it does 2 operations a parameter and row at .5 of the peak.
-These three are added. Every part takes T decode steps, as some completion is always cut
-off; lengths fall off exponentially, and rows that have ended go along until half have: 1.4
-rows for one. An update does 6 operations a parameter and token (2 forward, 4 backward), 2 more
-with --gradient_checkpointing, 2 for old log-probabilities of all but the first share, and 2
-with a KL, at .5 of the peak; no group is taken to have equal rewards. The vocabulary
-matrix, in float32, counts by itself, and in an update for completions alone. Attention's
-operations, which are few at these lengths, and all that a host does between are left out.
+Sampling: a step samples B completions, with mean length m and at most T tokens each, in chunks
+of --sample_batch rows. The time of a decode step is the sum of three terms:
+
+- 43 kernel launches a layer, at least 4 microseconds each in a recording;
+- reading the parameters, and each row's keys and values, at 0.7 of the memory bandwidth;
+- 2 operations a parameter and row, at 0.5 of the peak.
+
+Every chunk takes T decode steps, because some completion is always cut off. Lengths fall off
+exponentially, and finished rows keep decoding until half of the rows are finished, so there are
+1.4 rows for each unfinished one.
+
+Updates: an update does 6 operations a parameter and token (2 forward, 4 backward), 2 more with
+--gradient_checkpointing, 2 for old log-probabilities (not in the rollout's first update), and 2
+with a KL, at 0.5 of the peak. All groups are assumed to have different rewards.
+
+The vocabulary matrix, in float32, is computed separately, and in an update only for
+completions. Left out: attention's operations, which are few at these lengths, and all work on
+the host.
 """
 import argparse
 import math
@@ -25,12 +32,12 @@ from support import cli
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
 KERNELS = 43      # of a decode step, a layer
-BANDWIDTH = 0.7   # of the data sheet's, that is reached
+BANDWIDTH = 0.7   # the fraction of the data sheet's bandwidth that is reached
 PEAK = 0.5
 GOING_ALONG = 1.4
 
-# From data sheets: GB; bytes a second; operations a second in bfloat16 (of a T4 in float32),
-# and of matrices in float32, by TF32 where the card has it.
+# From data sheets: GB; bytes a second; operations a second in bfloat16 (T4: float32); operations
+# a second for float32 matrices, with TF32 if the card has it.
 CARDS = {"T4": (16, 0.32e12, 8.1e12, 8.1e12),
          "RTX 3090": (24, 0.94e12, 71e12, 35.6e12),
          "RTX 4090": (24, 1.01e12, 165e12, 82.6e12),
@@ -41,8 +48,8 @@ CARDS = {"T4": (16, 0.32e12, 8.1e12, 8.1e12),
 GSM8K = "--task math --data gsm8k --max_new_tokens 512 --eval_every 25 --eval_samples 0"
 SMALL = f"grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct {GSM8K}"
 LARGE = f"grpo_sg.py --model Qwen/Qwen2.5-1.5B-Instruct {GSM8K}"
-# The cards; the size of the model; the mean number of tokens of prompts and of completions,
-# which are guesses, and of the longest prompt; the command.
+# The cards; the size of the model; the mean tokens of a prompt and of a completion, and the
+# tokens of the longest prompt, all guesses; the command.
 LADDER = [
     (["T4"], "0.5B", (130, 220, 300),
      f"{SMALL} --prompts 16 --steps 200 --sample_batch 128 --tokens_per_micro_batch 1024"),
@@ -50,16 +57,17 @@ LADDER = [
     (["A100", "H100"], "1.5B", (130, 220, 300),
      f"{LARGE} --sample_batch 512 --tokens_per_micro_batch 8192")]
 TEST = 1319  # problems of GSM8K's test set
-# By another formula, for the case of compute_check.
+# What an earlier formula gave for the case of compute_check.
 EARLIER = {"A100": (15, 9), "H100": (10, 3.5), "RTX 4090": (18, 16), "RTX 3090": (24, 28)}
 
 
 def decode(config, card, rows, columns):
-    """Seconds of a decode step of so many rows, with so many columns of keys and values."""
+    """Return the seconds of a decode step with these numbers of rows and of columns of keys
+    and values."""
     _, bandwidth, peak, peak_float32 = CARDS[card]
     trunk, head, cache = sizes(config, card)
     size = 4 if card == "T4" else 2
-    logits = 20 * config.vocab_size  # bytes of a row, written and read until a token is drawn
+    logits = 20 * config.vocab_size  # bytes a row, written and read before a token is drawn
     moved = size * trunk + 4 * head + rows * (columns * cache + logits)
     computed = rows * (2 * trunk / peak + 2 * head / peak_float32)
     launched = KERNELS * config.num_hidden_layers * LAUNCH
@@ -67,7 +75,7 @@ def decode(config, card, rows, columns):
 
 
 def sample(config, card, rows, prompt, mean, cfg):
-    """Seconds of sampling so many completions."""
+    """Return the seconds of sampling this number of completions."""
     steps = math.ceil(rows / cfg.sample_batch) * cfg.max_new_tokens
     rows_a_step = GOING_ALONG * rows * mean / steps
     columns = prompt + mean + graph.ROOM / 2
@@ -75,7 +83,7 @@ def sample(config, card, rows, prompt, mean, cfg):
 
 
 def update(config, card, rows, prompt, mean, cfg):
-    """Seconds of the updates on so many completions."""
+    """Return the seconds of the updates on this number of completions."""
     _, _, peak, peak_float32 = CARDS[card]
     trunk, head, _ = sizes(config, card)
     passes = 6 + 2 * (cfg.updates - 1) / cfg.updates
@@ -86,8 +94,8 @@ def update(config, card, rows, prompt, mean, cfg):
 
 
 def sizes(config, card):
-    """The numbers of parameters in the layers and in the vocabulary matrix, and the bytes of a
-    token's keys and values in all layers."""
+    """Return the numbers of parameters in the layers and in the vocabulary matrix, and the
+    bytes of a token's keys and values in all layers."""
     trunk, K = memory.layer_parameters(config)
     size = 4 if card == "T4" else 2
     head = config.vocab_size * config.hidden_size
@@ -95,8 +103,9 @@ def sizes(config, card):
 
 
 def whole_run(config, card, prompt, mean, cfg):
-    """(seconds of a step in sampling, in updates; hours of the run with its evaluations,
-    each with a group of three more problems, and the test before and after)."""
+    """Return (seconds of sampling a step, seconds of updates a step, hours of the run). The run
+    includes its evaluations, each with a group for each of three more problems, and the test
+    before and after."""
     rows = cfg.prompts * cfg.group_size
     sampling = sample(config, card, rows, prompt, mean, cfg)
     updates = update(config, card, rows, prompt, mean, cfg)
@@ -124,8 +133,8 @@ def print_ladder():
 
 
 def compute_check(card, **settings):
-    """Seconds of a step in sampling and in updates: 64 x 8 completions of Qwen2.5-0.5B, of
-    at most 2,048 tokens, 451 in the mean, all sampled at once."""
+    """Return the seconds of sampling and of updates in a step: 64 x 8 completions of
+    Qwen2.5-0.5B, at most 2,048 tokens long, 451 on average, all sampled at once."""
     cfg = grpo_sg.Config(**{"sample_batch": 512, **settings})
     given = memory.qwen("0.5B"), card, 512, 250, 451, cfg
     return sample(*given), update(*given)

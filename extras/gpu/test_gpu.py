@@ -1,4 +1,4 @@
-"""What a policy is given on a GPU, and what it is not on a CPU."""
+"""A policy gets the recorded sampler and the offloading optimizer on a GPU, not on a CPU."""
 import importlib
 import sys
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ WANTED = SimpleNamespace(sampler="auto", offload=True)
 
 
 def make_policy(model, device=None):
-    """device: the one that the model says it is on."""
+    """device: the one that the model claims to be on."""
     if device:
         fields = {"device": torch.device(device)}
         model.__class__ = type(type(model).__name__, (type(model),), fields)
@@ -33,14 +33,14 @@ def test_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monke
     assert capsys.readouterr().out == "which it is\n"
 
 
-def test_who_asks_for_it_samples_plainly_on_a_gpu(capsys):
+def test_sampler_plain_uses_the_plain_sampler_on_a_gpu(capsys):
     policy = make_policy(tiny(), "cuda")
     plugin.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_said(capsys):
+def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_reported(capsys):
     policy = make_policy(tiny())
     plugin.equip(policy, WANTED, PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
@@ -49,7 +49,7 @@ def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_said(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_flags_are_the_programs():
+def test_the_flags_belong_to_the_program():
     cfg = cli.parse([])
     assert (cfg.sampler, cfg.offload) == ("auto", False)
     cfg = cli.parse(["--sampler", "plain", "--offload"])
@@ -58,7 +58,7 @@ def test_the_flags_are_the_programs():
 
 def test_a_run_without_a_gpu_loads_neither_the_sampler_nor_the_optimizer(monkeypatch):
     monkeypatch.setattr(models, "EQUIP", [])
-    monkeypatch.setattr(extras, "gpu", extras.gpu)  # what is imported here is undone
+    monkeypatch.setattr(extras, "gpu", extras.gpu)  # undone after the test
     for name in [name for name in sys.modules if name.startswith("extras.gpu")]:
         monkeypatch.delitem(sys.modules, name)
     fresh = importlib.import_module("extras.gpu.plugin")

@@ -1,4 +1,4 @@
-"""graph.py on a CPU, where a step runs as it is, or is recorded by an emulation of CUDA's."""
+"""graph.py on a CPU, where steps run eagerly or an emulation of CUDA graphs records them."""
 import gc
 import re
 import warnings
@@ -47,8 +47,7 @@ def differing(a, b):
 @pytest.mark.parametrize("V, cases", [
     (2048, [(1, 1), (3, 16), (2, 17), (3, 44)]), (151936, [(2, 24)])])
 def test_tokens_are_those_of_the_plain_sampler_in_bounded_memory(V, cases, monkeypatch):
-    """Sampled ones but for ties, where rounding moves a border over the number drawn: in 2
-    rows at most."""
+    """Rounding may move a border of the CDF across the uniform number: in 2 rows at most."""
     model, differ, started = tiny(V), 0, Mock(side_effect=graph.start)
     monkeypatch.setattr(graph, "start", started)
     monkeypatch.setattr(graph, "ROOM", 16)
@@ -62,7 +61,7 @@ def test_tokens_are_those_of_the_plain_sampler_in_bounded_memory(V, cases, monke
     assert differ <= 2 and shapes[-1][0] < shapes[0][0] and shapes[-1][1] > shapes[0][1]
 
 
-def test_all_rows_end_at_once_or_all_but_one_or_by_a_criterion():
+def test_rows_end_at_the_same_time_or_all_but_one_or_by_a_criterion():
     model = tiny()
     a, b = both(model, stop_ids=range(2048))
     assert a == b and {len(x) for x in a} == {1}
@@ -73,7 +72,7 @@ def test_all_rows_end_at_once_or_all_but_one_or_by_a_criterion():
     assert a == b and len({len(x) for x in a}) > 5
 
 
-def test_models_that_forget_are_refused_before_any_work():
+def test_sliding_window_models_are_refused_before_any_work():
     model = tiny(**FORGETFUL)
     model.forward = Mock()
     with pytest.raises(ValueError, match="layers"):
@@ -81,7 +80,7 @@ def test_models_that_forget_are_refused_before_any_work():
     assert not model.forward.called
 
 
-def test_each_different_prompt_is_read_once_and_in_parts(monkeypatch):
+def test_prompts_are_deduplicated_and_prefilled_in_chunks(monkeypatch):
     model = tiny()
     shapes = []
 
@@ -98,8 +97,8 @@ def test_each_different_prompt_is_read_once_and_in_parts(monkeypatch):
 
 @contextmanager
 def layers_seen(monkeypatch):
-    """Weak references to all layers' keys and values that are made, without Python's
-    collection of cycles."""
+    """Yield weak references to all keys and values that are made, with Python's cyclic garbage
+    collector turned off."""
     seen = []
     make = graph.Buffers.__init__
 
@@ -115,7 +114,7 @@ def layers_seen(monkeypatch):
         gc.enable()
 
 
-def test_nothing_of_a_call_outlives_it(monkeypatch):
+def test_a_call_leaks_no_memory(monkeypatch):
     model = tiny()
     with layers_seen(monkeypatch) as layers:
         draw(graph.sample, model)
@@ -123,9 +122,8 @@ def test_nothing_of_a_call_outlives_it(monkeypatch):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 5, 30])
-def test_after_out_of_memory_nothing_of_the_attempt_is_alive(calls, monkeypatch):
-    """Which may come in reading prompts, in a step that is not recorded, in one that is, in
-    a later one."""
+def test_running_out_of_memory_leaks_no_memory(calls, monkeypatch):
+    """It may happen in prefill, in an eager step, in a recorded step or in a later one."""
     model = tiny()
     forward, left = model.forward, iter(range(calls))
 
@@ -143,11 +141,11 @@ def test_after_out_of_memory_nothing_of_the_attempt_is_alive(calls, monkeypatch)
 
 
 class Emulation(TorchDispatchMode):
-    """CUDA's graphs: while recording, operations are noted, and those in place not done;
-    what takes a value to the host, or from it, is refused. A replay repeats them on the
-    same tensors, and puts results where they were. log: r for a replay, o for an operation
-    outside of replays and recordings. recordings: weak references to them. casts: numbers
-    of elements that one recorded step casts."""
+    """Emulates CUDA graphs. A recording notes operations, does not execute in-place ones, and
+    refuses host syncs. A replay repeats the operations on the same tensors and writes the
+    results to the same places. log: r for a replay, o for an operation outside of replays and
+    recordings. recordings: weak references to them. casts: numbers of elements that one
+    recorded step casts."""
     log, notes = "", None
 
     def __init__(self):
@@ -210,13 +208,13 @@ def test_a_recorded_step_asks_for_nothing_and_replays_to_the_same_tokens(half, m
             warnings.simplefilter("error")
             found = draw(graph.sample, model, n=8, stop_ids=stops)
     assert found == expected and len({len(x) for x in found}) > 5
-    # A look after each block of 16, whose first step is no replay where a recording is new.
+    # Checks come after each block of 16; with a new recording the first step is not a replay.
     assert [len(replays) for replays in re.findall("r+", emulation.log)] == [15, 16, 10]
     assert len(emulation.recordings) == 2
 
 
 def float32_head(model):
-    """The vocabulary matrix outside of autocast, as the trainer has it on a GPU."""
+    """Keep the vocabulary matrix outside of autocast, as the trainer does on a GPU."""
     head = model.get_output_embeddings()
     forward = head.forward
 
@@ -229,8 +227,8 @@ def float32_head(model):
 
 @torch.no_grad()
 def distance_to_trainer(sampler, model):
-    """The mean KL of what a sampler draws from to what the trainer computes for the same
-    tokens, both in bfloat16."""
+    """Return the mean KL from a sampler's distributions to those that the trainer computes for
+    the same tokens, both in bfloat16."""
     logits = []
 
     def note(head, inputs, output):
@@ -250,11 +248,11 @@ def distance_to_trainer(sampler, model):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("prepare", [float32_head, lambda model: model])
-def test_in_bfloat16_the_sampler_is_as_close_to_the_trainer_as_the_plain_one_is(prepare, seed):
+def test_in_bfloat16_both_samplers_are_similarly_close_to_the_trainer(prepare, seed):
     model = prepare(tiny(seed=seed))
-    for p in model.parameters():  # norms, of ones at first
+    for p in model.parameters():  # also the norms, which start as ones
         p.data *= 1 + 0.3 * torch.rand_like(p)
-    # (Strictly: that of the plain one, at least, is not 0.)
+    # Strictly less, so the plain sampler's distance cannot be 0.
     assert distance_to_trainer(graph.sample, model) < 1.5 * distance_to_trainer(plain, model)
 
 
@@ -267,7 +265,7 @@ def test_in_bfloat16_no_parameter_of_a_layer_is_cast_in_a_recorded_step(monkeypa
     emulation.install(monkeypatch)
     with emulation, torch.autocast(**HALF):
         draw(graph.sample, model)
-    assert not any(cached)  # a recording may not fill or read autocast's cache
+    assert not any(cached)  # a recording must not fill or read autocast's cache
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
     assert emulation.casts and max(emulation.casts) < min(matrices)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -276,7 +274,7 @@ def test_in_bfloat16_no_parameter_of_a_layer_is_cast_in_a_recorded_step(monkeypa
 @pytest.mark.parametrize("error, said", [
     (RuntimeError("capture failed\nmore"), "RuntimeError: capture failed"),
     (torch.OutOfMemoryError("full"), None)])
-def test_where_recording_fails_steps_just_run_but_not_out_of_memory(error, said, monkeypatch):
+def test_steps_run_eagerly_if_recording_fails_except_out_of_memory(error, said, monkeypatch):
     emulation, model, expected = Emulation(), tiny(), draw(graph.sample, tiny())
     emulation.install(monkeypatch)
     record = emulation.record
@@ -344,7 +342,7 @@ def test_only_a_sampler_that_draws_the_right_tokens_is_chosen():
     assert chosen is plain and "layers" in line and "\n" not in line
 
 
-def test_where_nothing_can_be_recorded_the_plain_sampler_is_chosen(monkeypatch):
+def test_the_plain_sampler_is_chosen_if_recording_fails(monkeypatch):
     emulation = Emulation()
     emulation.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "graph", Mock(side_effect=RuntimeError("no capture")))
@@ -353,8 +351,8 @@ def test_where_nothing_can_be_recorded_the_plain_sampler_is_chosen(monkeypatch):
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_after_an_error_of_cudas_own_a_line_says_what_to_add(dead, monkeypatch):
-    """While a sampler is chosen only if the GPU is dead: else the plain one is chosen."""
+def test_after_a_cuda_error_a_line_says_which_flag_to_add(dead, monkeypatch):
+    """While choosing a sampler, only if the GPU is dead; otherwise the plain one is chosen."""
     model = tiny()
     model.forward = Mock(side_effect=torch.AcceleratorError("CUDA error: illegal\nmore"))
     with pytest.raises(UserError, match="CUDA error: illegal.* --sampler plain") as raised:

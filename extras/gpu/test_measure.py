@@ -1,4 +1,4 @@
-"""measure.py on a tiny model: it calls what there is, and what must be equal anywhere is."""
+"""measure.py runs on a tiny model, and values that must be equal on any device are equal."""
 import contextlib
 import json
 import sys
@@ -11,7 +11,7 @@ from extras.gpu import measure, seconds
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it takes ten minutes")
-def test_the_whole_table_is_made_on_a_cpu(tmp_path, monkeypatch, capsys):
+def test_a_cpu_prints_the_whole_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["", "--out", f"{tmp_path}/gpu.json", "--seed", "1"])
     measure.main()
     printed = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_the_whole_table_is_made_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert tasks.TASKS["math"] is tasks.math_task
 
 
-def test_what_fails_is_a_row_and_what_is_not_as_it_must_be_is_said(monkeypatch, capsys):
+def test_failures_are_rows_and_wrong_values_are_reported(monkeypatch, capsys):
     monkeypatch.setattr(measure, "found", {})
 
     def measure_something():
@@ -64,7 +64,7 @@ def test_what_fails_is_a_row_and_what_is_not_as_it_must_be_is_said(monkeypatch, 
 
 
 @pytest.mark.parametrize("status, goes_on", [(2, True), (130, False)])
-def test_ctrl_c_in_a_run_stops_all_and_a_users_error_does_not(status, goes_on, monkeypatch):
+def test_ctrl_c_in_a_run_stops_the_script_and_a_user_error_does_not(status, goes_on, monkeypatch):
     monkeypatch.setattr(measure, "found", {})
 
     def measure_steps():
@@ -75,7 +75,7 @@ def test_ctrl_c_in_a_run_stops_all_and_a_users_error_does_not(status, goes_on, m
 
 
 @pytest.mark.parametrize("card", seconds.EARLIER)
-def test_seconds_are_by_and_large_those_of_another_formula(card):
+def test_seconds_roughly_agree_with_another_formula(card):
     sampling, update = seconds.compute_check(card)
     before = seconds.EARLIER[card]
     assert sampling == pytest.approx(before[0], rel=0.3)

@@ -1,5 +1,5 @@
-"""The formula of memory.py against what is allocated, counted tensor by tensor on a CPU
-in bfloat16."""
+"""The formula of memory.py agrees with what is allocated, counted tensor by tensor on a CPU in
+bfloat16."""
 import weakref
 
 import pytest
@@ -16,8 +16,8 @@ from support import models
 
 
 def multiply_nothing(function, *args, **kwargs):
-    """The function's result; zeros for a product of matrices, whose numbers take no memory, but
-    seconds on a CPU that cannot compute in bfloat16."""
+    """Return the function's result, but zeros for a matrix product: only its size matters here,
+    and on a CPU without bfloat16 it takes seconds."""
     if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
         left, right = args[-2:]
         return left.new_zeros(left.shape[0], right.shape[1])
@@ -25,7 +25,7 @@ def multiply_nothing(function, *args, **kwargs):
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the tensors that live at once; those there before are not counted."""
+    """Counts the bytes of the live tensors, without those that existed before."""
     def __init__(self, before):
         super().__init__()
         self.seen = {tensor.untyped_storage()._cdata for tensor in before}
@@ -55,17 +55,17 @@ def made(width, inner, heads, layers, key_heads=1):
         tie_word_embeddings=True)).eval()
 
 
-def fixed(model):  # GB that are there all the time: parameters and AdamW's averages
+def fixed(model):  # GB that are always allocated: parameters and AdamW's averages
     return 12e-9 * model.num_parameters()
 
 
 def computing(float32):
-    """What a GPU computes in, on this CPU."""
+    """Use the dtype that a GPU would use."""
     return torch.autocast("cpu", torch.bfloat16, enabled=not float32)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-# As 0.5B and 1.5B: inner / width, width / heads.
+# The ratios inner / width and width / heads are those of 0.5B and 1.5B.
 @pytest.mark.parametrize("shape, float32", [
     ((448, 2432, 7, 3), False), ((384, 2240, 6, 4), False), ((448, 2432, 14, 3, 2), True)])
 def test_an_update(shape, float32, checkpointing, monkeypatch):
@@ -93,7 +93,7 @@ def test_an_update(shape, float32, checkpointing, monkeypatch):
 
 
 @pytest.mark.parametrize("float32", [False, True])
-# The peak is that of the prompts, read at once or in parts; of the cache and the logits.
+# The peak comes from prefill, at once or in chunks, or from the cache and the logits.
 @pytest.mark.parametrize("prompt, n, new, read", [
     (128, 1, 8, 16_000), (128, 1, 8, 2048), (4, 8, 60, 16_000)])
 def test_sampling(prompt, n, new, read, float32, monkeypatch):
@@ -108,11 +108,11 @@ def test_sampling(prompt, n, new, read, float32, monkeypatch):
     assert peak.peak / 1e9 == pytest.approx(expected - fixed(model), rel=0.1)
 
 
-def test_the_prompts_that_are_read_at_once_are_those_of_the_sampler():
+def test_the_prefill_chunks_are_those_of_the_sampler():
     assert memory.READ == graph.READ
 
 
-def test_a_command_names_what_fits_of_a_composite_model_too(tmp_path, monkeypatch, capsys):
+def test_the_command_accepts_composite_models(tmp_path, monkeypatch, capsys):
     text = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
                 num_attention_heads=14, num_key_value_heads=2, vocab_size=151_936)
     Gemma3Config(text_config={**text, "head_dim": 64}).save_pretrained(tmp_path)

@@ -4,7 +4,7 @@ from extras.gpu.offload import HostAdamW
 
 
 def trained(optimizer_class):
-    """A network's parameters after some steps; halfway the optimizer is saved and loaded."""
+    """Train a network for some steps; halfway, save and load the optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))
     model[1].bias.requires_grad_(False)  # some parameters never get a gradient
@@ -22,11 +22,11 @@ def trained(optimizer_class):
     return torch.cat([p.flatten() for p in model.parameters()]), optimizer
 
 
-def test_the_steps_are_adamws_bit_by_bit():
+def test_steps_are_bit_identical_to_adamw():
     assert torch.equal(trained(HostAdamW)[0], trained(torch.optim.AdamW)[0])
 
 
-def test_one_parameters_averages_are_moved_at_a_time(monkeypatch):
+def test_averages_move_one_parameter_at_a_time(monkeypatch):
     _, optimizer = trained(HostAdamW)
     parameters = [p for p in optimizer.param_groups[0]["params"] if p.requires_grad]
     for p in parameters:
@@ -40,8 +40,8 @@ def test_one_parameters_averages_are_moved_at_a_time(monkeypatch):
     assert moves == [(id(p), "cpu") for p in parameters for _ in range(2)]
 
 
-def test_a_resume_brings_no_average_to_the_device():
-    """Which here has no memory at all: what went to it would be lost."""
+def test_a_resume_moves_no_averages_to_the_device():
+    """The device is "meta": anything moved there would be lost."""
     saved = trained(torch.optim.AdamW)[1].state_dict()
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))

@@ -1,4 +1,4 @@
-"""The tables of hardware.md are what its commands compute, and what results/ has."""
+"""The tables of hardware.md match the output of its commands and the files in results/."""
 import json
 import pathlib
 import re
@@ -16,13 +16,13 @@ COMMANDS = [" ".join(each.split()) for each in
 
 
 @pytest.mark.parametrize("print_table", [memory.print_table, seconds.print_ladder])
-def test_a_computed_table_is_what_is_computed(print_table, capsys):
+def test_computed_tables_are_current(print_table, capsys):
     print_table()
     rows = capsys.readouterr().out.splitlines()[2:]
     assert rows and "\n".join(rows) in PAGE
 
 
-def test_the_laptops_row_is_what_was_measured():
+def test_the_laptop_row_is_the_measured_one():
     found = json.loads((laptop.RESULTS / "laptop.json").read_text())
     parts = found["seconds_sampling"], found["seconds_update"]
     ranges = [f"{min(part):.0f} to {max(part):.0f}" for part in parts]
@@ -31,7 +31,7 @@ def test_the_laptops_row_is_what_was_measured():
             f"| {hours:.1f} |") in PAGE
 
 
-def test_each_command_of_the_page_is_one_of_the_table_and_can_be_parsed():
+def test_the_commands_of_the_page_are_those_of_the_table_and_parse():
     small = f"grpo_sg.py --model HuggingFaceTB/SmolLM2-135M-Instruct {laptop.FLAGS}"
     given = [each.replace("\\ ", "") for each in COMMANDS]
     assert given == [small, *(command for *_, command in seconds.LADDER)]
@@ -39,7 +39,7 @@ def test_each_command_of_the_page_is_one_of_the_table_and_can_be_parsed():
         cli.parse(command.split()[1:])
 
 
-def test_every_file_of_the_folder_has_its_row():
+def test_the_readme_lists_every_file():
     rows = re.findall(r"^\| (`.*?) \|", (HERE / "README.md").read_text(), re.M)
     named = set(re.findall(r"`(\w+\.py)`", " ".join(rows)))
     files = {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
