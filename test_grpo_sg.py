@@ -851,7 +851,7 @@ def test_log_probabilities_refuse_arguments_that_do_not_fit(shape, mask, tempera
     ("4.57.6", False), ("5.9.0", False), ("5.20.2", False), ("5.21.0", True), ("6.0.0.dev0", True)])
 def test_an_old_transformers_is_one_line(version, accepted, monkeypatch):
     """It would be an IndexError: too many indices."""
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(grpo_sg.transformers, "__version__", version)
     ids, mask = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
     if accepted:
         assert grpo_sg.token_logps(build_model(), ids, mask).shape == (1, 2)

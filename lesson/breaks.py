@@ -69,10 +69,10 @@ BREAKS = {
 # avg@4 minus the right version's, with 95% confidence intervals over eight paired seeds in this
 # regime: experiments/results/mistakes.jsonl, by `python -m experiments.run mistakes`.
 MEASURED = {
-    "inside": "-.152 [-.196, -.108]",
-    "stop": "+.004 [-.006, +.015]",
-    "temperature": "+.006 [-.010, +.021]",
-    "tau": "+.008 [-.008, +.024]",
+    "inside": "-0.152 [-0.196, -0.108]",
+    "stop": "+0.004 [-0.006, +0.015]",
+    "temperature": "+0.006 [-0.010, +0.021]",
+    "tau": "+0.008 [-0.008, +0.024]",
 }
 
 
