@@ -174,7 +174,7 @@ def test_the_table_of_cheats_is_what_the_verifier_says():
     for gold, response, formatted, correct in rows:
         verdict = qa_verifier.verify_qa(response, [gold])
         assert verdict == (correct == "yes", formatted == "yes"), response
-    assert len(rows) == 9
+    assert len(rows) == 6
 
 
 PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
