@@ -1,5 +1,4 @@
-"""Tests of models.py: prompts and chat templates, stop tokens, loading without running code,
-devices."""
+"""Test models.py: prompts, chat templates, stop tokens, loading without running code, devices."""
 import copy
 import datetime
 import json
@@ -18,7 +17,7 @@ from support.program import UserError
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-# Written for these tests, with the structure of the templates that they are named after.
+# Written for these tests, with the structure of the real templates.
 TEMPLATES = {
     "Qwen2.5": CHATML,
     "Qwen3": CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
@@ -55,7 +54,7 @@ def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
     ("Gemma 2", {}, "model\n<think>", "<think>"), ("Gemma 3", {}, "model\n<think>", "<think>"),
     ("DeepSeek-R1-Distill", {}, "<|Assistant|><think>\n", "<think>")])
 def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(name, kwargs, ends, opening):
-    """The tag belongs to the response. If the template has closed the thoughts, none is opened."""
+    """The tag belongs to the response. A prompt whose template closes the thoughts opens none."""
     tokenizer = byte_tokenizer(models.fix_date(TEMPLATES[name]))
     text, tag = encode(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
     assert "Be good." in text and "Who?" in text and text.endswith(ends)
@@ -181,7 +180,7 @@ def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, 
 
 
 def test_if_memory_is_full_sampling_in_halves_gives_the_same_completions(capsys):
-    """Nothing that the failed attempt allocated is left."""
+    """The failed attempt leaves no memory allocated."""
     model, generator, left = build_model(), torch.Generator(), []
 
     def halving(model, prompts, **settings):
@@ -212,7 +211,7 @@ def test_prepare_sets_up_a_gpu(monkeypatch):
     assert model.get_output_embeddings().forward != head
 
 
-def test_emulated_bfloat16_is_not_used_which_is_announced(monkeypatch, capsys):
+def test_emulated_bfloat16_is_announced_and_not_used(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
@@ -243,7 +242,7 @@ def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, mo
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_missing_device_is_refused_with_those_that_exist(monkeypatch):
+def test_a_missing_device_is_refused_and_the_available_ones_are_listed(monkeypatch):
     for gpu, mac in ((True, False), (False, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)

@@ -1,4 +1,4 @@
-"""The pages are right about links, anchors, commands, the sample task and requirements."""
+"""Check the pages' links, anchors, commands and sample task, and the requirements."""
 import ast
 import json
 import pathlib
@@ -26,7 +26,7 @@ SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_n
 
 
 def is_away(path):
-    """Return whether a path is in an optional folder that was deleted."""
+    """Return True if a path is in an optional folder that was deleted."""
     top = path.relative_to(ROOT).parts[:1]
     return bool(top) and top[0] in OPTIONAL and not (ROOT / top[0]).exists()
 
