@@ -23,7 +23,7 @@ CHECK_FOLDER = "check that the folder exists and that its disk has space"
 
 
 class Run:
-    """Logs, checkpoints and signal handling for `train`.
+    """Log, checkpoint and handle signals for `train`.
 
     As a context manager it creates the run's folder, or takes an empty one, and locks
     it; without `with`, nothing is written. A signal during a step ends the run after

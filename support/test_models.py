@@ -142,7 +142,7 @@ def test_all_end_tokens_of_model_and_tokenizer_end_a_completion():
 
 
 def test_the_vocabulary_matrix_is_taken_out_of_autocast():
-    """With bfloat16 logits, log-probabilities are off by more than the clip allows."""
+    """Errors of bfloat16 logits in log-probabilities exceed the clip range."""
     model = build_model(tie_word_embeddings=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
@@ -161,7 +161,7 @@ def test_keys_and_values_have_the_precision_of_autocast(monkeypatch):
 
 
 def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, capsys):
-    """Parameters, gradients and AdamW's averages. It uses all threads, the tiny model one."""
+    """Count parameters, gradients and AdamW's averages. Large models use all threads."""
     model = build_model()
     monkeypatch.setattr(torch.cuda, "is_available", bool)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -223,7 +223,7 @@ def test_emulated_bfloat16_is_announced_and_not_used(monkeypatch, capsys):
 
 @pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
 def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, monkeypatch, capsys):
-    """With grouped ones they would store a score per pair of tokens: 25 GB for a row of 2,300."""
+    """Grouped keys would need a score per pair of tokens: 25 GB for a row of 2,300."""
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
@@ -266,7 +266,7 @@ def test_on_a_mac_there_is_no_autocast_and_threads_stay(monkeypatch, capsys):
 
 
 def test_a_copy_of_a_prepared_model_has_its_own_head():
-    """A reference for the KL is a copy: it must not change with the model in training."""
+    """The KL's reference model is such a copy, and must not change in training."""
     model, ids = build_model(tie_word_embeddings=True), torch.tensor([[1, 2, 3]])
     grpo_sg.keep_logits_in_float32(model)
     copied = copy.deepcopy(model)

@@ -31,7 +31,7 @@ FLAGS = ("--task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --
 
 
 def verify(response, gold):
-    """Tell the completions of an untrained model apart."""
+    """Give an untrained model's completions different verdicts."""
     return tasks.Verdict(len(response) % 2 == 0, len(response) % 3 > 0)
 
 
@@ -284,7 +284,7 @@ def test_a_resumed_run_may_add_steps_but_not_change_the_method(start, whole, lon
 
 
 def test_resume_prefers_the_settings_of_the_run_to_those_of_a_script(start, whole, tmp_path):
-    """A script with main(lr=0.5) was started with --lr 1e-3, then with --resume."""
+    """Start a script with main(lr=0.5) and --lr 1e-3, then with --resume."""
     shutil.copytree(whole, tmp_path / "run")
     script = {"task": "math", "lr": 0.5, "steps": 9}
     assert start(tmp_path / "run", resume=True, script=script) == 0
@@ -434,7 +434,7 @@ def test_the_time_of_a_step_excludes_the_evaluation_before_it(monkeypatch):
 
 
 def test_an_error_after_a_save_does_not_save_the_step_again(tmp_path, monkeypatch):
-    """Otherwise checkpoint.before would be the same step, not an earlier one."""
+    """Saving twice would make checkpoint.before the same step, not an earlier one."""
     monkeypatch.setattr(run, "SAVE_SECONDS", -1)
     policy, task, cfg = build_toy(steps=2, out=str(tmp_path / "run"))
     with pytest.raises(ArithmeticError), Run(cfg, policy) as toy:

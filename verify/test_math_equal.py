@@ -56,7 +56,7 @@ def test_labeled_answers_get_their_verdicts(kind):
 
 
 def test_labeled_responses_get_their_verdicts():
-    """Responses in the style of models, labeled by hand, some by a person who had not seen the
+    """Check responses in the style of models, labeled by hand, in part without seeing the
     verifier."""
     assert len(PAIRS) > 1000
     assert [row for row in PAIRS if correct(row["response"], row["gold"]) != row["correct"]] == []

@@ -32,7 +32,7 @@ NOT_RECORDED = "decode steps could not be recorded; they run eagerly"
 
 
 class Buffers(DynamicLayer):
-    """The keys and values of a layer, (B, heads, columns, width). During prefill, column is
+    """Hold the keys and values of a layer, (B, heads, columns, width). During prefill, column is
     None and update collects each chunk; afterwards it writes in place at `column`."""
 
     def __init__(self):
