@@ -1,5 +1,5 @@
-"""The command line of grpo_sg.py: flags, checks, and the whole run (load, test, train,
-test). Functions here raise UserError on bad input."""
+"""Parse and check the flags of grpo_sg.py, and carry out the whole run (load, test, train, test).
+Functions here raise UserError on bad input."""
 import argparse
 import functools
 import glob
@@ -10,7 +10,7 @@ import sys
 import typing
 from statistics import fmean as mean
 
-import grpo_sg  # before torch: it says how PyTorch allocates memory
+import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 import transformers
 
@@ -33,7 +33,7 @@ GROUPS = {
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "max_turns": 0, "group_size": 2}
 MOST = 1e9
-# Settings that may change on --resume: they don't change what the run is.
+# Settings that may change on --resume, because they don't change the method.
 RESUMABLE = ("steps lr tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler "
              "device eval_every retriever resume out").split()
 # Defaults for the tiny model. On a GPU it would wait for the CPU.
@@ -43,7 +43,7 @@ TINY = dict(
     sample_batch=1024, device="cpu")
 # Settings that need an optional folder.
 NEEDS = {"offload": "extras/gpu", "max_turns": "extras/search", "retriever": "extras/search"}
-# What TRL, verl, OpenRLHF and others call a setting, or the nearest to it.
+# setting -> its names, or those of similar settings, in TRL, verl, OpenRLHF and others.
 OTHER_NAMES = {
     "model": "model_name_or_path model_name pretrain",
     "out": "output_dir save_path default_local_dir",
@@ -100,15 +100,15 @@ def parse(argv=None, **script):
 
 def read_flags(argv):
     """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}.
-    argv: a list of strings; None takes those of the process."""
+    argv: a list of strings; None means sys.argv."""
     if isinstance(argv, str):
         raise UserError('main takes a list of flags, such as main(["--steps", "1"]), or '
                         f"settings, such as main(steps=1), not the text {argv!r}")
     if argv is None:
-        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # in a notebook: its own flags
+        argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # a notebook has its own
     tiny_flags = ", ".join(f"{name} {shown(value)}" for name, value in TINY.items())
     parser = Parser(
-        description=f"Train by GRPO-SG. Defaults of the tiny model, without --model: {tiny_flags}.",
+        description=f"Train with GRPO-SG. Defaults without --model (the tiny model): {tiny_flags}.",
         usage="%(prog)s [--setting value ...]", argument_default=argparse.SUPPRESS,
         allow_abbrev=False)
     for title, names in GROUPS.items():
@@ -289,7 +289,7 @@ def call_verify(task, response, answer):
 def is_bool(value):
     try:
         return bool(value in (True, False))
-    except Exception:  # an array's truth value is ambiguous
+    except Exception:  # the truth value of an array is ambiguous
         return False
 
 
@@ -323,9 +323,9 @@ def call(words, function, *given):
 # ---- Loading ----
 
 def load(cfg):
-    """Load (policy, task, state), and try them once. state: that of the checkpoint to
+    """Load (policy, task, state), and try them once. state: the state of the checkpoint to
     resume, or None."""
-    transformers.utils.logging.disable_progress_bar()  # it would garble a run's own
+    transformers.utils.logging.disable_progress_bar()  # it would garble our progress bar
     torch.manual_seed(cfg.seed)
     model, state = None, None
     pretrained = tiny.find_pretrained(cfg)
@@ -348,8 +348,8 @@ def load(cfg):
 
 @torch.no_grad()
 def check_start(policy, task, cfg):
-    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities once,
-    so that mistakes show before training."""
+    """Try the prompts, the verifier, the tool, the sampler and the log-probabilities once, to
+    find mistakes before training."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     if not policy.stop_ids or max(policy.stop_ids) >= vocabulary:
         raise UserError("the tokenizer saved with the model is not usable: it has no stop "
@@ -493,7 +493,7 @@ def run_test(policy, task, cfg, run, step):
         print("\n".join(describe_end(run, row)))
 
 
-# ---- What a test means ----
+# ---- Interpreting a test ----
 
 def in_words(row):
     """Format the means in a row that have a standard error, KEY_se."""
@@ -526,32 +526,31 @@ def describe_start(row, k):
         line += f"; {100 * equal:.0f}% of the problems have equal rewards: no learning signal"
     lines = [line]
     if cut > 0.5:
-        lines.append("most completions are cut off, and so count as badly formed: raise "
-                     "--max_new_tokens, or use a model that stops sooner")
+        lines.append("most completions are cut off, so they count as badly formed: raise "
+                     "--max_new_tokens, or use a model with shorter completions")
     elif formed < 0.05:
-        lines.append("almost no completion is well formed, and if none is, nothing is "
-                     "learned: use an Instruct model, or easier problems (kk: --people 2 3)")
+        lines.append("almost no completion is well formed, so there is little to learn "
+                     "from: use an Instruct model, or easier problems (kk: --people 2 3)")
     elif right == 0:
-        lines.append("no completion is right, and if none ever is, only the format is learned: "
-                     "use a better model, or easier problems (kk: --people 2 3); your own "
-                     "task for the tiny model may need other tokens, or a longer warmup "
-                     "(tasks.Task)")
+        lines.append("no completion is right, so the model may learn only the format: use a "
+                     "better model, or easier problems (kk: --people 2 3); for your own task, "
+                     "the tiny model may need other tokens or a longer warmup (tasks.Task)")
     elif equal > 0.9 and right > 0.5:
-        lines.append("rewards differ on almost no problem, because the model solves "
-                     "nearly all: use harder problems (kk: --people 5 6 7)")
+        lines.append("rewards are equal on most problems, because the model solves nearly "
+                     "all of them: use harder problems (kk: --people 5 6 7)")
     elif equal > 0.9:
-        lines.append("rewards differ on almost no problem, because the model solves too "
-                     "few: use easier problems (kk: --people 2 3), or raise --group_size")
+        lines.append("rewards are equal on most problems, because the model solves too "
+                     "few of them: use easier problems (kk: --people 2 3), or raise --group_size")
     return lines
 
 
 def describe_end(run, after):
-    """Describe the test after training, compared with the test before. after: its row."""
+    """Compare the test after training with the test before. after: its row."""
     with open(os.path.join(run.out, "metrics.jsonl")) as file:
         logged = [json.loads(line) for line in file]
     steps = [row for row in logged if "split" not in row]
     if steps and all(row["equal_groups"] == 1 for row in steps):
-        return ["no group ever had different rewards, so nothing was learned: README.md, "
+        return ["rewards were equal within every group, so nothing was learned: README.md, "
                 '"Is it broken?"']
     lines = []
     for row in logged:
@@ -567,8 +566,8 @@ def compare_splits(steps, after, k):
     if trained - after[key] <= max(0.1, 3 * (after[f"{key}_se"] or 0)):
         return []
     return [f"warning: training accuracy {trained:.3f} is far above the test's "
-            f"{after[key]:.3f}: the model has memorized its training problems; make more of "
-            "them (thousands, for the tiny model)"]
+            f"{after[key]:.3f}: the model has memorized its training problems; use more "
+            "of them (thousands, for the tiny model)"]
 
 
 def compare_tests(before, after, k):

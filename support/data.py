@@ -1,4 +1,4 @@
-"""Load problems from the hub and from files of JSON lines, check them, and hold some out.
+"""Load problems from the hub and from JSON Lines files, check them, and hold some out.
 
 A row is (question, golds), or (question, golds, passages) for question answering; any of
 the golds is accepted. Functions here raise UserError on bad input.
@@ -17,7 +17,7 @@ MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
               "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
 MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
              "math500": ("HuggingFaceH4/MATH-500", None, "test"),
-             # 30 problems in its only split
+             # its only split, with 30 problems
              "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
 # --data -> the set to test on
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
@@ -38,8 +38,8 @@ def load_hub(name, configuration, split):
     try:
         return datasets.load_dataset(name, configuration, split=split)
     except RuntimeError:
-        # The set is a script, which we never run. The hub keeps a copy of its rows on a
-        # branch with a folder per configuration.
+        # The set is a script, which we never run. The hub has a copy of its rows on a
+        # branch, with a folder per configuration.
         try:
             return datasets.load_dataset(name, data_dir=configuration, split=split,
                                          revision="refs/convert/parquet")
@@ -137,7 +137,7 @@ TWICE = r'In JSON, write a backslash twice, as in "\\nu" or "\\frac{1}{2}"'
 
 
 def refuse_constant(name):
-    """Refuse NaN, which json.dumps writes for a missing number, and Infinity."""
+    """Refuse NaN, which json.dumps writes for missing numbers, and Infinity."""
     raise ValueError(name)
 
 
@@ -179,7 +179,7 @@ def read_line(line, example, where):
 # ---- Which sets, and what is held out ----
 
 def is_tiny(cfg):
-    """Return whether the run's model is the tiny one."""
+    """Return True if the run uses the tiny model."""
     if not cfg.resume:
         return is_tiny_model(cfg.model)
     # The model's original folder may have moved.
@@ -188,7 +188,7 @@ def is_tiny(cfg):
 
 
 def is_tiny_model(name):
-    """Return whether --model names the tiny model: "", or a folder with one."""
+    """Return True if --model names the tiny model: "", or a folder with one."""
     try:
         with open(os.path.join(name, "config.json")) as file:
             return name == "" or "tiny" in json.load(file)

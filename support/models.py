@@ -8,7 +8,7 @@ import math
 import os
 import re
 
-import grpo_sg  # before torch: it says how PyTorch allocates memory
+import grpo_sg  # before torch: it configures PyTorch's allocator
 import jinja2
 import torch
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from support.program import UserError, first_line, say
 
 THREADS = torch.get_num_threads()
 # Functions of (policy, cfg, prompt) that optional folders register. Each may replace the
-# policy's sampler or optimizer by one that suits its device.
+# policy's sampler or optimizer with one for its device.
 EQUIP = []
 
 
@@ -45,10 +45,10 @@ def read_tokenizer(folder, local):
 
 
 def fix_date(template):
-    """Replace "today" in a chat template by the present date.
+    """Replace "today" in a chat template with the current date.
 
-    Some templates (Llama 3.2's, SmolLM3's) write the current date. The tokenizer is saved
-    with the run, so a run that is resumed on another day keeps the same prompts.
+    Some templates (Llama 3.2's, SmolLM3's) insert the date. The run saves the
+    tokenizer, so a run resumed on another day has the same prompts.
     """
     if not isinstance(template, str):
         return template
@@ -121,9 +121,8 @@ def prepare(model, gradient_checkpointing, device="auto"):
     if found == "cuda":
         set_up_gpu()
     elif found == "cpu" and model.num_parameters() < 1_000_000:
-        # With a tiny model, threads spend their time waiting for each other: there are
-        # thousands of small operations. One thread is as fast, even on a busy machine,
-        # and gives the same sums on any number of cores.
+        # A tiny model runs thousands of small operations, in which threads mostly wait for
+        # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     elif device == "auto":
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
@@ -153,7 +152,7 @@ def repeat_keys(attention_mask, key, value):
     return False
 
 
-# ---- Prompts, and what ends a completion ----
+# ---- Prompts and stop tokens ----
 
 def encode_problems(task, policy, cfg):
     """Return the task with its prompts encoded as token ids.
@@ -226,7 +225,7 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
         texts.append(text)
         ends = [tag for tag in tags if text.rstrip().endswith(tag)]
         openings.append(ends[0] if ends else "")
-    # All at once, which is much faster.
+    # One call for all of them is much faster.
     ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
     return list(zip(ids, openings))
 

@@ -1,5 +1,5 @@
-"""Write a run's page: its curves, what an update does to each token, and transcripts
-before and after training.
+"""Write a run's page: curves, the effect of an update on each token, and transcripts before
+and after training.
 
     python -m support.page runs/NAME            writes runs/NAME/report.html, also for a killed run
     python -m support.page runs/A runs/B ...    compares curves, in runs/report.html
@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import fmean as mean
 
 CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation, greedy",  # the keys of metrics.jsonl
-          "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats a token", "kl": "KL",
+          "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats per token", "kl": "KL",
           "clip_frac": "Clip fraction", "completion_tokens": "Completion length, tokens",
-          "truncated": "Truncated", "equal_groups": "Groups of equal rewards: no signal"}
+          "truncated": "Truncated", "equal_groups": "Fraction of groups with equal rewards"}
 
 
 def read(folder, name, wanted=""):
@@ -48,8 +48,8 @@ def verdict(row):
 
 
 def with_error(row, key):
-    """Format a mean in a row of metrics.jsonl with its standard error, if it has one (with
-    a single problem it has not)."""
+    """Format a mean in a row of metrics.jsonl with its standard error, if it has one
+    (a single problem has none)."""
     error = row[f"{key}_se"]
     return f"{row[key]:.3f}" if error is None else f"{row[key]:.3f} ± {error:.3f}"
 
@@ -176,8 +176,7 @@ def transcripts(folder):
 
 
 def write(*folders):
-    """Write the page of one run or several, and return its path. Works for a run that was
-    killed."""
+    """Write the page of one run or several, and return its path. Works for killed runs."""
     folder, *more = folders = [Path(folder).resolve() for folder in folders]
     path = (folder.parent if more else folder) / "report.html"
     body = curves(folders)
@@ -187,10 +186,10 @@ def write(*folders):
         body = summary(settings, rows) + body + tokens(folder, rows) + transcripts(folder)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT)]
     page = PAGE.format(*hashes, title=shown(path.parent.name), body=body, style=STYLE, script=SCRIPT)
-    new = path.with_suffix(f".{os.getpid()}.new")  # two programs may write a page at once
+    new = path.with_suffix(f".{os.getpid()}.new")  # processes may write it at the same time
     try:
         new.write_text(page, encoding="utf-8")
-        return new.replace(path)  # reloading the page during a run never shows half of it
+        return new.replace(path)  # so a reload during a run never shows half a page
     finally:
         new.unlink(missing_ok=True)  # left behind by a full disk
 

@@ -1,5 +1,5 @@
-"""Messages, error lines, streams and signals for any command line. It imports nothing of
-the project."""
+"""Handle messages, errors, streams and signals of a command line. Imports nothing from the
+project."""
 import contextlib
 import difflib
 import os
@@ -28,10 +28,10 @@ class UserError(ValueError):
 
 
 class Patient:
-    """Wraps a stream so that a missing reader doesn't end the run.
+    """Wrap a stream so that broken pipes don't end the run.
 
-    The reader is gone if the terminal was closed, or if Ctrl-C also ended `tee`. Output is
-    then discarded. After a signal it is also discarded if a pipe is full. (Writing from a
+    If the reader is gone (a closed terminal, or Ctrl-C that also ended `tee`), output is
+    discarded. After a signal, it is also discarded if a pipe is full. (Writing from a
     signal handler during another write raises RuntimeError, which is ignored.)
     """
     hurried = False  # True after a signal: writes don't wait for a reader
@@ -62,8 +62,7 @@ class Patient:
 
 
 def would_wait(stream):
-    """Return True if a write would wait for a reader; False if that is unknown, as in a
-    notebook."""
+    """Return True if a write would wait for a reader; False if unknown, as in a notebook."""
     try:
         return not select.select([], [stream], [], 0)[1]
     except (OSError, ValueError):
@@ -71,9 +70,9 @@ def would_wait(stream):
 
 
 def say_in_handler(text):
-    """Call `say` from a signal handler. From now on no write waits for a reader. A write
-    that the signal interrupted doesn't wait either: Python retries it, and the flush has
-    redirected the stream if its pipe is full."""
+    """Call `say` from a signal handler. From then on, no write waits for a reader. Neither does
+    a write that the signal interrupted: Python retries it, and the flush has redirected the
+    stream if its pipe is full."""
     Patient.hurried = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Patient):
@@ -97,7 +96,7 @@ def end_at_once(number, frame):
 def one_line_errors(out_of_memory):
     """Turn a UserError, a full GPU or Ctrl-C into one line and an exit status. Other errors
     are bugs and keep their traceback. out_of_memory: what to do if a GPU's memory is full."""
-    import torch  # slow: end_on_ctrl_c must be callable before
+    import torch  # a slow import: end_on_ctrl_c must be callable before it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # None if closed: python ... >&-
         if hasattr(stream, "reconfigure"):

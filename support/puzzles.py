@@ -12,7 +12,7 @@ from support.program import UserError
 # ---- Splits ----
 
 def digest(*parts):
-    """Hash the parts to an integer, the same one in every run and version of Python."""
+    """Hash the parts to an integer that is the same in every run and Python version."""
     text = repr(parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -59,7 +59,7 @@ def draw_claim(n, speaker, rng):
 
 
 def draw_leaf(n, speaker, rng):
-    """Draw a person and a role, but never "I am a knave", which nobody can say."""
+    """Draw a person and a role, but never "I am a knave", which neither role can say."""
     person, role = speaker, "knave"
     while (person, role) == (speaker, "knave"):
         person = rng.randrange(n)
@@ -144,8 +144,7 @@ def make_puzzle(n, rng, *, brief=False):
     Args:
         n: the number of people.
         rng: a random.Random.
-        brief: leave out the story and use the first n names, so that a tiny model can
-            learn to read the claims.
+        brief: leave out the story and use the first n names, for a tiny model.
 
     Returns:
         (question, answer, solution, shortcut, meaning), the first fields of a
@@ -233,8 +232,8 @@ def make_split(split, count, people, seed, *, brief=False):
 
     A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
     any seed, names or wording. A held-out split never repeats a meaning, and "train" never
-    repeats a question. A size without a new puzzle in 1,000 draws is given up: with two
-    people there are only 41 meanings.
+    repeats a question. Gives up on a size after 1,000 draws without a new puzzle: two
+    people have only 41 meanings.
     """
     problems = []
     seen = set()

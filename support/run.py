@@ -1,4 +1,4 @@
-"""A run: its folder, steps, logs and checkpoints, and how it handles signals."""
+"""Manage a run: its folder, steps, logs, checkpoints and signals."""
 import contextlib
 import json
 import os
@@ -23,13 +23,13 @@ CHECK_FOLDER = "check that the folder exists and that its disk has space"
 
 
 class Run:
-    """Logs, checkpoints and signal handling for `train`.
+    """Log, checkpoint and handle signals for `train`.
 
     As a context manager it creates the run's folder, or takes an empty one, and locks
     it; without `with`, nothing is written. A signal during a step ends the run after
     that step, which is saved. A second signal ends it at once, and so does one before or
     after training. If something raises, the finished steps are saved, unless the error
-    comes between two updates of a step: then the parameters are half a step's.
+    comes between two updates of a step, which leaves the parameters half updated.
 
     Args:
         cfg: the settings.
@@ -46,7 +46,7 @@ class Run:
         self.ending = "finished"  # or "not finite", or the name of a signal
         self.stopping = False  # True after the last step
         self.stepping = False  # True while a signal waits for the end of a step
-        self.updating = False  # some of a step's updates were made, and not all
+        self.updating = False  # True after some of a step's updates, but not all
         self.last_save = time.time()
 
     @property
@@ -116,13 +116,13 @@ class Run:
         """Handle a signal."""
         name = signal.Signals(number).name
         if not self.stepping or self.ending != "finished":
-            say_in_handler(f"stopped by {name}; {self.way_on()}")
+            say_in_handler(f"stopped by {name}; {self.how_to_continue()}")
             raise SystemExit(exit_status(name))
         self.ending = name
         say_in_handler("finishing this step, then saving; a second signal stops at once")
 
-    def way_on(self):
-        """Say how to continue the run."""
+    def how_to_continue(self):
+        """Return the command that continues the run, or say that there is no checkpoint."""
         if self.out and os.path.isdir(os.path.join(self.out, "checkpoint")):
             return f"to continue: {resume_command(self.out)}"
         return "there is no checkpoint yet"
@@ -130,15 +130,15 @@ class Run:
     # ---- The steps ----
 
     def restore(self, optimizer):
-        """Load the checkpoint's state into the optimizer, if there is a checkpoint, and
-        watch the optimizer: its first update of a step begins a half-finished one."""
+        """Load the checkpoint's state into the optimizer, if there is a checkpoint, and watch
+        the optimizer: after its first update, a step is half finished."""
         if "optimizer" in self.state:
             try:
                 optimizer.load_state_dict(self.state.pop("optimizer"))
-            except Exception as error:  # the file has other contents
+            except Exception as error:  # the file is damaged or from another program
                 raise unreadable(os.path.join(self.out, "checkpoint"), error)
             for group in optimizer.param_groups:
-                group["lr"] = self.cfg.lr  # which may have changed
+                group["lr"] = self.cfg.lr  # --lr may have changed
         optimizer.register_step_pre_hook(self.note_update)
         self.optimizer = optimizer
 
@@ -178,8 +178,8 @@ class Run:
         return count
 
     def check_ending(self):
-        """Raise UserError if training ended early or a signal came during the last step:
-        the test is then skipped."""
+        """Raise UserError, which skips the test, if training ended early or a signal came
+        during the last step."""
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
@@ -187,7 +187,7 @@ class Run:
                 f"in {self.out}/checkpoint. A lower learning rate may help: "
                 f"{resume_command(self.out)} --lr {self.cfg.lr / 3:.1g}")
         if self.ending != "finished":
-            raise UserError(f"stopped by {self.ending}; {self.way_on()}",
+            raise UserError(f"stopped by {self.ending}; {self.how_to_continue()}",
                             exit_status(self.ending))
 
     # ---- Logs ----
@@ -275,10 +275,10 @@ class Run:
                 torch.save(self.optimizer.state_dict(), os.path.join(new, "optimizer.pt"))
                 write_json(os.path.join(new, "state.json"),
                            {"step": step, "sizes": self.sizes})
-        except Exception as error:  # no space, no permission: each library raises its own
+        except Exception as error:  # no space, no permission: each library raises its own type
             raise UserError(
                 f"cannot write the checkpoint of step {step} to {self.out} "
-                f"({first_line(error)}): {CHECK_FOLDER}; {self.way_on()}")
+                f"({first_line(error)}): {CHECK_FOLDER}; {self.how_to_continue()}")
         self.state["step"] = step
         self.last_save = time.time()
 
@@ -393,9 +393,8 @@ def new_name(cfg):
 
 @contextlib.contextmanager
 def whole_folder(path):
-    """Yield a new folder, and rename it to `path` if the block raises nothing. The
-    previous folder becomes PATH.before, so one of the two is complete even if the program
-    is killed during a write."""
+    """Yield a new folder, and rename it to `path` if the block raises nothing. The previous
+    folder becomes PATH.before, so one of them is complete even if the program is killed."""
     shutil.rmtree(f"{path}.tmp", ignore_errors=True)
     os.makedirs(f"{path}.tmp")
     yield f"{path}.tmp"
@@ -412,9 +411,9 @@ def cut_file(path, size):
 
 def hold_signals(handler):
     """Install a handler for SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal).
-    Returns the replaced handlers as a dict number -> handler. A signal that is ignored, as
-    under nohup, stays ignored. Does nothing outside the main thread, because Python
-    handles signals only there."""
+    Returns the replaced handlers as a dict number -> handler. Ignored signals (under nohup)
+    stay ignored. Does nothing outside the main thread, because Python handles signals only
+    there."""
     before = {}
     if threading.current_thread() is not threading.main_thread():
         return before

@@ -1,4 +1,4 @@
-"""The command line: flags, ranges, and the messages before and after training."""
+"""Test the command line: flags, ranges, and messages before and after training."""
 import math
 
 import pytest
@@ -64,7 +64,7 @@ def test_a_scripts_settings_are_checked(given, message):
 
 
 def test_a_scripts_paths_become_absolute(tmp_path, monkeypatch):
-    """So the run can be resumed from any folder."""
+    """Absolute paths let a run be resumed from any folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
@@ -117,7 +117,7 @@ def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, ri
 
 
 def test_without_samples_the_rates_are_of_greedy_completions():
-    """A single sample of a problem has nothing to be compared with."""
+    """With a single sample per problem, rewards have nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
     shares, advice = cli.describe_start(greedy, 0)
     assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in advice
@@ -130,7 +130,7 @@ UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, 
 
 
 def test_a_row_has_means_over_its_updates():
-    """Over all that was trained on. Non-finite updates are counted; JSON gets no NaN."""
+    """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
     other = {**UPDATE, "norm": 3.0, "loss": 0.25, "count": 30.0, "kl": 6.0}
     assert grpo_sg.summarize([UPDATE, other]) == {
         "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,

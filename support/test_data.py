@@ -1,4 +1,4 @@
-"""Tests of data.py, offline: a local folder with the name of a set on the hub replaces it."""
+"""Test data.py offline: local folders replace sets on the hub."""
 import json
 import os
 import pathlib
@@ -55,7 +55,7 @@ def test_sets_from_the_hub_are_read(places, name, row, dropped, hub, capsys):
 
 
 def test_a_set_that_is_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch):
-    """The script is not run. The copy is a branch with a folder per configuration."""
+    """Read the copy, a branch with a folder per configuration, without running the script."""
     script = tmp_path / "script" / "hotpot_qa"
     copy = tmp_path / "copy" / "hotpot_qa"
     script.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
 
 
 def test_paths_become_absolute_but_names_of_the_hub_do_not(tmp_path, monkeypatch):
-    """Even if there is a folder of that name."""
+    """Hub names stay as they are even if there is a folder with that name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("gsm8k", "Qwen", "mine"):

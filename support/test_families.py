@@ -1,4 +1,4 @@
-"""Sections 2, 3 and 5 of grpo_sg.py with tiny, untrained models of many families. Linear
+"""Test sections 2, 3 and 5 of grpo_sg.py with tiny, untrained models of many families. Linear
 attention and sliding windows have other caches; some families scale or cap their logits."""
 import pytest
 import torch
@@ -31,7 +31,7 @@ def build(name):
 
 @pytest.mark.parametrize("name", [*FAMILIES, "GPT2"])
 def test_greedy_completions_equal_those_of_generate(name):
-    """With prompts of unequal lengths, and rows that end early and leave the batch and cache."""
+    """Use prompts of unequal lengths, and rows that end early and leave the batch and cache."""
     model = build(name)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [5, 6, 7]]
     ours = grpo_sg.sample(model, prompts, n=2, max_new_tokens=12, stop_ids=range(10), temperature=0)
@@ -44,7 +44,7 @@ def test_greedy_completions_equal_those_of_generate(name):
 
 @pytest.mark.parametrize("name", list(FAMILIES)[1:])
 def test_log_probabilities_and_gradients_equal_those_of_the_full_softmax(name):
-    """Each row by itself, without padding. (Qwen2 and GPT2: test_grpo_sg.py.)"""
+    """Compute each row separately, without padding. (Qwen2 and GPT2: test_grpo_sg.py.)"""
     model = build(name)
     ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(3, 9, dtype=torch.bool)
@@ -88,7 +88,7 @@ def verify_even(text, gold):
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "FalconH1", "Gemma2"])
 def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, tmp_path):
-    """Two updates with a KL. A completion of even length is right."""
+    """Make two updates with a KL. Completions of even length are right."""
     problems = [tasks.Problem(f"{i} {i + 1}", "") for i in range(10, 14)]
     task = tasks.Task("even", "2", problems, problems, problems, verify_even, floor=0.0)
     cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1,

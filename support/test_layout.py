@@ -1,4 +1,4 @@
-"""The layout: grpo_sg.py works when it is copied alone, and no module imports upward."""
+"""Test the layout: grpo_sg.py works when copied alone, and no module imports upward."""
 import ast
 import os
 import shutil
@@ -12,7 +12,7 @@ from conftest import ROOT
 from support import cli
 from support.program import UserError
 
-# ---- The file stands alone ----
+# ---- grpo_sg.py without the project ----
 
 # A random Qwen2 of two layers, a tokenizer with a word for each token, and a task: answer a
 # question with one of three words.
@@ -70,7 +70,7 @@ def run_alone(folder, *command):
 
 
 def assert_needs_project(done):
-    """Assert that it ended because the command line needs the whole project."""
+    """Assert that the process ended because the command line needs the whole project."""
     *_, line = done.stderr.splitlines()
     assert done.returncode == 1
     assert line.startswith("the command line needs the whole project"), done.stderr

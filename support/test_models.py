@@ -1,5 +1,4 @@
-"""Tests of models.py: prompts and chat templates, stop tokens, loading without running code,
-devices."""
+"""Test models.py: prompts, chat templates, stop tokens, loading without running code, devices."""
 import copy
 import datetime
 import json
@@ -18,7 +17,7 @@ from support.program import UserError
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-# Written for these tests, with the structure of the templates that they are named after.
+# Written for these tests, with the structure of the real templates.
 TEMPLATES = {
     "Qwen2.5": CHATML,
     "Qwen3": CHATML + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
@@ -55,7 +54,7 @@ def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
     ("Gemma 2", {}, "model\n<think>", "<think>"), ("Gemma 3", {}, "model\n<think>", "<think>"),
     ("DeepSeek-R1-Distill", {}, "<|Assistant|><think>\n", "<think>")])
 def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(name, kwargs, ends, opening):
-    """The tag belongs to the response. If the template has closed the thoughts, none is opened."""
+    """The tag belongs to the response. A prompt whose template closes the thoughts opens none."""
     tokenizer = byte_tokenizer(models.fix_date(TEMPLATES[name]))
     text, tag = encode(tokenizer, "Be good.", "Who?", "<think>", json.dumps(kwargs))
     assert "Be good." in text and "Who?" in text and text.endswith(ends)
@@ -143,7 +142,7 @@ def test_all_end_tokens_of_model_and_tokenizer_end_a_completion():
 
 
 def test_the_vocabulary_matrix_is_taken_out_of_autocast():
-    """With bfloat16 logits, log-probabilities are off by more than the clip allows."""
+    """Errors of bfloat16 logits in log-probabilities exceed the clip range."""
     model = build_model(tie_word_embeddings=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
@@ -162,7 +161,7 @@ def test_keys_and_values_have_the_precision_of_autocast(monkeypatch):
 
 
 def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, capsys):
-    """Parameters, gradients and AdamW's averages. It uses all threads, the tiny model one."""
+    """Count parameters, gradients and AdamW's averages. Large models use all threads."""
     model = build_model()
     monkeypatch.setattr(torch.cuda, "is_available", bool)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -181,7 +180,7 @@ def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, 
 
 
 def test_if_memory_is_full_sampling_in_halves_gives_the_same_completions(capsys):
-    """Nothing that the failed attempt allocated is left."""
+    """The failed attempt leaves no memory allocated."""
     model, generator, left = build_model(), torch.Generator(), []
 
     def halving(model, prompts, **settings):
@@ -212,7 +211,7 @@ def test_prepare_sets_up_a_gpu(monkeypatch):
     assert model.get_output_embeddings().forward != head
 
 
-def test_emulated_bfloat16_is_not_used_which_is_announced(monkeypatch, capsys):
+def test_emulated_bfloat16_is_announced_and_not_used(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
@@ -224,7 +223,7 @@ def test_emulated_bfloat16_is_not_used_which_is_announced(monkeypatch, capsys):
 
 @pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
 def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, monkeypatch, capsys):
-    """With grouped ones they would store a score per pair of tokens: 25 GB for a row of 2,300."""
+    """Grouped keys would need a score per pair of tokens: 25 GB for a row of 2,300."""
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
@@ -243,7 +242,7 @@ def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, mo
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_missing_device_is_refused_with_those_that_exist(monkeypatch):
+def test_a_missing_device_is_refused_and_the_available_ones_are_listed(monkeypatch):
     for gpu, mac in ((True, False), (False, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
@@ -267,7 +266,7 @@ def test_on_a_mac_there_is_no_autocast_and_threads_stay(monkeypatch, capsys):
 
 
 def test_a_copy_of_a_prepared_model_has_its_own_head():
-    """A reference for the KL is a copy: it must not change with the model in training."""
+    """The KL's reference model is such a copy, and must not change in training."""
     model, ids = build_model(tie_word_embeddings=True), torch.tensor([[1, 2, 3]])
     grpo_sg.keep_logits_in_float32(model)
     copied = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Tests of page.py: the page says what the files say, and nothing that a model wrote runs."""
+"""Test page.py: the page matches the files, and model-written text never runs."""
 import html.parser
 import json
 import re
@@ -18,7 +18,7 @@ ADVANTAGES = group_advantages(torch.tensor([[3.0, -0.5, -3.0]]))[0]
 
 
 class Page(html.parser.HTMLParser):
-    """Parses a page: its tags, which must be closed in order, their attributes, and its boxes."""
+    """Parse a page: its tags, which must be closed in order, their attributes, and its boxes."""
     def __init__(self, *folders):
         super().__init__()
         self.text = page.write(*folders).read_text("utf-8")
@@ -59,7 +59,7 @@ def make_run(folder, words=("<think>", "KNK", "</answer>"), evaluations=(0, 2, 4
     return folder
 
 
-def test_a_page_says_what_the_files_say(tmp_path):
+def test_a_page_matches_the_files(tmp_path):
     seen = Page(make_run(tmp_path / "run"))
     assert seen.boxes == ["<think>", "KNK", "</answer>"] * 9 and seen.values("class").count("tool") == 9
     pi, w, A = (torch.tensor([float(x) for x in seen.values(f"data-{name}")]) for name in "pwa")
@@ -72,7 +72,7 @@ def test_a_page_says_what_the_files_say(tmp_path):
         assert words in seen.text
 
 
-def test_text_of_a_model_runs_nothing_loads_nothing_and_is_cut(tmp_path):
+def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
     seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>"))
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
     assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}

@@ -1,4 +1,4 @@
-"""Error messages, streams and signals."""
+"""Test error messages, streams and signals."""
 import io
 import os
 import pathlib
@@ -25,7 +25,7 @@ def fail():
     (UserError("gone", 130), "error: gone", 130),
     (KeyboardInterrupt(), "error: interrupted", 130)])
 def test_a_users_mistake_is_one_line(error, line, status, monkeypatch):
-    """Also on a terminal that only knows ASCII."""
+    """Also test a terminal that only supports ASCII."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, "ascii", write_through=True))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
@@ -41,7 +41,7 @@ def test_a_users_mistake_is_one_line(error, line, status, monkeypatch):
 @pytest.mark.parametrize("handler, status, said", [
     (signal.default_int_handler, 130, "interrupted\n"), (signal.SIG_IGN, 0, "goes on\n")])
 def test_ctrl_c_while_libraries_are_imported_is_one_line(handler, status, said, tmp_path):
-    """Even in library code that catches every exception; unless SIGINT is ignored."""
+    """Also interrupt library code that catches every exception; an ignored SIGINT stays ignored."""
     (tmp_path / "torch.py").write_text(
         "import signal\ntry: signal.raise_signal(signal.SIGINT)\n"
         "except BaseException: pass\n"
@@ -87,7 +87,7 @@ class Gone(io.StringIO):
 
 
 def test_writing_to_a_closed_stream_is_ignored():
-    """Also if it has no file descriptor, as in a notebook."""
+    """Also close a stream without a file descriptor, as in a notebook."""
     stream = program.Patient(Gone())
     assert stream.write("text") == 4
     stream.flush()

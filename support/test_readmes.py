@@ -1,4 +1,4 @@
-"""The pages are right about links, anchors, commands, the lines to copy and requirements."""
+"""Check the pages' links, anchors, commands and lines to copy, and the requirements."""
 import ast
 import json
 import pathlib
@@ -23,7 +23,7 @@ ENGINES = "extras/bridges/"  # these commands need other packages
 
 
 def is_away(path):
-    """Return whether a path is in an optional folder that was deleted."""
+    """Return True if a path is in an optional folder that was deleted."""
     top = path.relative_to(ROOT).parts[:1]
     return bool(top) and top[0] in OPTIONAL and not (ROOT / top[0]).exists()
 
@@ -143,7 +143,7 @@ def test_the_ranges_of_pyproject_have_the_pins():
 
 
 def test_every_import_is_declared():
-    """In pyproject.toml, or with the engine whose bridge imports it."""
+    """Look in pyproject.toml; skip verl, which has its own requirements file."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {Requirement(line).name.replace("-", "_") for group in groups for line in group}

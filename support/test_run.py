@@ -1,6 +1,5 @@
-"""Runs that are stopped, broken or resumed: signals, truncated files, functions that raise,
-streams without a reader. No finished step is lost, and a resumed run equals an uninterrupted
-one."""
+"""Test runs that are stopped, broken or resumed: signals, truncated files, functions that raise,
+broken pipes. No finished step is lost, and a resumed run equals an uninterrupted one."""
 import dataclasses
 import itertools
 import json
@@ -32,7 +31,7 @@ FLAGS = ("--task math --steps 4 --prompts 3 --group_size 4 --max_new_tokens 6 --
 
 
 def verify(response, gold):
-    """Tell the completions of an untrained model apart."""
+    """Give an untrained model's completions different verdicts."""
     return tasks.Verdict(len(response) % 2 == 0, len(response) % 3 > 0)
 
 
@@ -114,8 +113,8 @@ def saved_step(folder, name="checkpoint"):
 
 
 def at_call(patch, owner, name, number, event):
-    """Before the number-th call of owner.name raise the event, an error or a signal, or call
-    it."""
+    """Raise the event (an error or a signal), or call it, before the number-th call of
+    owner.name."""
     calls, works = itertools.count(1), getattr(owner, name)
 
     def patched(*args, **kwargs):
@@ -189,8 +188,8 @@ def test_a_signal_during_a_test_stops_at_once(number, step, words, start, tmp_pa
 
 
 def test_half_a_step_is_never_saved(start, tmp_path, monkeypatch):
-    """The second of three updates of the second step raises. The checkpoint of the first
-    step stays; if there is none, none is made of the half-updated parameters."""
+    """Raise in the second of three updates of the second step. The first step's checkpoint
+    stays; half-updated parameters are never saved."""
     for seconds in (-1, LIMIT):
         out = tmp_path / f"{seconds}"
         with monkeypatch.context() as patch:
@@ -209,10 +208,9 @@ def test_half_a_step_is_never_saved(start, tmp_path, monkeypatch):
     ("tokenizer.json", None), ("state.json", b"[1]"), ("state.json", b'{"step": null}'),
     ("state.json", b'{"step": 4, "sizes": {"metrics.jsonl": "all"}}'),
     ("optimizer.pt", {"step": 4}), ("optimizer.pt", "bomb")])
-def test_a_broken_checkpoint_is_one_line_and_the_one_before_can_be_used(
+def test_a_broken_checkpoint_is_one_error_line_and_the_previous_one_works(
         start, whole, tmp_path, capsys, file, content):
-    """Files are truncated (None) or replaced. Reading them changes nothing and runs no
-    code."""
+    """Truncate (None) or replace files. Reading them changes nothing and runs no code."""
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
@@ -270,7 +268,7 @@ def test_a_run_resumes_without_its_logs_and_keeps_other_files(start, tmp_path, m
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
 
 
-def test_a_resumed_run_may_have_more_steps_but_no_other_method(start, whole, longer, tmp_path,
+def test_a_resumed_run_may_add_steps_but_not_change_the_method(start, whole, longer, tmp_path,
                                                                capsys):
     shutil.copytree(whole, tmp_path / "run")
     changes = ("--beta", 0.5, 0.01), ("--shaping", "none", "sg"), ("--prompts", 5, 3)
@@ -286,7 +284,7 @@ def test_a_resumed_run_may_have_more_steps_but_no_other_method(start, whole, lon
 
 
 def test_resume_prefers_the_settings_of_the_run_to_those_of_a_script(start, whole, tmp_path):
-    """A script with main(lr=0.5) was started with --lr 1e-3, then with --resume."""
+    """Start a script with main(lr=0.5) and --lr 1e-3, then with --resume."""
     shutil.copytree(whole, tmp_path / "run")
     script = {"task": "math", "lr": 0.5, "steps": 9}
     assert start(tmp_path / "run", resume=True, script=script) == 0
@@ -294,8 +292,8 @@ def test_resume_prefers_the_settings_of_the_run_to_those_of_a_script(start, whol
     assert run.read_json(tmp_path / "run" / "config.json")["lr"] == 1e-3
 
 
-def test_a_resumed_run_may_have_another_learning_rate(start, whole, longer, tmp_path):
-    """config.json says which rate was used for which steps."""
+def test_a_resumed_run_may_change_the_learning_rate(start, whole, longer, tmp_path):
+    """config.json lists which steps used which rate."""
     shutil.copytree(whole, tmp_path / "lower")
     assert start(tmp_path / "lower", "--steps", 5, "--lr", 1e-4, resume=True) == 0
     assert outcome(tmp_path / "lower") != outcome(longer)
@@ -364,8 +362,8 @@ def answer(texts):
 
 def test_an_error_in_a_users_function_loses_no_finished_step(start, tmp_path, monkeypatch,
                                                              capsys):
-    """The last finished step is saved, and a resumed run logs nothing twice. The function is
-    a tool; those that raise at once are in test_grpo_sg.py."""
+    """The last finished step is saved, and a resumed run logs nothing twice. The function is a
+    tool; functions that raise at the start are in test_grpo_sg.py."""
     made = tasks.math_task
     flags = "--eval_every", 2, "--steps", 3
 
@@ -383,9 +381,9 @@ def test_an_error_in_a_users_function_loses_no_finished_step(start, tmp_path, mo
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_run_ends_well_if_its_page_cannot_be_written(start, whole, tmp_path, monkeypatch,
+def test_a_run_succeeds_if_its_page_cannot_be_written(start, whole, tmp_path, monkeypatch,
                                                        capsys):
-    """Another process may be writing it at the same moment."""
+    """Another process may be writing it at the same time."""
     def fail(*folders):
         raise FileNotFoundError("report.new")
     monkeypatch.setattr(page, "write", fail)
@@ -399,7 +397,7 @@ def test_a_run_ends_well_if_its_page_cannot_be_written(start, whole, tmp_path, m
 # ---- Checkpoints, logs, folder ----
 
 class Noted(Run):
-    """Notes the steps after which it saves."""
+    """Record the steps after which the run saves."""
     def save(self):
         self.noted = [*getattr(self, "noted", []), self.rows[-1]["step"]]
         super().save()
@@ -436,7 +434,7 @@ def test_the_time_of_a_step_excludes_the_evaluation_before_it(monkeypatch):
 
 
 def test_an_error_after_a_save_does_not_save_the_step_again(tmp_path, monkeypatch):
-    """Otherwise checkpoint.before would be the same step, not an earlier one."""
+    """Saving twice would make checkpoint.before the same step, not an earlier one."""
     monkeypatch.setattr(run, "SAVE_SECONDS", -1)
     policy, task, cfg = build_toy(steps=2, out=str(tmp_path / "run"))
     with pytest.raises(ArithmeticError), Run(cfg, policy) as toy:
@@ -466,7 +464,7 @@ def test_a_folder_is_locked_and_is_deleted_if_nothing_was_logged(tmp_path, monke
             second.__enter__()
         assert first.out.startswith("runs/kk-sg-seed0-") and os.listdir("runs")
     assert os.listdir("runs") == []
-    os.mkdir("empty")  # an empty folder may be named, also after a failed start
+    os.mkdir("empty")  # an empty folder is accepted, also after a failed start
     for _ in range(2):
         with pytest.raises(UserError, match="a mistake"), Run(dataclasses.replace(cfg, out="empty")):
             raise UserError("a mistake")
@@ -528,11 +526,10 @@ def test_a_truncated_config_is_one_line(tmp_path):
         run.read_settings(tmp_path, cli.FIELDS)
 
 
-# ---- Streams without a reader: release checks, which start processes ----
+# ---- Broken pipes: release checks, which start processes ----
 
-# Loads the program once. For each line of its input it starts a run in a new session and
-# prints the process id, and later the exit status. The first word of a line is the file that
-# the run writes to.
+# Load the program once. For each input line, start a run in a new session and print the process
+# id, and later the exit status. The first word of a line is the file that the run writes to.
 LAUNCH = """
 import os, signal, sys
 sys.path.append("support")
@@ -563,8 +560,8 @@ ENDLESS = "--steps", 10 ** 6, "--eval_every", 10 ** 6
 
 
 class Started:
-    """A run in a process of its own, whose output goes to a pipe, a terminal or a file. It
-    has a million steps unless flags say otherwise."""
+    """Start a run in a separate process, with output to a pipe, a terminal or a file. It has a
+    million steps by default."""
     def __init__(self, launcher, model, folder, output, more=ENDLESS):
         self.launcher, self.folder, self.number = launcher, folder, None
         flags = ["--model", model, *FLAGS, *more, "--out", folder]
@@ -661,7 +658,7 @@ def test_a_run_continues_when_its_reader_goes_away(launcher, model, pipe, tmp_pa
 @pytest.mark.release
 @pytest.mark.parametrize("blocked", [True, False])
 def test_ctrl_c_stops_a_run_whose_pipe_is_full(launcher, model, pipe, tmp_path, blocked):
-    """The signal arrives while the run waits for a reader, or before."""
+    """Send the signal while the run waits for a reader, or before."""
     path, reader, writer = pipe
     started = Started(launcher, model, tmp_path / "run", path)
     started.wait_for(2)
@@ -713,8 +710,8 @@ def test_ctrl_c_in_a_terminal_says_how_to_continue(launcher, model, tmp_path):
 
 @pytest.mark.release
 def test_equal_seeds_give_equal_runs_on_any_number_of_cores(launcher, model, whole, tmp_path):
-    """Bit for bit. With more threads, sums of large tensors would be split differently; in
-    another process, sets of strings have another order."""
+    """Compare bit for bit. More threads would split sums of large tensors differently, and other
+    processes order sets of strings differently."""
     said = tmp_path / "said"
     said.touch()
     started = Started(launcher, model, tmp_path / "run", said, more=("--beta", 0.01))

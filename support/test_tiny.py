@@ -1,5 +1,5 @@
-"""The pretrained tiny models have the vocabulary, the shape and the accuracy that the code
-gives them."""
+"""Check that the pretrained tiny models have the vocabulary, shape and accuracy that the code
+produces."""
 import dataclasses
 import json
 import os
@@ -36,7 +36,7 @@ def check_pretrained(name):
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     with open(os.path.join(folder, "about.json")) as file:
         about = json.load(file)
-    # Another processor may round a token or two differently.
+    # On another processor, rounding may change a token or two.
     assert row["eval/accuracy"] == pytest.approx(about["test"]["eval/accuracy"], abs=0.02)
 
 

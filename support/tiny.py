@@ -1,9 +1,9 @@
-"""The tiny model, which learns on a laptop: its architecture, its tokenizer, and its
+"""Make the tiny model, which learns on a laptop: its architecture, its tokenizer, and its
 supervised warm-up (SFT), which replaces pretraining. `python -m experiments.pretrain` made
-the pretrained ones in support/pretrained/.
+the pretrained tiny models in support/pretrained/.
 
 The problems of a task need a `solution`, and may have a `shortcut`, a text with a bad
-habit.
+habit for RL to unlearn.
 """
 import json
 import os
@@ -21,13 +21,13 @@ from tqdm import tqdm
 import tasks
 from support.program import UserError
 
-BATCH = 64  # texts in a step of the warm-up
+BATCH = 64  # texts per step of the warm-up
 
 
 def find_pretrained(cfg):
     """Return the folder of the pretrained tiny model for cfg's task and data, or "" if
-    there is none or --warm_up is set. One model serves every seed, because it has seen no
-    test problem of any seed."""
+    there is none or --warm_up is set. All seeds share one model, because it has seen no test
+    problem of any seed."""
     folder = tasks.PRETRAINED.get(tasks.TASKS[cfg.task])
     if cfg.model or cfg.warm_up or not folder:
         return ""
@@ -122,7 +122,7 @@ def length_of(script):
 
 def warm_up(policy, task, cfg):
     """Train by maximum likelihood on solutions for task.warmup steps. A fraction
-    task.shortcuts of the texts are shortcuts instead, so that RL has something to improve.
+    task.shortcuts of the texts are shortcuts instead, which RL can unlearn.
     Raises UserError if cfg.max_new_tokens would cut off most texts."""
     model, tokenizer = policy.model, policy.tokenizer
     print(f"the tiny model first imitates texts, for {task.warmup} steps")
@@ -140,7 +140,7 @@ def warm_up(policy, task, cfg):
             text = problem.shortcut if rng.random() < task.shortcuts else problem.solution
             scripts.append(write_script(tokenizer, task, problem, text))
         loss = add_gradient(model, scripts)
-        rate = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)  # up, level, down
+        rate = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)  # warm up, hold, decay
         optimizer.param_groups[0]["lr"] = rate
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

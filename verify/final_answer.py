@@ -1,13 +1,13 @@
 """Find the final answer in a response to a mathematical problem; math_equal.py compares it."""
 import re
 
-MAX_CHARS = 500  # of an answer, and of the text on each side of it that is read
+MAX_CHARS = 500  # characters of an answer, and of the text read on each side of it
 
 BOX = re.compile(r"\\boxed\s*")
 JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*(?:[A-Za-z]\s*=\s*)?")
 
-# With answer tags, anything but layout between a box and the nearest word, "=" or end of
-# its line changes the answer. So do these words.
+# With answer tags, anything but layout between a box and the nearest word, "=" or line end
+# changes the answer. So do these words.
 OPERATORS = (r"(?:or|not?|never|plus|minus|negative|opposite|times|over|half|twice|double|triple|than|least|"
              r"most|of|squared|cubed|factorial|percent|dozen|hundred|thousand|[mbtr]+illion|mod|modulo|"
              r"pi|sqrt|exp|ln|log|sin|cos|tan|(?:and|to)(?!\s+[^\W\d_]{2}))(?![^\W\d_])")
@@ -51,15 +51,15 @@ def final_answer(response):
     before, after = text[max(last, first - MAX_CHARS):first], text[end - 1:end + MAX_CHARS]
     if tagged and (not contents or is_changed(before, after)):
         percent = contents and PERCENT.match(text, end)
-        if percent:  # else 5% would be 5, as a unit may be left out
+        if percent:  # otherwise 5% would be 5, because a unit may be left out
             text = f"{text[:first]}{answer} \\times 10^{{-2}}{text[percent.end():]}"
         return text.strip() if len(text) <= MAX_CHARS else ""
     return answer
 
 
 def is_changed(before, after):
-    """Tell whether something other than layout touches the box. `after` begins with the
-    brace that ends it."""
+    """Return True if something other than layout touches the box. `after` begins with the
+    box's closing brace."""
     touching = STOP_BEFORE.split(before)[-1], STOP_AFTER.split(after)[0]
     return any(LAYOUT.sub("", text) for text in touching)
 

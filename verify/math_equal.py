@@ -1,12 +1,12 @@
 """Compare two mathematical answers: math_equal(answer, gold).
 
-An answer is LaTeX or plain text. The tokenizer cuts it up; a recursive descent parser
-turns the tokens into items: values, tuples, intervals, sets, matrices, equations, words;
-and items are compared. A value stays an exact fraction as long as possible. With a root,
-pi or a logarithm it becomes a complex number. With free symbols it is a list of values at
+An answer is LaTeX or plain text. A tokenizer splits it, and a recursive descent parser
+turns the tokens into items to compare: values, tuples, intervals, sets, matrices,
+equations, words. A value stays an exact fraction as long as possible. With a root, pi
+or a logarithm it becomes a complex number. With free symbols it is a list of values at
 seven fixed points. Two expressions are equal if all their values agree: exactly for
-fractions, within a relative error of 1e-11 otherwise. Unreadable answers are compared as
-text.
+fractions, within a relative error of 1e-11 otherwise. Unreadable answers are compared
+as text.
 
 An answer must be as finished as its gold: 347*6 is not the answer 2082.
 
@@ -28,7 +28,7 @@ MAX_CHARS, MAX_BITS = 500, 4100  # length of an answer, size of a Fraction's int
 
 def bounded(x):
     """Return x: a Fraction unchanged, a complex number without rounding errors near 0.
-    Raises ValueError on overflow and underflow, which must not become infinity or 0."""
+    Raises ValueError on overflow and underflow, instead of returning infinity or 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
@@ -229,7 +229,7 @@ def plain(tokens):
     return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
 
 
-# ---- 3. Items: what an answer says and what it leaves undone ----
+# ---- 3. Items: parsed answers ----
 class Item(NamedTuple):
     """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or
     words."""
@@ -256,7 +256,7 @@ class Item(NamedTuple):
 
 
 def undone(op, first, last, constant):
-    """Return what an operation leaves to be done:
+    """Return what an operation leaves undone, as letters:
 
     "+"  add constants
     "*"  multiply, divide or cancel numerals, or i, e or pi that both sides have; raise
@@ -297,8 +297,8 @@ def undone(op, first, last, constant):
 
 
 def divisors(op, first, last):
-    """Return the i, e and pi that an operation divides by, in capitals: 5/i is -5i unless
-    the gold divides by i, too. Those in a function don't count."""
+    """Return which of i, e and pi an operation divides by, in capitals: 5/i is unfinished
+    unless the gold divides by i, too. Those in a function don't count."""
     if op == "/":
         divisor = last.work
     else:
@@ -520,7 +520,7 @@ def read_atom(tokens):
     token = tokens.pop()
     if token in ("+", "-"):
         value = read_expression(tokens, 3)
-        if value.factor < 0:  # -(-8) is to be worked out
+        if value.factor < 0:  # -(-8) is unfinished
             value = value._replace(work=value.work + "*")
         return minus(value) if token == "-" else value
     if token and token in CLOSERS:
@@ -652,8 +652,8 @@ def ratio(a, b):
 
 
 def same_decimal(x, y, least=100_000):
-    """True if x is a decimal with at least six digits, and the irrational y rounded or
-    truncated there."""
+    """Return True if x is a decimal with at least six digits, and equals the irrational y
+    rounded or truncated there."""
     if x.digits < least or not y.constant or least > 1 and y.rational:
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
@@ -671,8 +671,8 @@ def quotient(item):
 
 
 def same(a, b):
-    """True if a says what the gold b says and leaves no more undone. One of them may lack
-    a unit or a name."""
+    """Return True if a equals the gold b and leaves no more undone. One of them may lack a unit
+    or a name."""
     if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
         return False
     if a.equation and b.equation and a.name != b.name:
@@ -757,8 +757,8 @@ def said_last(answer):
 
 
 def said_first(answer, gold):
-    """True if the gold is the letter of a choice, or yes or no, and the answer begins with
-    it and explains it: "(B) cosine" and "b" say B, "Yes, it is stable." says yes, but
+    """Return True if the gold is the letter of a choice, or yes or no, and the answer begins
+    with it and explains it: "(B) cosine" and "b" say B, "Yes, it is stable." says yes, but
     "(B) or (C)" and "Yes and no" don't count. If the gold is (B), a bare b is a variable."""
     if len(answer) == 1 < len(gold):
         return False
@@ -772,7 +772,7 @@ def said_first(answer, gold):
 
 
 def math_equal(answer, gold):
-    """True if two answers are equal as mathematics or, failing that, as text.
+    """Return True if two answers are equal as mathematics or, failing that, as text.
 
     Args: two strings. Returns False if one is longer than MAX_CHARS. Raises nothing."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
@@ -783,12 +783,12 @@ def math_equal(answer, gold):
 
 
 def equal_items(answer, gold):
-    """True if two texts parse into the same items, or are the same text."""
+    """Return True if two texts parse into the same items, or are the same text."""
     answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
     try:
-        if re.search(r"(?<!\d)\d{3},\d{3}", f"{answer} {gold}"):  # 123,456 may be a number, and may be two
+        if re.search(r"(?<!\d)\d{3},\d{3}", f"{answer} {gold}"):  # 123,456: one number or two
             if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
                 return True
         target = read(golds)

@@ -1,5 +1,5 @@
-"""Tests of final_answer.py and math_equal.py on the answers in math_cases.jsonl and the whole
-responses in math_pairs.jsonl."""
+"""Test final_answer.py and math_equal.py on the answers in math_cases.jsonl and the whole responses
+in math_pairs.jsonl."""
 import itertools
 import json
 import math
@@ -56,7 +56,7 @@ def test_labeled_answers_get_their_verdicts(kind):
 
 
 def test_labeled_responses_get_their_verdicts():
-    """Responses in the style of models, labeled by hand, some by a person who had not seen the
+    """Check responses in the style of models, labeled by hand, in part without seeing the
     verifier."""
     assert len(PAIRS) > 1000
     assert [row for row in PAIRS if correct(row["response"], row["gold"]) != row["correct"]] == []
@@ -99,7 +99,7 @@ def test_text_that_touches_a_box_in_answer_tags_changes_the_answer():
 
 
 def test_words_around_a_box_in_answer_tags_are_not_read():
-    """Only 500 characters on each side are examined, however many there are."""
+    """Examine only 500 characters on each side."""
     for words in ("word " * 500, "a long sentence, and\n" * 100):
         assert correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
     assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
@@ -117,7 +117,7 @@ def test_restated_questions_are_not_answers():
 
 
 def test_hostile_answers_are_cheap_and_wrong():
-    """Each takes at most 50 ms of CPU time, even in a worker thread."""
+    """Allow each 50 ms of CPU time, even in a worker thread."""
     hostile = ["".join(text * count for text, count in case["hostile"])
                for case in CASES if "hostile" in case]
     assert len(hostile) > 110

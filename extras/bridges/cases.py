@@ -1,5 +1,5 @@
-"""Ten scripted completions of a problem and grpo_sg.py's rollout of them, for the tests of both
-bridges and for processes.py."""
+"""Build ten scripted completions of a problem and grpo_sg.py's rollout of them, for the tests of
+both bridges and for processes.py."""
 import dataclasses
 import os
 import subprocess
@@ -12,11 +12,11 @@ import grpo_sg
 import tasks
 from support import cli, models
 
-# Only generation_config names the last one.
+# The last one is only in generation_config.
 ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")
 FLAGS = ("--train_problems 20 --eval_problems 5 --prompts 2 --group_size 10 --updates 1 "
          "--steps 1 --max_new_tokens 300 --temperature 0.7 --lr 0.1").split()
-TEXTS = {  # task -> (a right response, with gaps for the thoughts and the gold; a wrong one)
+TEXTS = {  # task -> (a right response, with slots for the thoughts and the gold; a wrong one)
     "kk": ("{} </think> <answer> {} </answer>",
            "Hm. </think> <answer> Nobody is a knight </answer>"),
     "math": ("{} </think> \\boxed{{{}}}", "Hm. </think> \\boxed{{-7}}"),
@@ -25,7 +25,7 @@ TEXTS = {  # task -> (a right response, with gaps for the thoughts and the gold;
 
 def save_model(folder, opened):
     """Save a small untrained model whose tokens are bytes, with three stop tokens. opened:
-    whether its chat template opens the thoughts, as DeepSeek-R1's does."""
+    True if its chat template opens the thoughts, like DeepSeek-R1's."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = {c: i for i, c in enumerate(alphabet)}
     core = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))

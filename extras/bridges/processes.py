@@ -1,14 +1,14 @@
-"""Measure GRPO-SG on TRL in several processes, on a CPU, starting from the warmed-up tiny model:
+"""Measure GRPO-SG on TRL in several processes on a CPU, starting from the tiny model after SFT:
 
-    python grpo_sg.py --task kk --steps 1 --eval_samples 0 --out START     the start of all runs
-    python -m extras.bridges.processes first START/checkpoint    a step: 2 processes against 1
-    python -m extras.bridges.processes learn START/checkpoint    40 steps: 2 against grpo_sg.py
-    python -m extras.bridges.processes cost                      a micro-batch, with and without
+    python grpo_sg.py --task kk --steps 1 --eval_samples 0 --out START     the starting model
+    python -m extras.bridges.processes first START/checkpoint    one step: 2 processes and 1
+    python -m extras.bridges.processes learn START/checkpoint    40 steps: 2, and grpo_sg.py
+    python -m extras.bridges.processes cost                      a micro-batch, with w and without
     python -m extras.bridges.processes figure
 
-Needs the packages of requirements-trl.txt, and matplotlib for the figure. Writes
+Requires the packages in requirements-trl.txt, and matplotlib for the figure. Writes
 results/processes.json and figures/processes.svg. `first` and `learn` also take flags of
-grpo_sg.py, such as `--steps 2` for a short trial, which is not recorded."""
+grpo_sg.py, such as `--steps 2` for a short trial that is not recorded."""
 import functools
 import json
 import pathlib
@@ -41,8 +41,8 @@ def save(**results):
 
 
 def one_step(out, *flags):
-    """Take, in each process, a step of SGD on completions that depend only on their prompts, not
-    on the process. Save the parameters before and after to the file `out`."""
+    """Take one SGD step on completions that depend only on their prompts, not on the process.
+    Save the parameters before and after to the file `out`."""
     cfg = cli.parse([*flags, "--updates", "1"])
     run = trl_train.make_trainer(cfg, output_dir=f"{out}.trainer", max_steps=1, logging_steps=1,
                                  optim="sgd", learning_rate=1.0, max_grad_norm=1e9)
@@ -70,7 +70,8 @@ def largest_difference(a, b):
 
 
 def first(start, *more):
-    """Record the largest difference in any parameter after a step of SGD, and the largest step."""
+    """Record the largest parameter difference between 1 and 2 processes after an SGD step, and the
+    largest step."""
     rows = []
     for shaping, mode in CASES:
         with tempfile.TemporaryDirectory() as folder:
@@ -94,8 +95,7 @@ def first(start, *more):
 
 
 def learn(start, *more):
-    """Record the mean reward of each of 40 steps: grpo_sg.py, and the TRL bridge in two
-    processes."""
+    """Record the mean reward of each of 40 steps, for grpo_sg.py and for TRL in two processes."""
     curves = {"grpo_sg.py": [], "TRL, 2 processes": []}
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
@@ -122,14 +122,14 @@ def read_rewards(rows):
 
 def cost(B=4, T=128):
     """Record the CPU seconds of loss and backward pass on a micro-batch (B, T), ten times for
-    each trainer, in turns."""
+    each trainer, alternating."""
     trainers = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Qwen2ForCausalLM(Qwen2Config(
             vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
             num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True,
             pad_token_id=0))
-        cases.save_model(folder, True)  # for its tokenizer, which knows all bytes
+        cases.save_model(folder, True)  # for its byte tokenizer
         model.save_pretrained(folder)
         for shaping in ("none", "sg"):
             cfg = cli.parse([*FLAGS, "--train_problems", "200", "--model", folder,

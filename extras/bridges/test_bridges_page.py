@@ -1,4 +1,4 @@
-"""The page's snippet equals token_weights, and its numbers match their raw file."""
+"""Test that the page's snippet equals token_weights and its numbers match the raw file."""
 import json
 import pathlib
 import re

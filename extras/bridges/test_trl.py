@@ -1,4 +1,4 @@
-"""The TRL bridge agrees with grpo_sg.py and with TRL's own trainer. Skipped without TRL."""
+"""Compare the TRL bridge with grpo_sg.py and with TRL's own trainer. Skipped without TRL."""
 import datetime
 import functools
 import os
@@ -23,14 +23,14 @@ OTHERS = {"use_cpu": True, "save_strategy": "no"}
 
 
 def numbers(trainer):
-    """Return a dataset sampler for one step: a group for each of two problems, repeated for each
+    """Return the dataset indices of one step: a group for each of two problems, repeated for each
     micro-batch."""
     return ([3] * 10 + [5] * 10) * trainer.args.steps_per_generation
 
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", cases.TEXTS)
-def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
+def test_ids_masks_and_rewards_equal_those_of_rollout(name, opened, tmp_path):
     cfg, policy, task = cases.make(tmp_path / "model", name, opened, "--prompts", "1")
     completions = cases.script(policy.tokenizer, task, task.train[3], opened)
     ours = cases.roll_out(policy, task, cfg, task.train[3], completions)
@@ -56,8 +56,8 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
 @pytest.mark.parametrize("flags", [
     "", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1", "--alpha 3 --low 0.5",
     "--shaping none", "--shaping ar"])
-def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
-    """Two updates of two micro-batches, on completions with tool answers."""
+def test_the_loss_equals_grpo_sg_loss(flags, tmp_path, monkeypatch):
+    """Run two updates of two micro-batches on completions with tool answers."""
     cfg, policy, task = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
                                    "--lr", "0.001", *flags.split())
     both = [task.train[3], task.train[5]]
@@ -106,7 +106,7 @@ def test_its_loss_is_grpo_sg_loss(flags, tmp_path, monkeypatch):
     assert 0 < logged["low_prob_frac"] <= 1
 
 
-def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
+def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path, monkeypatch):
     import trl
     cfg, *_ = cases.make(tmp_path / "model", "kk", False, "--max_new_tokens", "20",
                          "--updates", "2")
@@ -128,23 +128,23 @@ def test_with_weights_of_1_it_is_trls_trainer(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--model", "m", "--eval_every", "5", "--offload"], "not know --offload, --eval_every"),
-    (["--model", "m", "--sampler=plain", "--eval-only"], "know --sampler, --eval_only"),
+    (["--model", "m", "--eval_every", "5", "--offload"], "not support --offload, --eval_every"),
+    (["--model", "m", "--sampler=plain", "--eval-only"], "support --sampler, --eval_only"),
     (["--model", "m", "--grad_clip", "2"], "there is no setting --grad_clip"),
-    (["--task", "kk"], "--model is needed")])
-def test_a_setting_is_honoured_or_refused(flags, words):
+    (["--task", "kk"], "TRL needs --model")])
+def test_settings_without_effect_are_refused(flags, words):
     with pytest.raises(UserError, match=words):
         trl_train.parse(flags)
 
 
-def test_a_folder_that_another_process_has_made_by_now_is_taken(tmp_path):
+def test_a_folder_that_another_process_created_is_accepted(tmp_path):
     (tmp_path / "log").write_text("")
     cfg, out = trl_train.parse(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
     assert (cfg.steps, out) == (7, str(tmp_path))
 
 
 def test_under_autocast_logits_are_in_float32(tmp_path):
-    """As on a GPU with bf16, both in TRL's forward passes and in our sampler's."""
+    """Check this for TRL's forward passes and for our sampler's."""
     cfg, *_ = cases.make(tmp_path / "model", "kk", False)
     trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
     model = trainer.model.eval()
@@ -163,7 +163,7 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_gpu_that_trl_takes_is_set_up_as_ours_is(device, tmp_path, monkeypatch):
+def test_a_gpu_is_set_up_as_in_grpo_sg(device, tmp_path, monkeypatch):
     """make_trainer calls models.set_up_gpu on CUDA, and only there."""
     set_up = Mock()
     monkeypatch.setattr(models, "set_up_gpu", set_up)
@@ -175,7 +175,7 @@ def test_the_gpu_that_trl_takes_is_set_up_as_ours_is(device, tmp_path, monkeypat
     assert set_up.called == (device == "cuda")
 
 
-def test_a_model_whose_logits_trl_cannot_keep_in_float32_is_refused(tmp_path):
+def test_models_without_float32_logits_on_trl_are_refused(tmp_path):
     cases.save_model(tmp_path, False)
     settings = transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)
     transformers.GPT2LMHeadModel(settings).save_pretrained(tmp_path)
@@ -183,15 +183,15 @@ def test_a_model_whose_logits_trl_cannot_keep_in_float32_is_refused(tmp_path):
         trl_train.make_trainer(grpo_sg.Config(model=str(tmp_path)))
 
 
-def test_completions_that_cannot_be_shared_evenly_are_refused():
+def test_uneven_shares_of_completions_are_refused():
     cfg = grpo_sg.Config(prompts=8, group_size=4, updates=2)
     with pytest.raises(UserError, match="cannot be shared evenly"):
         trl_train.make_config(cfg, 3)
 
 
 def one_step(folder):
-    """Take this process's part of a step of SGD on scripted completions, and save the parameters
-    to FOLDER/PROCESSES."""
+    """Take this process's part of an SGD step on scripted completions, and save the parameters to
+    FOLDER/PROCESSES."""
     cfg = cli.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
     processes = int(os.environ["WORLD_SIZE"])
     trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd",
@@ -215,7 +215,7 @@ def one_step(folder):
     trainer.accelerator.end_training()
 
 
-def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
+def test_a_step_in_two_processes_equals_that_of_one_and_of_grpo_sg(tmp_path):
     cfg, policy, task = cases.make(tmp_path / "model", "qa", True)
     stepped = []
     for processes in ("1", "2"):
@@ -238,8 +238,8 @@ def test_a_step_of_two_processes_is_that_of_one_and_ours(tmp_path):
     for name, p in policy.model.named_parameters():
         largest = max(largest, p.grad.abs().max().item())
         assert torch.allclose(stepped[0][name], stepped[1][name], rtol=0, atol=1e-6)
-        # TRL divides by std + 1e-4, we by std + 1e-6: advantages differ by less than 1e-4 of
-        # themselves.
+        # TRL divides by std + 1e-4, we by std + 1e-6: a relative difference in advantages of
+        # less than 1e-4.
         assert torch.allclose(p - cfg.lr * p.grad, stepped[0][name], rtol=0, atol=1e-5)
     assert cfg.lr * largest > 1e-3  # with a tiny step the test would pass trivially
 
@@ -264,7 +264,7 @@ def sample_sharded(folder):
     torch.distributed.destroy_process_group()
 
 
-def test_processes_with_parts_of_the_parameters_sample_without_waiting(tmp_path):
+def test_fsdp2_processes_sample_without_waiting_for_each_other(tmp_path):
     cases.save_model(tmp_path / "model", True)
     cases.launch("2", __file__, "sample_sharded", str(tmp_path))
 

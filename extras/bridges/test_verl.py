@@ -1,5 +1,5 @@
-"""A training step of verl's actor agrees with grpo_sg_loss, the agent loop in verl's worker
-agrees with a rollout, and verl accepts the command. Skipped without verl."""
+"""Compare verl's actor with grpo_sg_loss and its agent loop with a rollout, and check that verl
+accepts the command. Skipped without verl."""
 import asyncio
 import functools
 import json
@@ -35,7 +35,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class CPU(PlatformCUDA):
-    """verl has no platform for a machine without an accelerator, but accepts a custom one."""
+    """A platform for machines without an accelerator, which verl lacks."""
     device_name = "cpu"
     device_module = torch.cpu
     is_available = staticmethod(lambda: True)
@@ -84,8 +84,8 @@ MODES = [("token-mean", 0.0), ("seq-mean-token-mean", 0.1)]
 
 
 @pytest.mark.parametrize("mode, beta", MODES)
-def test_a_training_step_of_verls_actor_is_ours(mode, beta, tmp_path, monkeypatch):
-    """With loss_mode=grpo_sg, in two micro-batches, at temperature 0.7."""
+def test_a_training_step_of_verls_actor_equals_grpo_sg_loss(mode, beta, tmp_path, monkeypatch):
+    """Use loss_mode=grpo_sg, two micro-batches and temperature 0.7."""
     torch.manual_seed(0)
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -129,14 +129,14 @@ def test_a_training_step_of_verls_actor_is_ours(mode, beta, tmp_path, monkeypatc
     loss, sums = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=beta,
                               loss_agg_mode=mode)
     loss.backward()
-    # Otherwise the test would cover less.
+    # Make sure that the weights vary and the clip is active.
     assert w.min() < 1.05 and w.max() > 1.35 and sums["clip_frac"] > 0
     for name, weight in model.named_parameters():
         assert torch.allclose(weight - 0.1 * weight.grad, theirs[name], rtol=0, atol=1e-5)
 
 
 def read_config(*flags):
-    """Return verl's settings, composed as its command does."""
+    """Return verl's settings, composed as by its command."""
     folder = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
     with hydra.initialize_config_dir(folder, version_base=None):
         return hydra.compose("ppo_trainer", list(flags))
@@ -149,8 +149,8 @@ def readme_flags():
 
 
 class Server:
-    """Replaces verl's vLLM: returns the turns of the next completion for each request, and
-    records the requests."""
+    """Replace verl's vLLM: return the turns of the next completion for each request, and record
+    the requests."""
 
     def __init__(self, completions):
         self.left = [list(turns) for turns in completions]
@@ -168,8 +168,8 @@ class Server:
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", cases.TEXTS)
-def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
-    """Through verl's own worker, with the flags of the README's command."""
+def test_ids_masks_and_rewards_equal_those_of_rollout(name, opened, tmp_path):
+    """Use verl's own worker with the flags of the README's command."""
     cfg, policy, task = cases.make(tmp_path / "model", name, opened)
     completions = cases.script(policy.tokenizer, task, task.train[3], opened)
     ours = cases.roll_out(policy, task, cfg, task.train[3], completions)
@@ -208,7 +208,7 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     assert output.non_tensor_batch["accuracy"].tolist() == [c.solved for c in ours]
     assert output.non_tensor_batch["truncated"].tolist() == [c.truncated for c in ours]
     ends = sorted(policy.tokenizer.convert_tokens_to_ids(list(cases.ENDS)))
-    # In the last turn calls are not answered.
+    # Calls in the last turn are not answered.
     stops = [["</search>"], ["</search>"], None] if task.observe else [None]
     for c, request in zip(ours, server.requests):
         asked = [(prompt, params) for other, prompt, params in server.asked if other == request]
@@ -221,7 +221,7 @@ def test_ten_completions_get_our_ids_masks_and_rewards(name, opened, tmp_path):
     assert name != "qa" or [c.tool_calls for c in ours] == [0] * 8 + [1, 2]
 
 
-def test_a_completion_that_verl_has_no_room_for_is_an_error(tmp_path):
+def test_a_completion_above_verls_limit_is_an_error(tmp_path):
     cfg, policy, _ = cases.make(tmp_path / "model", "math", False)
     loop = object.__new__(verl_grpo_sg.AgentLoop)
     loop.config = read_config(f"actor_rollout_ref.model.path={cfg.model}")
@@ -233,13 +233,13 @@ def test_a_completion_that_verl_has_no_room_for_is_an_error(tmp_path):
         asyncio.run(loop.run({}, extra_info=info))
 
 
-def test_its_data_needs_a_model_and_refuses_settings_of_verls_own():
+def test_verl_data_needs_a_model_and_refuses_verls_own_settings():
     for flags, words in ((["--lr", "1"], "--lr"), ([], "--model is needed")):
         with pytest.raises(UserError, match=words):
             verl_data.main("a", "b", *(["--model", "m"] if flags else []), *flags)
 
 
-def test_the_readmes_command_is_one_that_verl_knows():
+def test_verl_accepts_the_readmes_command():
     config = read_config(*readme_flags())
     actor = config.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == "grpo_sg" and actor.clip_ratio_c == 1e9

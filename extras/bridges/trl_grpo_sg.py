@@ -1,10 +1,10 @@
-"""GRPO-SG on TRL: GRPOTrainer with a separate advantage for each token. With TRL 1.16.0, in the
+"""Run GRPO-SG on TRL 1.16.0: a GRPOTrainer with a separate advantage for each token. In the
 project's folder, use it instead of trl.GRPOTrainer:
 
     from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 
 With bf16, also set cast_lm_head_to_fp32=True. Logs weight_mean and low_prob_frac in addition to
-the trainer's metrics. README.md has the settings."""
+the trainer's metrics. README.md lists the settings."""
 import math
 
 import torch
@@ -19,7 +19,7 @@ class GRPOSGTrainer(GRPOTrainer):
     _batch = None
 
     def _compute_loss(self, model, inputs):
-        # A copy, because the trainer reuses the batch in its other updates.
+        # Copy the batch, because the trainer reuses it in other updates.
         self._batch = dict(inputs)
         try:
             return super()._compute_loss(model, self._batch)
@@ -28,7 +28,7 @@ class GRPOSGTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, *more = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        # Only when called by _compute_loss, which reads the advantages after this call.
+        # Only within _compute_loss, which reads the advantages after this call.
         if self._batch is not None:
             w = self.weigh(logps)
             if w is not None:

@@ -1,4 +1,4 @@
-"""Train by GRPO-SG on TRL, on one GPU or many, with the flags of grpo_sg.py:
+"""Train with GRPO-SG on TRL, on one GPU or many, with the flags of grpo_sg.py:
 
     accelerate launch --num_processes 8 -m extras.bridges.trl_train --task kk \
         --model Qwen/Qwen2.5-0.5B
@@ -31,32 +31,32 @@ SAVE_EVERY = 50  # training steps
 
 
 def parse(argv=None):
-    """Return (settings, the run's folder). Raises UserError for a flag without effect on TRL."""
+    """Return (settings, the run's folder). Raises UserError for flags that TRL lacks."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # Hidden from cli.parse, which refuses a folder that another process may have made by now.
+    # Hide --out from cli.parse, which refuses a folder that another process may have created.
     flags.add_argument("--out", default="")
     for name in REFUSED:
         flags.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="*")
     own, ours = flags.parse_known_args(argv)
     refused = [f"--{name}" for name in REFUSED if getattr(own, name) is not None]
     if refused:
-        raise UserError(f"TRL does not know {', '.join(refused)}: leave out, or use grpo_sg.py")
+        raise UserError(f"TRL does not support {', '.join(refused)}: leave out, or use grpo_sg.py")
     cfg = cli.parse(ours)
     if not cfg.model:
-        raise UserError("on TRL --model is needed: a hub name, or a folder such as "
+        raise UserError("TRL needs --model: a hub name, or a folder such as "
                         "runs/NAME/checkpoint")
     return cfg, own.out or f"runs/trl-{cfg.task}-{cfg.shaping}-seed{cfg.seed}"
 
 
 def make_config(cfg, processes, **others):
-    """Return the trl.GRPOConfig for our settings. `others` add to its arguments or replace them."""
+    """Return the trl.GRPOConfig for our settings. `others` are further or replaced arguments."""
     share, rest = divmod(cfg.prompts * cfg.group_size, cfg.updates * processes)
     if rest or not share:
         raise UserError(
             f"--prompts {cfg.prompts} times --group_size {cfg.group_size} completions cannot "
             f"be shared evenly among --updates {cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
-    # Not on a T4 or V100, where bfloat16 would be slow.
+    # False on a T4 or V100, where bfloat16 is emulated and slow.
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     loss_types = {"token-mean": "dapo", "seq-mean-token-mean": "grpo"}
     ours = dict(
@@ -70,7 +70,7 @@ def make_config(cfg, processes, **others):
         loss_type=loss_types[cfg.loss_agg_mode],
         learning_rate=cfg.lr, lr_scheduler_type="constant", adam_beta2=0.99,
         gradient_checkpointing=cfg.gradient_checkpointing, bf16=bf16,
-        # With bfloat16 logits the error of the ratio would be as large as the clip range.
+        # With bfloat16 logits, the error of the ratio is as large as the clip range.
         cast_lm_head_to_fp32=True,
         logging_steps=cfg.updates, save_steps=SAVE_EVERY * cfg.updates, report_to="none")
     return trl.GRPOConfig(**{**ours, **others})
@@ -81,13 +81,13 @@ def make_trainer(cfg, **others):
     model, tokenizer = models.load_model(cfg.model)
     if not hasattr(model, "lm_head") or not hasattr(model.base_model, "embed_tokens"):
         raise UserError(
-            f"TRL cannot keep the logits of a {type(model).__name__} in float32: take a model "
-            "that is built as Llama's or Qwen's are, or grpo_sg.py")
+            f"TRL cannot keep the logits of a {type(model).__name__} in float32: use a "
+            "model with the architecture of Llama or Qwen, or grpo_sg.py")
     policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
     task = models.encode_problems(cli.guard(tasks.make_task(cfg)), policy, cfg)
     cli.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
-    # A prompt is the index of its problem; roll_out makes the text.
+    # A prompt is the index of its problem; roll_out replaces it with the text.
     numbers = [str(i) for i in range(len(task.train))]
     rows = datasets.Dataset.from_dict({"prompt": numbers})
     args = make_config(cfg, int(os.environ.get("WORLD_SIZE", 1)), **others)
@@ -95,11 +95,11 @@ def make_trainer(cfg, **others):
                             rollout_func=functools.partial(roll_out, task, cfg))
     other_fsdp = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     if trainer.is_deepspeed_enabled or other_fsdp:
-        raise UserError("to share the parameters among processes, only --use_fsdp "
-                        "--fsdp_version 2 works here")
+        raise UserError("only FSDP2 can shard the parameters here: pass --use_fsdp "
+                        "--fsdp_version 2")
     if trainer.accelerator.device.type == "cuda":
         models.set_up_gpu()
-    # TRL's setting applies to its own forward passes; this applies to our sampler's.
+    # TRL's setting covers its own forward passes; this covers our sampler's.
     grpo_sg.keep_logits_in_float32(model)
     trainer.weigh = functools.partial(grpo_sg.weigh, cfg=cfg)
     return trainer
@@ -126,9 +126,9 @@ def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
 
 
 def keep_whole(model, whole):
-    """Gather all FSDP2 parameters in each process during a rollout. FSDP2 shards them and
-    gathers them layer by layer, which needs all processes to run the same layers in step. In a
-    rollout they do not, because completions differ in length."""
+    """Gather all FSDP2 parameters in each process during a rollout. FSDP2 would gather them layer
+    by layer, which requires all processes to run the same layers together. In a rollout they do
+    not, because completions differ in length."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_reshard_after_forward(not whole, recurse=False)
@@ -161,9 +161,9 @@ def main(argv=None):
 
 
 def leave():
-    """End this process at once, without Python's cleanup. A gloo thread may still hold a tensor
-    of the last collective and needs the GIL to free it. During cleanup it would not get the GIL,
-    and the process would abort (SIGABRT)."""
+    """End this process without Python's cleanup. A gloo thread may still hold a tensor of the
+    last collective. It needs the GIL to free the tensor, cannot get it during cleanup, and would
+    abort the process (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

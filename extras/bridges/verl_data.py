@@ -3,8 +3,7 @@
     python -m extras.bridges.verl_data train.parquet valid.parquet \
         --task kk --model Qwen/Qwen2.5-0.5B
 
-The files are followed by flags of grpo_sg.py: any that choose problems, or set how prompts and
-turns are made."""
+After the files, it takes those flags of grpo_sg.py that choose problems, prompts and turns."""
 import json
 import os
 import sys
@@ -16,26 +15,26 @@ import tasks
 from support import cli, models
 from support.program import UserError
 
-# The agent loop reads these settings from the rows; verl has its own for the others.
+# The agent loop reads these settings from the rows; verl has its own flags for the others.
 KNOWN = ("model", "task", "data", "eval_data", "people", "train_problems", "eval_problems",
          "max_turns", "retriever", "chat_template_kwargs", "max_new_tokens", "seed")
 
 
 def parse(argv):
-    """Return the settings. Raises UserError for a flag that verl would ignore."""
+    """Return the settings. Raises UserError for flags that verl would ignore."""
     cfg = cli.parse(argv)
     flags = [word.split("=")[0] for word in argv if word.startswith("--")]
     refused = [flag for flag in flags if flag[2:].replace("-", "_") not in KNOWN]
     if refused:
-        raise UserError(f"{', '.join(refused)} cannot be given here: see the table in "
-                        "extras/bridges/README.md")
+        raise UserError(f"{', '.join(refused)} cannot be given here: set verl's own "
+                        "settings, as in extras/bridges/README.md")
     if not cfg.model:
         raise UserError("--model is needed: its prompts and their lengths depend on it")
     return cfg
 
 
 def encode(tokenizer, task, problem, cfg):
-    """Return the problem with its prompt, encoded as by models.encode_problems."""
+    """Return the problem with its encoded prompt, like models.encode_problems."""
     prompt, opening = models.encode_prompt(tokenizer, task, problem.question,
                                            cfg.chat_template_kwargs)
     return problem._replace(prompt=prompt, opening=opening)
@@ -54,7 +53,7 @@ def main(train, valid, *argv):
         rows = []
         for i, problem in enumerate(getattr(task, split)):
             longest = max(longest, len(encode(tokenizer, task, problem, cfg).prompt))
-            # verl needs a text here; the agent loop makes the prompt that the policy reads.
+            # verl requires a text here; the agent loop builds the real prompt.
             rows.append({
                 "data_source": task.name,
                 "prompt": [{"role": "user", "content": problem.question}],
@@ -64,7 +63,7 @@ def main(train, valid, *argv):
         print(f"{path}: {len(rows)} problems")
     turns = task.max_turns if task.observe else 0
     most = (turns + 1) * cfg.max_new_tokens + turns * grpo_sg.TOOL_TOKENS
-    print(f"for verl, or more: data.max_prompt_length={longest} "
+    print(f"pass to verl (or more): data.max_prompt_length={longest} "
           f"data.max_response_length={most}")
 
 

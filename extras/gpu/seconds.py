@@ -1,7 +1,7 @@
-"""How long a run takes on a GPU: computed, not measured.
+"""Compute (not measure) how long a run takes on a GPU.
 
     python -m extras.gpu.seconds            the table of hardware.md
-    python -m extras.gpu.seconds --check    one case, compared with an earlier formula
+    python -m extras.gpu.seconds --check    compare one case with an earlier formula
 
 Sampling: a step samples B completions, with mean length m and at most T tokens each, in chunks
 of --sample_batch rows. The time of a decode step is the sum of three terms:
@@ -31,8 +31,8 @@ from extras.gpu import graph, memory
 from support import cli
 
 LAUNCH = 4e-6     # seconds of a small kernel in a recording
-KERNELS = 43      # of a decode step, a layer
-BANDWIDTH = 0.7   # the fraction of the data sheet's bandwidth that is reached
+KERNELS = 43      # kernels per layer in a decode step
+BANDWIDTH = 0.7   # reached fraction of the data sheet's bandwidth
 PEAK = 0.5
 GOING_ALONG = 1.4
 
@@ -149,7 +149,7 @@ def print_check():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="beside an earlier computation")
+    parser.add_argument("--check", action="store_true", help="compare with an earlier formula")
     print_check() if parser.parse_args().check else print_ladder()
 
 

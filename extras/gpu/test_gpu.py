@@ -1,4 +1,4 @@
-"""A policy gets the recorded sampler and the offloading optimizer on a GPU, not on a CPU."""
+"""Test that a policy gets the recorded sampler and the offloading optimizer only on a GPU."""
 import importlib
 import sys
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ WANTED = SimpleNamespace(sampler="auto", offload=True)
 
 
 def make_policy(model, device=None):
-    """device: the one that the model claims to be on."""
+    """Make a policy whose model claims to be on the device."""
     if device:
         fields = {"device": torch.device(device)}
         model.__class__ = type(type(model).__name__, (type(model),), fields)

@@ -1,4 +1,4 @@
-"""graph.py on a CPU, where steps run eagerly or an emulation of CUDA graphs records them."""
+"""Test graph.py on a CPU, where steps run eagerly or an emulation of CUDA graphs records them."""
 import gc
 import re
 import warnings
@@ -47,7 +47,7 @@ def differing(a, b):
 @pytest.mark.parametrize("V, cases", [
     (2048, [(1, 1), (3, 16), (2, 17), (3, 44)]), (151936, [(2, 24)])])
 def test_tokens_are_those_of_the_plain_sampler_in_bounded_memory(V, cases, monkeypatch):
-    """Rounding may move a border of the CDF across the uniform number: in 2 rows at most."""
+    """Allow rounding to move an edge of the CDF across the uniform number in 2 rows."""
     model, differ, started = tiny(V), 0, Mock(side_effect=graph.start)
     monkeypatch.setattr(graph, "start", started)
     monkeypatch.setattr(graph, "ROOM", 16)
@@ -123,7 +123,7 @@ def test_a_call_leaks_no_memory(monkeypatch):
 
 @pytest.mark.parametrize("calls", [1, 2, 5, 30])
 def test_running_out_of_memory_leaks_no_memory(calls, monkeypatch):
-    """It may happen in prefill, in an eager step, in a recorded step or in a later one."""
+    """Run out in prefill, in an eager step, in a recorded step and in a later one."""
     model = tiny()
     forward, left = model.forward, iter(range(calls))
 
@@ -141,7 +141,7 @@ def test_running_out_of_memory_leaks_no_memory(calls, monkeypatch):
 
 
 class Emulation(TorchDispatchMode):
-    """Emulates CUDA graphs. A recording notes operations, does not execute in-place ones, and
+    """Emulate CUDA graphs. A recording notes operations, does not execute in-place ones, and
     refuses host syncs. A replay repeats the operations on the same tensors and writes the
     results to the same places. log: r for a replay, o for an operation outside of replays and
     recordings. recordings: weak references to them. casts: numbers of elements that one
@@ -199,7 +199,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_recorded_step_asks_for_nothing_and_replays_to_the_same_tokens(half, monkeypatch):
+def test_a_recorded_step_has_no_host_sync_and_replays_to_the_same_tokens(half, monkeypatch):
     emulation, model, stops = Emulation(), tiny(), range(0, 2048, 50)
     with torch.autocast(**HALF, enabled=half):
         expected = draw(graph.sample, model, n=8, stop_ids=stops)
@@ -214,7 +214,7 @@ def test_a_recorded_step_asks_for_nothing_and_replays_to_the_same_tokens(half, m
 
 
 def float32_head(model):
-    """Keep the vocabulary matrix outside of autocast, as the trainer does on a GPU."""
+    """Keep the vocabulary matrix outside of autocast, like the trainer on a GPU."""
     head = model.get_output_embeddings()
     forward = head.forward
 
@@ -252,7 +252,7 @@ def test_in_bfloat16_both_samplers_are_similarly_close_to_the_trainer(prepare, s
     model = prepare(tiny(seed=seed))
     for p in model.parameters():  # also the norms, which start as ones
         p.data *= 1 + 0.3 * torch.rand_like(p)
-    # Strictly less, so the plain sampler's distance cannot be 0.
+    # Strictly less, to exclude a distance of 0 for the plain sampler.
     assert distance_to_trainer(graph.sample, model) < 1.5 * distance_to_trainer(plain, model)
 
 
@@ -352,7 +352,7 @@ def test_the_plain_sampler_is_chosen_if_recording_fails(monkeypatch):
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_after_a_cuda_error_a_line_says_which_flag_to_add(dead, monkeypatch):
-    """While choosing a sampler, only if the GPU is dead; otherwise the plain one is chosen."""
+    """While choosing a sampler, raise only if the GPU is dead; otherwise choose the plain one."""
     model = tiny()
     model.forward = Mock(side_effect=torch.AcceleratorError("CUDA error: illegal\nmore"))
     with pytest.raises(UserError, match="CUDA error: illegal.* --sampler plain") as raised:

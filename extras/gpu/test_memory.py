@@ -1,4 +1,4 @@
-"""The formula of memory.py agrees with what is allocated, counted tensor by tensor on a CPU in
+"""Compare the formula of memory.py with allocations, counted tensor by tensor on a CPU in
 bfloat16."""
 import weakref
 
@@ -16,8 +16,8 @@ from support import models
 
 
 def multiply_nothing(function, *args, **kwargs):
-    """Return the function's result, but zeros for a matrix product: only its size matters here,
-    and on a CPU without bfloat16 it takes seconds."""
+    """Return the function's result, but zeros for a matrix product, which takes seconds on a CPU
+    without bfloat16: only its size matters here."""
     if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
         left, right = args[-2:]
         return left.new_zeros(left.shape[0], right.shape[1])
@@ -25,7 +25,7 @@ def multiply_nothing(function, *args, **kwargs):
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the live tensors, without those that existed before."""
+    """Count the bytes of the live tensors, without those that existed before."""
     def __init__(self, before):
         super().__init__()
         self.seen = {tensor.untyped_storage()._cdata for tensor in before}

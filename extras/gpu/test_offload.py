@@ -41,7 +41,7 @@ def test_averages_move_one_parameter_at_a_time(monkeypatch):
 
 
 def test_a_resume_moves_no_averages_to_the_device():
-    """The device is "meta": anything moved there would be lost."""
+    """Use the device "meta", which loses anything moved there."""
     saved = trained(torch.optim.AdamW)[1].state_dict()
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))

@@ -1,4 +1,4 @@
-"""The tables of hardware.md match the output of its commands and the files in results/."""
+"""Compare the tables of hardware.md with the output of its commands and the files in results/."""
 import json
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""Registers the task qa, questions that are answered with a search tool."""
+"""Register the task qa: question answering with a search tool."""
 import pathlib
 
 import tasks

@@ -1,4 +1,4 @@
-"""The parts of the task qa, questions answered with a search tool as in Search-R1 (arXiv
+"""Define the parts of the task qa, question answering with a search tool as in Search-R1 (arXiv
 2503.09516): the system prompt, the tool, the verifier's parser and a generated world.
 task.py assembles them."""
 import functools
@@ -36,7 +36,7 @@ def make_search(passages):
 def answer_calls(search, texts):
     """Return the tool's answers to texts that end with a call, <search>query</search>.
 
-    search: from make_search or retriever.connect. It is called once, for all texts.
+    search: from make_search or retriever.connect; called once, for all texts.
     """
     queries = [read_query(text) for text in texts]
     asked = list(dict.fromkeys(query for query in queries if query))
@@ -77,13 +77,13 @@ TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
 
 
 def read_answer(response, longest):
-    """Return the text of the answer; None if the response is badly formed.
+    """Return the text of the answer, or None if the response is badly formed.
 
     A well-formed response ends with its only <answer>...</answer>, which is outside of
-    thoughts and searches and not empty. To bound the work, the answer may have at most
+    thoughts and searches and not empty. To bound the work, the answer has at most
     200 characters more than twice the `longest` gold answer. The response contains no
-    <information> tag in any spelling, because the policy would then quote itself as a
-    source, and no faked turn of a dialogue.
+    <information> tag in any spelling, with which the policy could invent a source, and no
+    faked turn of a dialogue.
     """
     body = without_end(response)
     shown = visible(body)
@@ -123,7 +123,7 @@ CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Genev
 
 
 def names_of(split, first_words, second_words):
-    """Return the pairs of words whose hash puts them into the split, whatever the seed."""
+    """Return the pairs of words that belong to the split for every seed, by their hash."""
     names = [f"{first} {second}" for first in first_words for second in second_words]
     return [name for name in names if split_of(digest(name)) == split]
 
@@ -134,7 +134,7 @@ def make_world(split, count, seed):
 
     A question names a person and asks for the city of their company, which takes two
     searches; the shortcut searches once and guesses. People work only for companies of
-    their own split. The seed decides who works where, and each company's city.
+    their split. The seed determines who works where, and each company's city.
     """
     rng = random.Random(f"{seed} {split}")
     people = names_of(split, NAMES, SURNAMES)

@@ -1,11 +1,11 @@
-"""A client for search servers with Search-R1's protocol (github.com/PeterGriffinJin/Search-R1,
-search_r1/search/retrieval_server.py), so that passages need not fit on this machine:
+"""Connect to search servers with Search-R1's protocol (github.com/PeterGriffinJin/Search-R1,
+search_r1/search/retrieval_server.py), for passages that don't fit on this machine:
 
     POST URL   {"queries": ["...", ...], "topk": 3, "return_scores": true}
     answer     {"result": [[{"document": {"contents": "..."}, "score": 1.5}, ...], ...]}
 
-The result has a list of passages for each query, the best first. They are untrusted, like
-any text from the web: qa.answer_calls makes them harmless.
+The result has a list of passages for each query, best first. They are untrusted;
+qa.answer_calls makes them harmless.
 """
 import functools
 import json
@@ -17,10 +17,10 @@ from support.program import UserError, first_line, say
 
 BATCH = 128           # queries in a request
 SECONDS = 60          # to wait for a complete answer
-QUIET = 5             # seconds before a message says that the run is waiting
+QUIET = 5             # seconds before the run says that it is waiting
 PATIENCE = 600        # seconds to retry: a server takes minutes to load a large index
 LONGEST = 2000        # characters of a passage that are used
-MOST_BYTES = 2 ** 25  # of an answer: 87 KB a passage, far more than is used
+MOST_BYTES = 2 ** 25  # of an answer: 87 KB per passage, far more than we use
 
 
 def connect(url):
@@ -66,8 +66,8 @@ def fetch(url, content):
     """Return the server's answer, as bytes. Raises TimeoutError if it is incomplete after
     SECONDS, or any other error of the request."""
     answers = []
-    # urlopen restarts its timeout with each byte, so a server that drips would block the
-    # run forever. Another thread waits instead, and can be abandoned.
+    # urlopen restarts its timeout with each byte, so a server that sends byte by byte would
+    # block the run forever. A thread waits instead, and can be abandoned.
     waiting = threading.Thread(target=post, args=(url, content, answers), daemon=True)
     waiting.start()
     waiting.join(QUIET)
@@ -84,8 +84,8 @@ def fetch(url, content):
 
 
 def post(url, content, answers):
-    """Append the server's answer, or the exception, to the list `answers`. Reads at most
-    one byte more than is allowed."""
+    """Append the server's answer, or the exception, to the list `answers`. Read at most one
+    byte more than is allowed."""
     try:
         request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:

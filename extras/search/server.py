@@ -1,5 +1,4 @@
-"""A small search server for --retriever: BM25 over a folder of passages, with Search-R1's
-protocol.
+"""Serve a folder of passages to --retriever: BM25, with Search-R1's protocol.
 
     pip install bm25s==0.3.16
     python -m extras.search.server FOLDER
@@ -7,7 +6,7 @@ protocol.
 
 Each paragraph of a .txt file in FOLDER is a passage, titled with the file's name. Each line
 of a .jsonl file is one as in Search-R1's corpus, {"contents": "Title\\nText"}. Other files
-are ignored. This file needs nothing else of the project.
+are ignored. This file works without the rest of the project.
 """
 import argparse
 import http.server
@@ -83,8 +82,8 @@ def make_search(passages):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers requests from its server's `search` and `passages`. Answers a bad request
-    with status 400 and one line."""
+    """Answer requests from the server's `search` and `passages`, and bad requests with status
+    400 and one line."""
     timeout = 10  # seconds without a byte from the client
     error_content_type = "text/plain"
     error_message_format = "error: %(message)s\n"
@@ -115,7 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         most = asked.get("topk")
         if most is None:
             most = TOPK
-        if type(most) is not int or most < 1:  # True is an int, too
+        if type(most) is not int or most < 1:  # bool is a subclass of int
             raise ValueError(f"topk must be a whole number of 1 or more, as in {REQUEST}")
         return queries, most
 
@@ -156,7 +155,7 @@ def main(argv=None):
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)
     passages = read_folder(given.folder)
-    with open_server(given.port) as server:  # before the index, which takes time
+    with open_server(given.port) as server:  # before indexing, which takes time
         print(f"indexing {len(passages):,} passages", flush=True)
         server.passages = passages
         server.search = make_search(passages)

@@ -1,5 +1,5 @@
-"""The task qa, questions answered with a search tool: its problems, from the generated world,
-HotpotQA or a file, and its verifier. qa.py has the parts."""
+"""Make the task qa, question answering with a search tool: its problems (from the generated world,
+HotpotQA or a file) and its verifier. qa.py has the parts."""
 import functools
 import random
 
@@ -16,7 +16,7 @@ def verify_qa(response, golds):
 
     Args:
         response: what the policy wrote, without the tool's answers.
-        golds: a gold answer, or a list of which any is accepted.
+        golds: a gold answer, or a list of accepted ones.
 
     Returns:
         A Verdict. formatted: see qa.read_answer. correct: formatted, and the answer

@@ -1,4 +1,4 @@
-"""Tests of the task qa: its search, its world, its verifier, its data and its flags."""
+"""Test the task qa: its search, world, verifier, data and flags."""
 import itertools
 import json
 import math
@@ -77,7 +77,7 @@ def test_every_query_has_a_clear_answer(text, line):
 
 
 def test_a_lone_surrogate_in_a_passage_becomes_a_question_mark():
-    """JSON can contain one, and tokenizers and logs raise an error on it."""
+    """JSON can contain lone surrogates, which tokenizers and logs cannot encode."""
     answer, = qa.answer_calls(lambda queries, most: [["\U0001f600 \ud83d <b>"]],
                               ["<search>x</search>"])
     assert "Doc 1: \U0001f600 ? (b)\n" in answer
@@ -174,7 +174,7 @@ def test_the_table_of_cheats_is_what_the_verifier_says():
     for gold, response, formatted, correct in rows:
         verdict = qa_verifier.verify_qa(response, [gold])
         assert verdict == (correct == "yes", formatted == "yes"), response
-    assert len(rows) == 9
+    assert len(rows) == 6
 
 
 PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
@@ -185,7 +185,7 @@ PARTS = ("<think>", "</think>", "<answer>", "</answer>", "<think></think>",
 
 @pytest.mark.parametrize("part", PARTS, ids=ascii)
 def test_hostile_responses_are_cheap(part):
-    """A verdict takes at most a second, even if one part is repeated 50,000 times."""
+    """Allow a verdict one second, even if a part is repeated 50,000 times."""
     long = part * 50_000
     for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
                      f"<think>x</think><answer>1{long}</answer>"):

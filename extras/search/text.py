@@ -1,6 +1,6 @@
-"""Comparing texts as answers, and searching them with BM25.
+"""Compare texts as answers, and search them with BM25.
 
-Texts are untrusted: every function takes time that depends only on their length.
+Texts are untrusted, so the time of every function depends only on their length.
 """
 import math
 import re
@@ -51,7 +51,7 @@ INITIALS = [(re.compile(pattern), new) for pattern, new in (
     (rf"(?<![\w.])((?:{LETTER}\.)++)(?={LETTER}{{2}})", r"\1 "),  # J.K.Rowling is J.K. Rowling
     (rf"(?<!\w)(?<!\b{LETTER} ){LETTER}(?: {LETTER}(?!\w))++(?= {LETTER}{{2}})",
      lambda match: match[0].replace(" ", "")))]  # J K Rowling is JK Rowling, but A B is not AB
-MOST_HYPHENS = 4  # up to here each is tried as a space and as nothing; beyond, all alike
+MOST_HYPHENS = 4  # with more hyphens, all become spaces or all become nothing
 
 
 def plain_answers(text):
@@ -78,7 +78,7 @@ def plain_answers(text):
 
 
 def without_hyphens(words):
-    """Return the text with each hyphen as a space and as nothing: in every combination,
+    """Return the text with each hyphen replaced by a space or by nothing, in every combination
     unless there are too many."""
     first, *parts = re.split(r"(?<=\S)-+", words)
     if len(parts) > MOST_HYPHENS:
@@ -90,11 +90,11 @@ def without_hyphens(words):
 
 
 def bm25(passages, *, k1=1.2, b=0.75):
-    """Return a function search(query, most): the indices of the `most` best passages, the
-    best first. Passages without a word of the query are never returned.
+    """Return a function search(query, most): the indices of the `most` best passages, best
+    first. Passages without a word of the query are never returned.
 
-    If n of N passages contain a word, tf times in the one that is scored, the score is
-    the sum over the words of the query of
+    If n of N passages contain a word, tf times in the scored one, the score is the sum over
+    the words of the query of
 
         ln(1 + (N - n + 0.5) / (n + 0.5)) * tf * (k1 + 1)
             / (tf + k1 * (1 - b + b * length / mean length))
