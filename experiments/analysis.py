@@ -87,10 +87,10 @@ import statistics
 from typing import NamedTuple
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-# How many times as much a likely token counts as an unlikely one; pi: w = pi, without an end.
-DOSES = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0, "10": 10.0,
-         "pi": None}
-FINITE_DOSES = [name for name, size in DOSES.items() if size]
+# How many times as much a likely token counts as an unlikely one. pi: w = pi, without a bound.
+DAMPING_FACTORS = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0,
+                   "10": 10.0, "pi": None}
+FINITE_FACTORS = [name for name, size in DAMPING_FACTORS.items() if size]
 OCTAVES = [math.log2(rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)]  # of "stability"
 
 
@@ -245,10 +245,10 @@ def comparisons():
 
 # ---- The damping factor d ("dose"): slopes of avg@4 over ln d ----
 
-def slopes(doses, **values):
-    """Of each seed that has all these doses, the slope of the least-squares line."""
-    cells = [cell("dose", name, **values) for name in doses]
-    xs = [math.log(DOSES[name]) for name in doses]
+def slopes(names, **values):
+    """Fit avg@4 over ln d by least squares, for each seed that has all these damping factors."""
+    cells = [cell("dose", name, **values) for name in names]
+    xs = [math.log(DAMPING_FACTORS[name]) for name in names]
     found = []
     for seed in sorted(set.intersection(*map(set, cells))):
         ys = [each[seed]["avg@4"] for each in cells]
@@ -266,11 +266,11 @@ def judge_slopes(values):
 
 def find_peak():
     """(the dose with the highest mean avg@4, whether the rule calls it a peak)"""
-    cells = {name: cell("dose", name) for name in FINITE_DOSES}
+    cells = {name: cell("dose", name) for name in FINITE_FACTORS}
     highest = max(cells, key=lambda name: mean(cells[name]))
-    if highest == FINITE_DOSES[-1]:
+    if highest == FINITE_FACTORS[-1]:
         return highest, False
-    larger = FINITE_DOSES[FINITE_DOSES.index(highest) + 1]
+    larger = FINITE_FACTORS[FINITE_FACTORS.index(highest) + 1]
     return highest, interval(differences(cells[larger], cells[highest]))[2] < 0
 
 

@@ -71,8 +71,8 @@ def weigh_sg(logps, cfg):
     return grpo_sg.token_weights(logps)
 
 
-def weigh_dose(dose, logps, cfg):
-    return grpo_sg.token_weights(logps) ** (math.log(dose) / math.log(1.4))
+def weigh_damping(d, logps, cfg):
+    return grpo_sg.token_weights(logps) ** (math.log(d) / math.log(1.4))
 
 
 def weigh_pi(logps, cfg):
@@ -87,8 +87,8 @@ def weigh_likely(logps, cfg):
     return 1 - weigh_unlikely(logps, cfg)
 
 
-WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
-           "dose 10": functools.partial(weigh_dose, 10), "w = pi": weigh_pi, "AR": weigh_ar,
+WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_damping, 3),
+           "dose 10": functools.partial(weigh_damping, 10), "w = pi": weigh_pi, "AR": weigh_ar,
            "without unlikely": weigh_likely}
 
 

@@ -1,7 +1,7 @@
 """Draw the figures of the pages from the raw results in results/. Needs matplotlib.
 
     python -m experiments.figures                      all figures that have results
-    python -m experiments.figures method doses         these
+    python -m experiments.figures method damping       these
     python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
 
 The last command takes a picture of the page's last evaluation: the groups whose rewards differ,
@@ -20,7 +20,8 @@ import torch
 
 import grpo_sg
 from experiments.analysis import (
-    DOSES, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read, tuned)
+    DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
+    tuned)
 from experiments.run import EXPERIMENTS
 from experiments.signal import POINTS, cells, values_of
 
@@ -191,12 +192,12 @@ def collapse():
     save(figure, "stability")
 
 
-def doses():
+def damping():
     """Plot accuracy, and paired differences to GRPO, against the damping factor d."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
     xs, after, paired = [], [], []
-    for name, size in DOSES.items():
+    for name, size in DAMPING_FACTORS.items():
         rows = tuned("dose", name)
         xs.append(math.log(size or 30))  # w = pi is plotted to the right of the others
         after.append([row["avg@4"] for row in rows.values()])
@@ -206,7 +207,7 @@ def doses():
               (right, paired, "Minus GRPO's, paired by seed"))
     for axis, lists, title in panels:
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-        axis.set_xticks(xs, [name.replace("none", "1") for name in DOSES], fontsize=7)
+        axis.set_xticks(xs, [name.replace("none", "1") for name in DAMPING_FACTORS], fontsize=7)
         axis.set(title=title)
     figure.supxlabel("damping factor: how many times as much likely tokens count; pi: w = $\\pi$",
                      fontsize=9)
@@ -257,7 +258,7 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, forest, mistakes, learning, collapse, doses, signal)}
+    method, premise, forest, mistakes, learning, collapse, damping, signal)}
 
 
 def main():

@@ -15,7 +15,7 @@ import sys
 
 from experiments import analysis, angle, moves, signal
 from experiments.analysis import (
-    FINITE_DOSES, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
+    FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -205,7 +205,7 @@ def greedy():
 def dose():
     base, lines, clipped = tuned("dose", "none"), [], {}
     gained = mean(base) - mean(cell("start", "warm-up of 150"))
-    for name in analysis.DOSES:
+    for name in analysis.DAMPING_FACTORS:
         here = tuned("dose", name)
         clipped[name] = f"{mean(here, 'norm above 1'):.1%}"
         if name == "none":
@@ -223,12 +223,12 @@ def dose():
     yield "dose: rate", rate(analysis.best_rate("dose", "none"))
     for name in ("1/3", "none", "10"):
         yield f"dose: clipped, {name}", clipped[name]
-    found = slopes(FINITE_DOSES)
+    found = slopes(FINITE_FACTORS)
     yield "dose: verdict", analysis.judge_slopes(found)
     yield "dose: doubling", in_prose([math.log(2) * slope for slope in found])
     yield "dose: slope", in_prose(found)
-    yield "dose: without 10", with_power(slopes(FINITE_DOSES[:-1]))
-    yield "dose: middle", in_prose(slopes(FINITE_DOSES[1:-1]))
+    yield "dose: without 10", with_power(slopes(FINITE_FACTORS[:-1]))
+    yield "dose: middle", in_prose(slopes(FINITE_FACTORS[1:-1]))
 
 
 def stability():
@@ -498,7 +498,7 @@ def values():
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)
-    found["dose: corrected"] = correct_for(count, slopes(FINITE_DOSES))
+    found["dose: corrected"] = correct_for(count, slopes(FINITE_FACTORS))
     return found
 
 

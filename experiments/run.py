@@ -65,7 +65,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_sg
 import tasks
-from experiments.analysis import DOSES, RESULTS, best_rates, read_rows
+from experiments.analysis import DAMPING_FACTORS, RESULTS, best_rates, read_rows
 from grpo_sg import grpo_sg_loss
 from support import cli, program, tiny
 from support.run import Run
@@ -101,12 +101,12 @@ def mu_inside_the_sigmoid(logps, old_logps, advantages, mask, *, weights, **more
     return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
 
 
-def weigh_by_dose(dose, logps, old_logps, advantages, mask, *, weights, **more):
-    """Raise w to the power that makes its range `dose` (None: use pi instead), and divide by the
-    mean over the tokens of the update, which is one micro-batch."""
+def weigh_by_damping(d, logps, old_logps, advantages, mask, *, weights, **more):
+    """Raise w to the power that makes its range the damping factor d (None: use pi instead), and
+    divide by the mean over the tokens of the update, which is one micro-batch."""
     w = logps.detach().exp()
-    if dose is not None:
-        w = weights ** (math.log(dose) / math.log(1.4))
+    if d is not None:
+        w = weights ** (math.log(d) / math.log(1.4))
     w = w / w[mask].mean()
     return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
 
@@ -228,8 +228,8 @@ MISTAKES = {"sg": Arm(), "end token masked": Arm({}, {"make_batch": mask_by_valu
             "scored at another temperature": Arm(
                 {}, {"compute_logps": score_at_another_temperature})}
 READINGS = {"sg": Arm(), "mu inside": Arm({}, {"grpo_sg_loss": mu_inside_the_sigmoid})}
-DOSED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_dose, size)})
-         for name, size in DOSES.items()}
+DAMPED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_damping, size)})
+         for name, size in DAMPING_FACTORS.items()}
 STARTS = {"warm-up of 100": Arm({"steps": 0}, warmup=100),
           "warm-up of 150": Arm({"steps": 0}, warmup=150)}
 NOISY = {"settings": {"steps": 60, "prompts": 16, "updates": 8}, "keep": keep_few_with_luck}
@@ -260,7 +260,7 @@ EXPERIMENTS = {
                           rate_of=("help", "sg")),
     "stability": Experiment("Is it stabler?", METHODS, range(10),
                             (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3), before=True),
-    "dose": Experiment("Does a larger dose matter?", DOSED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
+    "dose": Experiment("Does more damping help?", DAMPED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
                        range(102, 105), warmup=150,
                        settings={"steps": 60, "prompts": 16, "updates": 4}),
     "late": Experiment("Does a long run collapse?", LATE, range(300, 302), (2e-4, 4e-4),

@@ -56,7 +56,7 @@ import torch
 import grpo_sg
 import tasks
 from experiments import analysis
-from experiments.angle import weigh_dose, weigh_pi, weigh_sg
+from experiments.angle import weigh_damping, weigh_pi, weigh_sg
 from experiments.run import name_commit
 from lesson import look
 from support import cli, tiny
@@ -72,9 +72,9 @@ POINTS_OF_SOLUTIONS = {0: (512, BOTH[:1]), 15: (512, BOTH[:1])}
 SIZES = 2, 8, 32, 256      # groups of an update
 FRESH = 20_001             # with the step: a rollout that no training step has
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "w = pi": weigh_pi,
-           "damping 1/1.4": functools.partial(weigh_dose, 1 / 1.4),
-           "damping 3": functools.partial(weigh_dose, 3),
-           "damping 10": functools.partial(weigh_dose, 10)}
+           "damping 1/1.4": functools.partial(weigh_damping, 1 / 1.4),
+           "damping 3": functools.partial(weigh_damping, 3),
+           "damping 10": functools.partial(weigh_damping, 10)}
 # AR's weight is 0.8 + 0.2 pi, so its gradient follows from those of GRPO and of w = pi.
 AR = {"GRPO": 0.8, "w = pi": 0.2}
 ARMS = *WEIGHTS, "AR"

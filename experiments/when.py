@@ -73,13 +73,13 @@ import torch
 
 import grpo_sg
 from experiments import analysis, signal
-from experiments.angle import weigh_ar, weigh_dose, weigh_sg
+from experiments.angle import weigh_ar, weigh_damping, weigh_sg
 from experiments.run import name_commit
 from grpo_sg import grpo_sg_loss
 
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "AR": weigh_ar,
-           "damping 10": functools.partial(weigh_dose, 10),
-           "damping 1/1.4": functools.partial(weigh_dose, 1 / 1.4)}
+           "damping 10": functools.partial(weigh_damping, 10),
+           "damping 1/1.4": functools.partial(weigh_damping, 1 / 1.4)}
 METHODS = "GRPO", "GRPO-SG", "AR", "damping 10"
 SAMPLES = 8  # of each problem, in avg@8
 FRESH = 30_000  # with the step: a rollout that no step before a late start had
