@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-from experiments import analysis, angle, moves, signal
+from experiments import analysis, angle, moves, signal, when
 from experiments.analysis import (
     FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
@@ -283,6 +283,56 @@ def signals():
          "verdict", "in AdamW's metric", "efficiency(8), d = 10"], lines)
 
 
+def whens():
+    """The parts and predictions of experiments/when.py; when.NOT_RUN where rows are missing."""
+    rows, lines, verdicts = read("when"), [], []
+    for part in when.PARTS:
+        yield from describe_part(rows, part)
+    for i, (part, step, words, values, verdict) in enumerate(when.check_predictions(rows), 1):
+        text, share = describe_difference(rows, part, step, values)
+        yield f"when: prediction {i}", text
+        yield f"when: prediction {i}, share", share
+        yield f"when: verdict {i}", verdict
+        verdicts.append(verdict)
+        cells = ["-"] * 3
+        if len(values) > 1:
+            cells = [with_interval(values), share.replace(", 95% CI", ""),
+                     f"{detectable(values):.3f}"]
+        lines.append([f"{i}. {part}, {step} steps: {words}", *cells, verdict])
+    counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)]
+    yield "when: verdicts", ", ".join(counts)
+    yield "when: table", table(
+        ["prediction", "avg@8 [95% CI]", "share of the gain [95% CI]", "MDE", "verdict"], lines)
+
+
+def describe_part(rows, part):
+    """Seeds, learning rates, GRPO's accuracy, and every arm minus GRPO."""
+    p = when.PARTS[part]
+    seeds = min(len(when.counted(rows, part, arm)) for arm in p.arms)
+    yield f"when: {part}, seeds", str(seeds or when.NOT_RUN)
+    best = when.choose_rates(part, rows) if seeds else {}
+    chosen = []
+    for arm, lr in best.items():
+        at_end = p.grid and lr in (p.rates[0], p.rates[-1])
+        chosen.append(f"{arm} {rate(lr)}{' (end of the grid)' if at_end else ''}")
+    yield f"when: {part}, rates", ", ".join(chosen) or when.NOT_RUN
+    for step in (0, *p.points):
+        accuracy = f"{when.level(rows, part, step):.3f}" if seeds else when.NOT_RUN
+        yield f"when: {part}, {step}, GRPO", accuracy
+    for step, arm, values in when.compare_arms(rows, part):
+        text, share = describe_difference(rows, part, step, values)
+        yield f"when: {part}, {step}, {arm}", text
+        yield f"when: {part}, {step}, {arm}, share", share
+
+
+def describe_difference(rows, part, step, values):
+    """(in prose, as a share of what RL with GRPO gained until this step)"""
+    if len(values) < 2:
+        return when.NOT_RUN, when.NOT_RUN
+    gained = when.level(rows, part, step) - when.level(rows, part, 0)
+    return with_power(values), share_of(gained, values).replace(" [", ", 95% CI [")
+
+
 def mistakes():
     """Each compared with the right version, in the regime of "help" and in the default run."""
     lines = {label: [label] for label in MISTAKES.values()}
@@ -494,7 +544,7 @@ def values():
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
-            gradients, likelier, late, afar, ignorant, bench, verifiers, signals):
+            gradients, likelier, late, afar, ignorant, bench, verifiers, signals, whens):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)

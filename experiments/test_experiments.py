@@ -321,6 +321,30 @@ def test_methods_are_compared_at_the_rates_that_the_grid_chooses(tmp_path, monke
     assert analysis.tuned("help", "lopti") == {}  # no counted run has this rate
 
 
+def test_predictions_by_hand_and_parts_that_have_not_run(tmp_path, monkeypatch):
+    """Early, GRPO reaches .5 from .1; GRPO-SG is above it by .02, .04 and .06, which is
+    .04 +- 4.303 * .02 / sqrt(3), and damping 10 by .1 more."""
+    rows = []
+    for seed in range(1000, 1003):
+        gain = 0.02 * (seed - 999)
+        gains = {"GRPO": 0, "GRPO-SG": gain, "AR": 0, "damping 10": gain + 0.1}
+        for arm, gain in gains.items():
+            row = {"part": "early", "arm": arm, "seed": seed, "rate": 2e-4, "before": 0.1}
+            rows.append({**row, "split": "valid", "avg@8": {"10": 0.9}})
+            rows.append({**row, "split": "test", "avg@8": {"10": 0.5 + gain}})
+    write_rows(tmp_path, monkeypatch, "when", rows)
+    found = dict(numbers.whens())
+    assert found["when: early, seeds"] == "3" and found["when: early, 10, GRPO"] == "0.500"
+    assert found["when: early, rates"].startswith("GRPO 2e-4 (end of the grid), GRPO-SG 2e-4")
+    assert found["when: early, 10, GRPO-SG"].startswith("+0.040, 95% CI [-0.010, +0.090], MDE")
+    assert found["when: prediction 1, share"] == "+10%, 95% CI [-2%, +22%]"
+    assert found["when: verdict 1"] == "open (interim)"
+    assert found["when: verdict 2"] == "confirmed (interim)"
+    assert found["when: late, rates"] == found["when: verdict 3"] == "not run yet"
+    assert found["when: switch, 60, GRPO-SG, then GRPO"] == "not run yet"
+    assert found["when: verdicts"].endswith("3 not run yet")
+
+
 @pytest.mark.parametrize("name", ["help", "noisy", "dose"])
 def test_a_changed_row_of_a_grid_is_noticed(name, tmp_path, monkeypatch):
     known = dict(numbers.grids())["grids: table"]

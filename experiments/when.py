@@ -254,6 +254,7 @@ PREDICTIONS = (("early", "GRPO-SG", "GRPO", 10, +1), ("early", "damping 10", "GR
                ("late", "damping 10", "GRPO", 20, -1),
                ("switch", "GRPO, then damping 10", "GRPO", 60, -1),
                ("switch", "damping 10, then GRPO", "damping 10", 60, +1))
+NOT_RUN = "not run yet"
 
 
 def judge(values, sign):
@@ -264,29 +265,49 @@ def judge(values, sign):
     return "confirmed" if (low > 0) == (sign > 0) else "refuted"
 
 
-def show(rows):
-    """Means of GRPO, and every arm minus GRPO, after each point."""
-    for part, p in PARTS.items():
-        base = counted(rows, part, "GRPO").values()
-        if len(base) < 2:
-            continue
-        print(f"{part}: {p.task}, {len(base)} seeds, rates {choose_rates(part, rows)}; before "
-              f"RL {statistics.fmean(row['before'] for row in base):.4f}")
-        for step in p.points:
-            level = statistics.fmean(row["avg@8"][str(step)] for row in base)
-            print(f"  after {step} steps GRPO has {level:.4f}")
-            for arm in p.arms:
-                values = compare(rows, part, arm, "GRPO", step)
-                if arm != "GRPO" and len(values) > 1:
-                    average, low, high = analysis.interval(values)
-                    print(f"    {arm}: {average:+.4f} [{low:+.4f}, {high:+.4f}], "
-                          f"{len(values)} seeds")
+def level(rows, part, step):
+    """Return GRPO's mean avg@8 after this step; before RL if it is 0."""
+    base = counted(rows, part, "GRPO").values()
+    return statistics.fmean(row["avg@8"][str(step)] if step else row["before"] for row in base)
+
+
+def compare_arms(rows, part):
+    """Yield (step, arm, its differences to GRPO) for each arm at each point."""
+    for step in PARTS[part].points:
+        for arm in PARTS[part].arms:
+            if arm != "GRPO":
+                yield step, arm, compare(rows, part, arm, "GRPO", step)
+
+
+def check_predictions(rows):
+    """Yield (part, step, in words, differences, verdict) for each prediction."""
     for part, arm, other, step, sign in PREDICTIONS:
         values = compare(rows, part, arm, other, step)
+        verdict = NOT_RUN
         if len(values) > 1:
-            interim = "" if len(values) == len(PARTS[part].seeds) else " (interim)"
-            print(f"{part}: {arm} minus {other} {'above' if sign > 0 else 'below'} 0: "
-                  f"{judge(values, sign)}{interim}")
+            verdict = judge(values, sign)
+            if len(values) < len(PARTS[part].seeds):
+                verdict += " (interim)"
+        arm = f'"{arm}"' if ", then " in arm else arm
+        words = f"{arm} minus {other} {'above' if sign > 0 else 'below'} 0"
+        yield part, step, words, values, verdict
+
+
+def show(rows):
+    """Print GRPO's means, every arm minus GRPO at each point, and the verdicts."""
+    for part, p in PARTS.items():
+        seeds = len(counted(rows, part, "GRPO"))
+        if seeds < 2:
+            continue
+        print(f"{part}: {p.task}, {seeds} seeds, rates {choose_rates(part, rows)}; before RL "
+              f"{level(rows, part, 0):.4f}")
+        for step, arm, values in compare_arms(rows, part):
+            if len(values) > 1:
+                average, low, high = analysis.interval(values)
+                print(f"  after {step} steps, GRPO {level(rows, part, step):.4f}, {arm}: "
+                      f"{average:+.4f} [{low:+.4f}, {high:+.4f}], {len(values)} seeds")
+    for part, step, words, _, verdict in check_predictions(rows):
+        print(f"{part}: after {step} steps, {words}: {verdict}")
 
 
 def main():
