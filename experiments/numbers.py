@@ -28,9 +28,9 @@ MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+
 INTERVAL = r"[-+]\d\.\d+ \[[-+]\d\.\d+, [-+]\d\.\d+\]"
 ARMS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "AR", "lopti": "Lopti",
         "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
-MISTAKES = {"clip(w r)": "the weight inside the clip, `clip(w r)`",
-            "end token masked": "the stop token left out of the loss, by `ids != pad`",
-            "tau = 9": "tau = 9: every weight is 1, plain GRPO",
+MISTAKES = {"clip(w r)": "weight inside the clip, `clip(w r)`",
+            "end token masked": "stop token masked by `ids != pad`",
+            "tau = 9": "tau = 9, which makes every weight 1",
             "scored at another temperature": "sampled at temperature 1, scored at 0.6"}
 
 
@@ -80,7 +80,7 @@ def range_of(values, digits=2):
 
 
 def table(head, rows):
-    head, *rows = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    head, *rows = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
     lines = [head, "|---" * head.count(" | ") + "|---|", *rows]
     return "\n\n" + "\n".join(lines) + "\n\n"
 
@@ -103,17 +103,15 @@ def call(values):
 def default():
     rows, lines = read("default"), []
     for task in ("kk", "math", "qa"):
-        ready = cell("default", f"{task}, ready").values()
+        pretrained = cell("default", f"{task}, ready").values()
         own = cell("default", task).values()
-        line = [f"`{task}`"]
-        for key in ("eval/avg@4", "eval/accuracy"):
-            for i in (0, 1):
-                line.append(with_error([row["tests"][i][key] for row in ready]))
+        tests = zip(*(row["tests"] for row in pretrained))
+        line = [with_error([test["eval/avg@4"] for test in each]) for each in tests]
         line.append(with_error([row["avg@4"] for row in own]))
-        lines.append([*line, range_of([row["best constant answer"] for row in ready])])
+        constant = range_of([row["best constant answer"] for row in pretrained])
+        lines.append([f"`{task}`", *line, constant])
     yield "default: table", table(
-        ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
-         "avg@4 after, own warm-up", "best constant answer"], lines)
+        ["task", "avg@4 before RL", "after", "after, own warm-up", "constant answer"], lines)
     means = [row["tests"][i]["eval/completion_tokens"] for row in rows for i in (0, 1)]
     yield "default: tokens", range_of(means, 0)
     yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
@@ -142,11 +140,10 @@ def premise():
 def helps():
     """GRPO-SG against GRPO; AR-Lopti's two changes; the grids that chose the rates."""
     lines = []
-    for name, label, seeds, minus, gained in analysis.comparisons():
+    for name, label, _, minus, gained in analysis.comparisons():
         share = share_of(gained, minus)
         least = detectable(minus)
-        lines.append([label, seeds, f"{gained:.3f}", with_interval(minus), share,
-                      f"{least:.3f} ({least / gained:.0%})"])
+        lines.append([label, with_interval(minus), f"{least:.3f} ({least / gained:.0%})"])
         yield f"{name}: minus", in_prose(minus)
         yield f"{name}: share", share.replace(" [", ", 95% CI [")
         yield f"{name}: gained", f"{gained:.3f}"
@@ -158,8 +155,7 @@ def helps():
         if name == "clean":
             yield "help: sg, minus GRPO", in_prose(minus)
     yield "forest: table", table(
-        ["comparison", "seeds", "RL gained", "avg@4, GRPO-SG minus GRPO [95% CI]",
-         "as a share of the gain [95% CI]", "MDE (share)"], lines)
+        ["comparison", "avg@4, GRPO-SG minus GRPO [95% CI]", "MDE (share of the gain)"], lines)
     base = tuned("help", "none")
     for arm in ("ar", "lopti"):
         yield f"help: {arm}", with_power(differences(tuned("help", arm), base))
@@ -212,13 +208,11 @@ def dose():
             continue
         minus = differences(here, base)
         lines.append([ARMS.get(name, name), rate(analysis.best_rate("dose", name)),
-                      with_interval(minus), share_of(gained, minus),
-                      f"{detectable(minus):.3f}"])
+                      with_interval(minus), f"{detectable(minus):.3f}"])
         yield f"dose: {name}", in_prose(minus)
         yield f"dose: {name}, share", share_of(gained, minus).replace(" [", ", 95% CI [")
     yield "dose: table", table(
-        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]",
-         "share of the gain [95% CI]", "MDE"], lines)
+        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE"], lines)
     yield "dose: gained", f"{gained:.3f}"
     yield "dose: rate", rate(analysis.best_rate("dose", "none"))
     for name in ("1/3", "none", "10"):
@@ -251,36 +245,46 @@ def stability():
 
 
 def signals():
-    """What experiments/signal.py counts, and the same for damping 10."""
+    """The efficiencies that experiments/signal.py counts, their verdicts, and damping 10's."""
     found = signal.cells(read("signal"))
-    lines, seeds, verdicts = [], set(), {}
-    for task, step, metric, rewards, arm in found:
-        if (metric, rewards, arm) != ("Euclid", "clean", "GRPO-SG"):
+    yield from signal_ranges(found)
+    cells, seeds, verdicts = {}, set(), {}
+    for task, step, *rest in found:
+        if rest != ["Euclid", "clean", "GRPO-SG"]:
             continue
-        rows = found[task, step, metric, rewards, arm]
+        rows = found[task, step, *rest]
         values = signal.values_of(rows, "efficiency 8")
-        strong = signal.values_of(found[task, step, metric, rewards, "damping 10"],
+        strong = signal.values_of(found[task, step, "Euclid", "clean", "damping 10"],
                                   "efficiency 8")
-        adam = found.get((task, step, "AdamW", rewards, arm), [])
         seeds.add(len(rows))
-        accuracy = statistics.fmean(row["accuracy"] for row in rows)
-        kept = [signal.in_words(signal.values_of(rows, name)) for name in ("signal", "noise")]
         verdict = signal.judge(values) if len(values) > 1 else "-"
-        lines.append([f"`{task}`", str(step), str(len(rows)), f"{accuracy:.3f}", *kept,
-                      signal.in_words(values), verdict,
-                      signal.in_words(signal.values_of(adam, "efficiency 8")),
-                      signal.in_words(strong)])
-        verdicts[task, step] = verdict
+        text = signal.in_words(values, digits=2)
+        cells[task, step] = f"**{text}**" if verdict in ("better", "worse") else text
+        verdicts.setdefault(verdict, {}).setdefault(task, []).append(str(step))
         yield f"signal: {task}, {step}", f"{statistics.fmean(values):.2f}"
         yield f"signal: {task}, {step}, damping 10", f"{statistics.fmean(strong):.2f}"
-    yield "signal: seeds", range_of(sorted(seeds), 0)
-    for verdict in ("better", "worse", "not told apart"):
-        where = [f"{task} at step {step}" for (task, step), each in verdicts.items()
-                 if each == verdict]
-        yield f"signal: {verdict}", ", ".join(where) or "nowhere"
+    planned = len(signal.SEEDS)
+    yield "signal: seeds", (f"all {planned} planned seeds" if min(seeds) == planned else
+                            f"{range_of(seeds, 0)} of {planned} planned seeds (interim)")
+    for verdict in ("better", "worse"):
+        where = [f"{task} ({', '.join(steps)})"
+                 for task, steps in verdicts.get(verdict, {}).items()]
+        yield f"signal: {verdict}", ", ".join(where) or "no task"
     yield "signal: table", table(
-        ["task", "step", "seeds", "accuracy", "signal kept", "noise kept", "efficiency(8)",
-         "verdict", "in AdamW's metric", "efficiency(8), d = 10"], lines)
+        ["step", *signal.POINTS],
+        [[f"`{task}`", *(cells.get((task, step), "-") for step in signal.POINTS)]
+         for task in signal.TASKS])
+
+
+def signal_ranges(found):
+    """Of GRPO-SG on the three tasks, at the start and after 15 steps: least and greatest mean."""
+    for step in (0, 15):
+        for name in ("signal", "noise", "efficiency 8", "efficiency 256"):
+            means = []
+            for task in angle.TASKS:
+                rows = found[task, step, "Euclid", "clean", "GRPO-SG"]
+                means.append(statistics.fmean(signal.values_of(rows, name)))
+            yield f"signal: {step}, {name}", range_of(means)
 
 
 def whens():
@@ -348,32 +352,22 @@ def mistakes():
         yield f"{name}: right", f"{mean(base):.3f}"
         yield f"{name}: costly", ("none", "one", "two", "three", "all")[costly]
     yield "mistakes: table", table(
-        ["mistake", "unsure model: avg@4 [95% CI]", "MDE", "default run: avg@4 [95% CI]", "MDE"],
+        ["mistake", "unsure model [95% CI]", "MDE", "default run [95% CI]", "MDE"],
         lines.values())
     minus = differences(cell("reading", "mu inside"), cell("reading", "sg"))
     yield "reading: avg@4", with_power(minus)
 
 
 def angles():
-    """In degrees; means over the seeds that there are."""
+    """Between parameter displacements, in degrees: least and greatest of the tasks' means."""
     found = angle.cells(read("angle"))
-    arms = "GRPO-SG", "AR", "another draw"
-    lines = []
     for steps in (1, 60):
-        means = {arm: [] for arm in arms}
-        for task in angle.TASKS:
-            each = []
-            for arm in arms:
-                values = values_of(found["displacement", task, 0, steps, arm])
-                means[arm].append(statistics.fmean(values))
-                each.append(angle.in_words(values, "{:.0f}"))
-                yield f"angle: {task}, {steps}, {arm}", f"{statistics.fmean(values):.0f}"
-            lines.append([f"`{task}`", str(steps), *each])
-        for arm in arms:
-            yield f"angle: {steps}, {arm}", range_of(means[arm], 0)
-    yield "angle: moves", table(["task", "steps", *arms], lines)
-    seeds = {row["seed"] for row in found["displacement", "kk", 0, 60, "GRPO-SG"]}
-    yield "angle: seeds", str(len(seeds))
+        for arm in "GRPO-SG", "AR", "another draw":
+            means = []
+            for task in angle.TASKS:
+                rows = found["displacement", task, 0, steps, arm]
+                means.append(statistics.fmean(values_of(rows)))
+            yield f"angle: {steps}, {arm}", range_of(means, 0)
 
 
 def gradients():

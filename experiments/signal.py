@@ -285,11 +285,11 @@ def values_of(rows, name):
     return [row[name][0] for row in rows if row[name][0] is not None]
 
 
-def in_words(values):
+def in_words(values, digits=3):
     if len(values) < 2:
-        return f"{values[0]:.3f}" if values else "-"
-    average, low, high = analysis.interval(values)
-    return f"{average:.3f} [{low:.3f}, {high:.3f}]"
+        return f"{values[0]:.{digits}f}" if values else "-"
+    average, low, high = (f"{x:.{digits}f}" for x in analysis.interval(values))
+    return f"{average} [{low}, {high}]"
 
 
 def judge(values):
