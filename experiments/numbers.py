@@ -226,17 +226,12 @@ def dose():
 
 
 def stability():
-    told, fallen = [], {}
+    told = []
     for lr in EXPERIMENTS["stability"].rates:
         cells = [cell("stability", arm, rate=lr) for arm in ("none", "sg")]
-        for here in cells:
-            down = sum(row["avg@4"] < row["before"] for row in here.values())
-            fallen.setdefault(lr, []).append(f"{down} of {len(here)}")
         values = differences(cells[1], cells[0], "norm cv")
         if side(values):
             told.append(f"at {rate(lr)}, by {in_prose(values)}")
-    for lr, both in fallen.items():
-        yield f"stability: {rate(lr)}", " and ".join(both)
     D, s, verdict = analysis.compare_collapse()
     yield "stability: verdict", verdict
     yield "stability: D", with_power(D)
@@ -359,27 +354,18 @@ def mistakes():
 
 
 def angles():
-    """Between parameter displacements, in degrees: least and greatest of the tasks' means."""
+    """In degrees, means over seeds: between parameter displacements after one step, over the
+    tasks; and between gradients at the warm start of the damping experiment."""
     found = angle.cells(read("angle"))
-    for steps in (1, 60):
-        for arm in "GRPO-SG", "AR", "another draw":
-            means = []
-            for task in angle.TASKS:
-                rows = found["displacement", task, 0, steps, arm]
-                means.append(statistics.fmean(values_of(rows)))
-            yield f"angle: {steps}, {arm}", range_of(means, 0)
-
-
-def gradients():
-    """Of the means at each point of training: least and greatest, in degrees."""
-    found = angle.cells(read("angle"))
-    arms = "GRPO-SG", "AR", "dose 10", "another draw"
-    points = [point for *point, arm in found if point[0] == "gradient" and arm == "GRPO-SG"]
-    for arm in arms:
-        means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
-        yield f"angle: gradient, {arm}", range_of(means, 0)
-        here = values_of(found["gradient", "kk", 150, 0, arm])
-        yield f"angle: gradient of the dose runs, {arm}", f"{statistics.fmean(here):.0f}"
+    for name, arm in (("GRPO-SG", "GRPO-SG"), ("rerun", "another draw")):
+        means = []
+        for task in angle.TASKS:
+            rows = found["displacement", task, 0, 1, arm]
+            means.append(statistics.fmean(values_of(rows)))
+        yield f"angle: {name}", range_of(means, 0)
+    for name, arm in (("d=10", "dose 10"), ("rerun", "another draw")):
+        rows = found["gradient", "kk", 150, 0, arm]
+        yield f"angle: gradient, {name}", f"{statistics.fmean(values_of(rows)):.0f}"
 
 
 def values_of(rows):
@@ -538,7 +524,7 @@ def values():
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
-            gradients, likelier, late, afar, ignorant, bench, verifiers, signals, whens):
+            likelier, late, afar, ignorant, bench, verifiers, signals, whens):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)
