@@ -266,7 +266,7 @@ def signals():
                  for task, steps in verdicts.get(verdict, {}).items()]
         yield f"signal: {verdict}", ", ".join(where) or "no task"
     yield "signal: table", table(
-        ["step", *signal.POINTS],
+        ["task, step", *signal.POINTS],
         [[f"`{task}`", *(cells.get((task, step), "-") for step in signal.POINTS)]
          for task in signal.TASKS])
 
@@ -293,15 +293,13 @@ def whens():
         yield f"when: prediction {i}, share", share
         yield f"when: verdict {i}", verdict
         verdicts.append(verdict)
-        cells = ["-"] * 3
+        cells = ["-", "-"]
         if len(values) > 1:
-            cells = [with_interval(values), share.replace(", 95% CI", ""),
-                     f"{detectable(values):.3f}"]
+            cells = [with_interval(values), f"{detectable(values):.3f}"]
         lines.append([f"{i}. {part}, {step} steps: {words}", *cells, verdict])
     counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)]
     yield "when: verdicts", ", ".join(counts)
-    yield "when: table", table(
-        ["prediction", "avg@8 [95% CI]", "share of the gain [95% CI]", "MDE", "verdict"], lines)
+    yield "when: table", table(["prediction", "avg@8 [95% CI]", "MDE", "verdict"], lines)
 
 
 def describe_part(rows, part):
