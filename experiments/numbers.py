@@ -1,10 +1,10 @@
-"""The measured numbers of the pages, from the raw files in results/. It trains nothing.
+"""Check the measured numbers of the pages against the raw files in results/. Trains nothing.
 
-    python -m experiments.numbers            fails where a page is not what the files say
-    python -m experiments.numbers --write    puts into the pages what the files say
+    python -m experiments.numbers            report numbers that differ, and exit with 1
+    python -m experiments.numbers --write    write the numbers into the pages
 
-In a page each is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. NAME
-is a key of what the functions below yield: a number, words, or a table.
+A number is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. The functions
+below yield (NAME, text), where the text is a number, words, or a table.
 """
 import argparse
 import math
@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
-# What the page may have only between markers: three decimals, or a percentage, but for the
-# level of an interval and the power and the level of a test.
+# Numbers that the evidence page may have only between markers: those with three decimals, and
+# percentages, except for the levels of intervals and tests and the power.
 MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
 INTERVAL = r"[-+]\d\.\d+ \[[-+]\d\.\d+, [-+]\d\.\d+\]"
 ARMS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "AR", "lopti": "Lopti",
@@ -46,12 +46,12 @@ def rate(value):
 
 
 def with_error(values):
-    """The mean and its standard error."""
+    """Format the mean and its standard error."""
     return f"{statistics.fmean(values):.3f} ± {analysis.standard_error(values):.3f}"
 
 
 def with_interval(values):
-    """The mean and its 95% confidence interval, as tables have them."""
+    """Format the mean and its 95% confidence interval for a table."""
     average, low, high = map(signed, interval(values))
     return f"{average} [{low}, {high}]"
 
@@ -61,7 +61,7 @@ def in_prose(values):
 
 
 def with_power(values):
-    """The same with the minimum detectable effect."""
+    """Format the mean, its interval and the minimum detectable effect for a sentence."""
     return f"{in_prose(values)}, MDE {detectable(values):.3f}"
 
 
@@ -86,7 +86,7 @@ def table(head, rows):
 
 
 def side(values, middle=0.0):
-    """1 if their interval is above the middle, -1 if below, else 0; 0 of a single value."""
+    """Return 1 if their interval is above the middle, -1 if below, else 0; 0 for one value."""
     if len(values) < 2:
         return 0
     _, low, high = interval(values)
@@ -94,11 +94,11 @@ def side(values, middle=0.0):
 
 
 def call(values):
-    """The verdict of the rule on GRPO-SG's differences to GRPO."""
+    """Return the rule's verdict on GRPO-SG's differences to GRPO."""
     return ("GRPO-SG is worse", "no difference", "GRPO-SG is better")[side(values) + 1]
 
 
-# ---- Each question's ----
+# ---- The numbers of each question ----
 
 def default():
     rows, lines = read("default"), []
@@ -138,7 +138,7 @@ def premise():
 
 
 def helps():
-    """GRPO-SG against GRPO; AR-Lopti's two changes; the grids that chose the rates."""
+    """Compare GRPO-SG, and AR-Lopti's two changes, with GRPO."""
     lines = []
     for name, label, _, minus, gained in analysis.comparisons():
         share = share_of(gained, minus)
@@ -166,7 +166,7 @@ def helps():
 
 
 def grids():
-    """The mean avg@4 on validation problems, from which the rates are chosen."""
+    """Yield the mean avg@4 on validation problems, which chose the learning rates."""
     rates, lines = (5e-5, 1e-4, 2e-4, 4e-4), []
     for name in ("help", "noisy", "dose"):
         rows = [row for row in read(name) if row["split"] == "valid"]
@@ -181,13 +181,13 @@ def grids():
 
 
 def recorded():
-    """The rows that other processors do not reproduce."""
+    """Yield the rows that other processors do not reproduce."""
     for name, arm, seed in NOT_REPRODUCED:
         yield f"recorded: {name}, {arm}, {seed}", f"{cell(name, arm)[seed]['avg@4']:.3f}"
 
 
 def greedy():
-    """By the rule in run.py's docstring."""
+    """Apply the rule in run.py's docstring."""
     cells = [cell("greedy", arm, rate=1e-4) for arm in ("sg", "none")]
     values = differences(*cells, "greedy")
     yield "greedy: values", with_power(values)
@@ -240,7 +240,7 @@ def stability():
 
 
 def signals():
-    """The efficiencies that experiments/signal.py counts, their verdicts, and damping 10's."""
+    """Yield efficiencies by experiments/signal.py, with verdicts, and those of damping 10."""
     found = signal.cells(read("signal"))
     yield from signal_ranges(found)
     cells, seeds, verdicts = {}, set(), {}
@@ -272,7 +272,7 @@ def signals():
 
 
 def signal_ranges(found):
-    """Of GRPO-SG on the three tasks, at the start and after 15 steps: least and greatest mean."""
+    """Yield GRPO-SG's least and greatest mean over tasks, at the start and after 15 steps."""
     for step in (0, 15):
         for name in ("signal", "noise", "efficiency 8", "efficiency 256"):
             means = []
@@ -283,7 +283,7 @@ def signal_ranges(found):
 
 
 def whens():
-    """The parts and predictions of experiments/when.py; when.NOT_RUN where rows are missing."""
+    """Yield the parts and predictions of experiments/when.py; NOT_RUN where rows are missing."""
     rows, lines, verdicts = read("when"), [], []
     for part in when.PARTS:
         yield from describe_part(rows, part)
@@ -303,7 +303,7 @@ def whens():
 
 
 def describe_part(rows, part):
-    """Seeds, learning rates, GRPO's accuracy, and every arm minus GRPO."""
+    """Yield the seeds, learning rates, GRPO's accuracy, and every arm minus GRPO."""
     p = when.PARTS[part]
     seeds = min(len(when.counted(rows, part, arm)) for arm in p.arms)
     yield f"when: {part}, seeds", str(seeds or when.NOT_RUN)
@@ -323,7 +323,7 @@ def describe_part(rows, part):
 
 
 def describe_difference(rows, part, step, values):
-    """(in prose, as a share of what RL with GRPO gained until this step)"""
+    """Return (difference for a sentence, its share of what RL with GRPO gained by this step)."""
     if len(values) < 2:
         return when.NOT_RUN, when.NOT_RUN
     gained = when.level(rows, part, step) - when.level(rows, part, 0)
@@ -331,7 +331,7 @@ def describe_difference(rows, part, step, values):
 
 
 def mistakes():
-    """Each compared with the right version, in the regime of "help" and in the default run."""
+    """Compare each with the correct version, in the setting of "help" and the default run."""
     lines = {label: [label] for label in MISTAKES.values()}
     for name in ("mistakes", "visible"):
         base, costly = cell(name, "sg"), 0
@@ -352,8 +352,8 @@ def mistakes():
 
 
 def angles():
-    """In degrees, means over seeds: between parameter displacements after one step, over the
-    tasks; and between gradients at the warm start of the damping experiment."""
+    """Yield mean angles in degrees: between parameter displacements after one step, on all
+    tasks, and between gradients at the warm start of the damping experiment."""
     found = angle.cells(read("angle"))
     for name, arm in (("GRPO-SG", "GRPO-SG"), ("rerun", "another draw")):
         means = []
@@ -371,8 +371,8 @@ def values_of(rows):
 
 
 def likelier():
-    """Which share of the tokens with a positive advantage got likelier by one update of AdamW:
-    a cell is a task at a point of training, and a bin of pi."""
+    """Count where tokens with a positive advantage became likelier after one AdamW update. A
+    cell is a task at a point of training, and a bin of pi."""
     below, sides, least = 0, {arm: [] for arm in ("GRPO-SG", "AR", "Lopti")}, []
     cells = [each for (_, _, optimizer, _, _, sign), each in moves.shares(read("moves")).items()
              if (optimizer, sign) == ("AdamW", 1)]
@@ -393,16 +393,16 @@ def likelier():
 
 
 def late():
-    """By the rule in run.py's docstring."""
+    """Apply the rule in run.py's docstring."""
     rows = read("late")
     fallen = [row for row in rows if analysis.describe_end(row)[2]]
     yield "late: collapsed", f"{len(fallen) or 'none'} of {len(rows)}"
-    if not fallen:  # the chance of no collapse in so many runs would be 5%
+    if not fallen:  # at this probability, as many runs without a collapse have a probability of 5%
         yield "late: bound", f"{1 - 0.05 ** (1 / len(rows)):.0%}"
 
 
 def afar():
-    """By the rule in run.py's docstring, and what a second look found."""
+    """Apply the rule in run.py's docstring, and add later checks."""
     minus = {}
     for name, problems, measure in (("transfer", "many", analysis.transfer),
                                     ("transfer, few", "few", analysis.transfer),
@@ -422,7 +422,7 @@ def afar():
 
 
 def ignorant():
-    """The most accurate of all trivial baselines, on each set of problems."""
+    """Yield the accuracy of the best trivial baseline."""
     best = {}
     for row in read("ignorant"):
         name = row["problems"]
@@ -465,7 +465,7 @@ def bench():
 
 
 def count_solved(name, verifier, sets):
-    """The cells of a row: how many problems there are, and how many each baseline solves."""
+    """Return the cells of a row: how many problems there are, and how many each baseline solves."""
     found = [analysis.read_json("math_baselines.json")[each][verifier] for each in sets]
     line = [name, f"{sum(each['problems'] for each in found):,}"]
     for policy in ("question", "longest", "any", "constant"):
@@ -475,7 +475,7 @@ def count_solved(name, verifier, sets):
 
 
 def agreements():
-    """{(whose verdicts, half): [(in words, how many, the slowest's ms)], oldest first}"""
+    """Return {(whose verdicts, half): [(text, how many, the slowest in ms)]}, oldest first."""
     form = re.compile(r"(ours|math-verify|their repositories)(?:, half (\d))? +(\d+) answers: "
                       r"agrees on ([\d.]+%), accepts (\d+) .* rejects (\d+) right ones"
                       r"(?:.*most ([\d.]+) ms)?")
@@ -491,7 +491,7 @@ def agreements():
 
 
 def verifiers():
-    """The tables of verify/README.md."""
+    """Yield the tables of verify/README.md."""
     every = [name for name in analysis.read_json("math_baselines.json") if name != "math_train"]
     lines = [count_solved("generated problems", "verify_math", ["generated"]),
              count_solved("GSM8K, test", "verify_math", ["gsm8k_test"]),
@@ -518,7 +518,7 @@ def verifiers():
 
 
 def values():
-    """{name: text} of all questions."""
+    """Return {name: text} for all questions."""
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
@@ -531,14 +531,14 @@ def values():
 
 
 def correct_for(count, values):
-    """Whether an interval of the level that Bonferroni asks for still excludes 0."""
+    """Say whether the interval still excludes 0 after a Bonferroni correction."""
     level = analysis.t_quantile(1 - 0.025 / count, len(values) - 1)
     excluded = abs(statistics.fmean(values)) > level * analysis.standard_error(values)
     return "survives" if excluded else "does not survive"
 
 
 def count_intervals(texts):
-    """How many different confidence intervals of a difference these texts have."""
+    """Count the different confidence intervals of differences in these texts."""
     found = set()
     for text in texts:
         found.update(re.findall(INTERVAL, text.replace(", 95% CI", "")))
@@ -548,7 +548,7 @@ def count_intervals(texts):
 # ---- The pages ----
 
 def check(page, known):
-    """(the page as the files have it, [what is wrong])"""
+    """Return (the page with the numbers of the files, [what is wrong])."""
     wrong = []
 
     def put(match):
@@ -562,8 +562,7 @@ def check(page, known):
 
 
 def without_source(page):
-    """Return the measured numbers outside of markers, code, and the rules, which are older than
-    the rows."""
+    """Return the measured numbers outside of markers, code and links."""
     return re.findall(MEASURED, re.sub(NOT_MARKED, "", page, flags=re.S))
 
 
@@ -575,7 +574,7 @@ def find_pages():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="repair the pages")
+    parser.add_argument("--write", action="store_true", help="write the numbers into the pages")
     write = parser.parse_args().write
     known, pages = values(), find_pages()
     marks, count = 0, 0
