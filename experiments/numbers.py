@@ -552,12 +552,13 @@ def check(page, known):
     wrong = []
 
     def put(match):
-        name, stands = match[2], match[3]
+        name, shown = match[2], match[3]
         if name not in known:
             wrong.append(f"there is no number {name!r}")
-        elif known[name] != stands:
-            wrong.append(f"{name} is {stands.strip()!r}, by the files {known[name].strip()!r}")
-        return match[1] + known.get(name, stands) + match[4]
+        elif known[name] != shown:
+            wrong.append(f"{name} is {shown.strip()!r}, but the files say "
+                         f"{known[name].strip()!r}")
+        return match[1] + known.get(name, shown) + match[4]
     return MARK.sub(put, page), wrong
 
 

@@ -288,7 +288,7 @@ def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
     ({"far": -0.02}, "generalises worse; in sharpness no difference was seen"),
     ({"aside": 0.02}, "in generalisation no difference was seen; flatter"),
     ({"others": -0.02, "aside": -0.02}, "generalises worse; less flat")])
-def test_generalisation_and_sharpness(tmp_path, monkeypatch, changes, verdict):
+def test_generalization_and_sharpness(tmp_path, monkeypatch, changes, verdict):
     write_rows(tmp_path, monkeypatch, "afar", rows_afar(10, **changes))
     found = dict(numbers.afar())
     assert found["afar: verdict"] == verdict
