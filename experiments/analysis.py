@@ -1,10 +1,10 @@
-"""What the recorded rows say: paired differences, 95% confidence intervals, minimum detectable
+"""Analyze the recorded rows: paired differences, 95% confidence intervals, minimum detectable
 effects, slopes over the damping factor, collapse rates. Nothing here trains.
 
-Below are the pre-registered rules of "help" and "noisy", of "dose", and of "stability", word for
-word as they were written down before the runs. The docstring of run.py has those of "greedy",
-"late" and "afar", that of angle.py its protocol. `sg` is GRPO-SG, `none` is GRPO, a dose is a
-damping factor, and a ready model is the pretrained one.
+Below are the pre-registered rules of "help" and "noisy", of "dose", and of "stability", in the
+words written down before the runs. The docstring of run.py has the rules of "greedy", "late" and
+"afar"; angle.py, moves.py, signal.py and when.py have their own. In the rules, `sg` means GRPO-SG,
+`none` means GRPO, "dose" means damping factor, and "ready model" means pretrained tiny model.
 
 "help" and "noisy":
 
@@ -87,17 +87,17 @@ import statistics
 from typing import NamedTuple
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-# How many times as much a likely token counts as an unlikely one; pi: w = pi, without an end.
-DOSES = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0, "10": 10.0,
-         "pi": None}
-FINITE_DOSES = [name for name, size in DOSES.items() if size]
+# How many times as much a likely token counts as an unlikely one. pi: w = pi, without a bound.
+DAMPING_FACTORS = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1.0, "1.4": 1.4, "3": 3.0,
+                   "10": 10.0, "pi": None}
+FINITE_FACTORS = [name for name, size in DAMPING_FACTORS.items() if size]
 OCTAVES = [math.log2(rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)]  # of "stability"
 
 
 # ---- Rows ----
 
 def read_rows(path):
-    """The rows of a file of JSON lines; [] if there is none yet."""
+    """Read a file of JSON lines; return [] if there is none yet."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -112,12 +112,12 @@ def read_json(name):
 
 
 def select(rows, **values):
-    """{seed: row} of the rows with these values."""
+    """Return {seed: row} of the rows with these values."""
     return {row["seed"]: row for row in rows if values.items() <= row.items()}
 
 
 def cell(experiment, arm, **values):
-    """{seed: row} of an arm's counted rows."""
+    """Return {seed: row} of an arm's counted rows."""
     return select(read(experiment), arm=arm, **{"split": "test", **values})
 
 
@@ -126,7 +126,7 @@ def mean(cell, key="avg@4"):
 
 
 def best_rates(rows):
-    """{arm: the learning rate with the highest mean avg@4} of the rows of a grid."""
+    """Return {arm: the learning rate with the highest mean avg@4} from the rows of a grid."""
     found = {}
     for row in rows:
         found.setdefault(row["arm"], {}).setdefault(row["rate"], []).append(row["avg@4"])
@@ -138,13 +138,13 @@ def best_rates(rows):
 
 
 def best_rate(experiment, arm):
-    """The arm's learning rate, by the grid on validation problems."""
+    """Return the arm's best learning rate on validation problems."""
     grid = [row for row in read(experiment) if row["split"] == "valid"]
     return best_rates(grid).get(arm)
 
 
 def tuned(experiment, arm):
-    """{seed: row} of an arm's counted rows at the rate that the grid chooses."""
+    """Return {seed: row} of an arm's counted rows at its best learning rate."""
     return cell(experiment, arm, rate=best_rate(experiment, arm))
 
 
@@ -170,21 +170,21 @@ def standard_error(values):
 
 
 def interval(values):
-    """(mean, low, high): the 95% confidence interval by Student's t."""
+    """Return (mean, low, high): the 95% confidence interval by Student's t."""
     average = statistics.fmean(values)
     half = t_quantile(0.975, len(values) - 1) * standard_error(values)
     return average, average - half, average + half
 
 
 def detectable(values):
-    """The minimum detectable effect: a true difference of this size would give an interval
-    without 0 in 80% of such experiments."""
+    """Return the minimum detectable effect: 80% of such experiments would detect a true
+    difference of this size, with an interval that excludes 0."""
     degrees = len(values) - 1
     return (t_quantile(0.975, degrees) + t_quantile(0.8, degrees)) * standard_error(values)
 
 
 def sign_flip_p(values):
-    """The p-value of the exact two-sided sign-flip test of a mean of 0."""
+    """Return the p-value of the exact two-sided sign-flip test of a mean of 0."""
     found = abs(sum(values)) - 1e-12
     as_large = 0
     for signs in itertools.product((1, -1), repeat=len(values)):
@@ -193,7 +193,7 @@ def sign_flip_p(values):
 
 
 def differences(a, b, key="avg@4"):
-    """A row's value minus that of the row in b with the same seed; a, b: seed -> row."""
+    """Return a's values minus b's, paired by seed; a, b: {seed: row}."""
     return [a[seed][key] - b[seed][key] for seed in sorted(a.keys() & b.keys())]
 
 
@@ -212,11 +212,11 @@ def compare(name, label, seeds, sg, none, before):
 
 
 def comparisons():
-    """All comparisons of the two methods whose warm starts were measured. Where those of the
-    same seeds were not, seeds 200-239, the mean warm start of seeds 0-19 stands in."""
+    """Return all comparisons of the two methods whose warm starts were measured. Those of seeds
+    200-239 were not; the mean of seeds 0-19 replaces them."""
     short = mean(cell("start", "warm-up of 100"))
     longer = mean(cell("start", "warm-up of 150"))
-    ready = cell("default", "kk, ready")
+    pretrained = cell("default", "kk, ready")
     noisy = tuned("noisy", "sg")
     rate = best_rate("noisy", "sg")
     fresh = {arm: cell("greedy", arm, rate=rate) for arm in ("none", "sg")}
@@ -240,15 +240,15 @@ def comparisons():
         compare("mean 1", "longer warm-up, w divided by its mean", "0-19",
                 tuned("dose", "1.4"), tuned("dose", "none"), longer),
         compare("default", "default run of kk", "0-4",  # with tau = 9 every weight is 1
-                cell("visible", "sg"), cell("visible", "tau = 9"), mean(ready, "before"))]
+                cell("visible", "sg"), cell("visible", "tau = 9"), mean(pretrained, "before"))]
 
 
 # ---- The damping factor d ("dose"): slopes of avg@4 over ln d ----
 
-def slopes(doses, **values):
-    """Of each seed that has all these doses, the slope of the least-squares line."""
-    cells = [cell("dose", name, **values) for name in doses]
-    xs = [math.log(DOSES[name]) for name in doses]
+def slopes(names, **values):
+    """Fit avg@4 over ln d by least squares, for each seed that has all these damping factors."""
+    cells = [cell("dose", name, **values) for name in names]
+    xs = [math.log(DAMPING_FACTORS[name]) for name in names]
     found = []
     for seed in sorted(set.intersection(*map(set, cells))):
         ys = [each[seed]["avg@4"] for each in cells]
@@ -257,7 +257,7 @@ def slopes(doses, **values):
 
 
 def judge_slopes(values):
-    """The verdict of the rule."""
+    """Return the rule's verdict."""
     _, low, high = interval(values)
     if low > 0:
         return "more damping helps"
@@ -265,19 +265,19 @@ def judge_slopes(values):
 
 
 def find_peak():
-    """(the dose with the highest mean avg@4, whether the rule calls it a peak)"""
-    cells = {name: cell("dose", name) for name in FINITE_DOSES}
+    """Return (the damping factor with the highest mean avg@4, whether the rule calls it a peak)."""
+    cells = {name: cell("dose", name) for name in FINITE_FACTORS}
     highest = max(cells, key=lambda name: mean(cells[name]))
-    if highest == FINITE_DOSES[-1]:
+    if highest == FINITE_FACTORS[-1]:
         return highest, False
-    larger = FINITE_DOSES[FINITE_DOSES.index(highest) + 1]
+    larger = FINITE_FACTORS[FINITE_FACTORS.index(highest) + 1]
     return highest, interval(differences(cells[larger], cells[highest]))[2] < 0
 
 
-# ---- Stability: where a method falls off ----
+# ---- Stability: at which learning rate a method collapses ----
 
 def length_above(ys):
-    """The length of the part of the x-axis on which the line through (OCTAVES, ys) is at
+    """Return the length of the part of the x-axis on which the line through (OCTAVES, ys) is at
     or above 0."""
     total = 0.0
     for i in range(len(ys) - 1):
@@ -288,7 +288,7 @@ def length_above(ys):
 
 
 def collapse_rates(arm):
-    """{seed: T}, in octaves, of the seeds that have all five rates."""
+    """Return {seed: T}, in octaves, for the seeds that have all five rates."""
     columns = [cell("stability", arm, rate=rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)]
     found = {}
     for seed in sorted(set.intersection(*map(set, columns))):
@@ -298,7 +298,7 @@ def collapse_rates(arm):
 
 
 def compare_collapse():
-    """(D of each seed, s, the verdict of the rule)"""
+    """Return (D of each seed, s, the rule's verdict)."""
     sg, none = collapse_rates("sg"), collapse_rates("none")
     D = [sg[seed] - none[seed] for seed in sorted(sg.keys() & none.keys())]
     rows = [row for row in read("stability") if row["arm"] == "sg"]
@@ -314,22 +314,22 @@ def compare_collapse():
 
 
 def count_at_an_end(T):
-    """How many of these T are at an end of the range."""
+    """Count how many of these T are at an end of the range."""
     return sum(t - OCTAVES[0] < 1e-9 or OCTAVES[-1] - t < 1e-9 for t in T.values())
 
 
 # ---- A long run: has it collapsed? ----
 
 def describe_end(row):
-    """(best, last, collapsed) of a row of "late": the mean accuracy in training of the best 100
-    steps in a row and of the last 100, and what the rule says."""
+    """Return (best, last, collapsed) for a row of "late": the mean training accuracy of the best
+    100 consecutive steps and of the last 100, and the rule's verdict."""
     curve = row["curve"]
     means = [statistics.fmean(curve[i:i + 100]) for i in range(len(curve) - 99)]
     best, last = max(means), means[-1]
     return best, last, last < best - 0.10 or row["avg@4"] < row["before"]
 
 
-# ---- Generalisation and sharpness ----
+# ---- Generalization and sharpness ----
 
 def transfer(row):
     return (row["avg@4, 4 people"] + row["avg@4, 5 people"]) / 2
@@ -344,13 +344,13 @@ def sharpness(row):
 
 
 def compare_afar(problems, measure):
-    """[(GRPO's, GRPO-SG's)], for each seed, of a measure of the runs on "many" or "few"."""
+    """Return [(GRPO's, GRPO-SG's)] of a measure for each seed, on "many" or "few" problems."""
     none, sg = cell("afar", f"none, {problems}"), cell("afar", f"sg, {problems}")
     return [(measure(none[seed]), measure(sg[seed])) for seed in sorted(sg.keys() & none.keys())]
 
 
 def judge_afar(transfers, gaps, falls):
-    """The verdict of the rule, of ten seeds."""
+    """Return the rule's verdict on ten seeds."""
     _, transfer_low, transfer_high = interval(transfers)
     _, gap_low, gap_high = interval(gaps)
     _, fall_low, fall_high = interval(falls)

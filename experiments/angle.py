@@ -71,8 +71,9 @@ def weigh_sg(logps, cfg):
     return grpo_sg.token_weights(logps)
 
 
-def weigh_dose(dose, logps, cfg):
-    return grpo_sg.token_weights(logps) ** (math.log(dose) / math.log(1.4))
+def weigh_damping(d, logps, cfg):
+    """Return GRPO-SG's weight with damping factor d: its largest value over its smallest."""
+    return grpo_sg.token_weights(logps) ** (math.log(d) / math.log(1.4))
 
 
 def weigh_pi(logps, cfg):
@@ -87,8 +88,8 @@ def weigh_likely(logps, cfg):
     return 1 - weigh_unlikely(logps, cfg)
 
 
-WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
-           "dose 10": functools.partial(weigh_dose, 10), "w = pi": weigh_pi, "AR": weigh_ar,
+WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_damping, 3),
+           "dose 10": functools.partial(weigh_damping, 10), "w = pi": weigh_pi, "AR": weigh_ar,
            "without unlikely": weigh_likely}
 
 
@@ -97,8 +98,9 @@ WEIGHTS = {"GRPO-SG": weigh_sg, "dose 3": functools.partial(weigh_dose, 3),
 @functools.lru_cache(1)
 def begin(name, seed, warmup, smoke):
     """Return (policy, task, cfg, path) of the tiny model. path[0] is the warm start's parameters
-    as one vector, path[step] those after steps of GRPO. warmup: steps of the warm-up; 0: the
-    task's own; otherwise the path has only the warm start. A file under runs/ caches it."""
+    as one vector, path[step] the parameters after this step of GRPO. warmup: steps of the
+    warm-up. With 0 it has the task's own length; otherwise the path has only the warm start. A
+    file under runs/ caches the path."""
     cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000"])
     cfg = dataclasses.replace(cfg, **(SMOKE if smoke else {"warm_up": True}))
     policy, task, _ = cli.load(cfg)
@@ -106,7 +108,7 @@ def begin(name, seed, warmup, smoke):
     file = folder / f"{name}-{seed}-{warmup}-{cfg.prompts}.pt"
     if file.exists():
         return policy, task, cfg, torch.load(file)
-    if not smoke:  # which begins with the ready model
+    if not smoke:  # smoke runs start from the pretrained model
         tiny.warm_up(policy, task._replace(warmup=warmup or task.warmup), cfg)
     path = {0: flat(policy)}
     if not warmup:
@@ -117,7 +119,7 @@ def begin(name, seed, warmup, smoke):
 
 
 def steps_of(smoke):
-    """All after which parameters are kept."""
+    """Return the steps after which parameters are kept."""
     return (1, 2) if smoke else sorted({*GRADIENT_STEPS, *DISPLACEMENT_STEPS})
 
 
@@ -130,7 +132,7 @@ def put(policy, parameters):
 
 
 class Watched(Run):
-    """A run that keeps the parameters after some steps."""
+    """Keep the parameters after some steps."""
 
     def watch(self, policy, steps):
         self.watched, self.wanted, self.kept = policy, steps, {}
@@ -143,7 +145,7 @@ class Watched(Run):
 
 
 def train_from(policy, task, cfg, parameters, steps, **settings):
-    """{step: the parameters after it} of training with these settings."""
+    """Train with these settings and return {step: the parameters after it}."""
     put(policy, parameters)
     cfg = dataclasses.replace(cfg, steps=max(steps), **settings)
     run = Watched(cfg).watch(policy, steps)
@@ -154,8 +156,8 @@ def train_from(policy, task, cfg, parameters, steps, **settings):
 # ---- Gradients ----
 
 def draw_rollout(policy, task, cfg, step=1):
-    """The completions that training step `step` would learn from, with their advantages,
-    if the policy were the present one until then."""
+    """Sample the completions that training step `step` would learn from, with their advantages,
+    if the policy did not change until then."""
     seed = cfg.seed * 1_000_003 + step  # as in grpo_sg.train
     count = min(cfg.prompts, len(task.train))
     problems = random.Random(seed).sample(task.train, count)
@@ -182,12 +184,12 @@ def add_gradient(policy, completions, cfg, weigh):
 
 
 def cosine(ab, aa, bb):
-    """Of two vectors, by their inner products; nan if one of them is 0."""
+    """Return the cosine of two vectors from their inner products; nan if one vector is 0."""
     return ab / math.sqrt(aa * bb) if aa > 0 and bb > 0 else math.nan
 
 
 def take_gradient(policy, completions, cfg, weigh):
-    """(gradient as one vector in float64, sums of the loss)"""
+    """Return (gradient as one vector in float64, sums of the loss)."""
     policy.model.zero_grad()
     sums = add_gradient(policy, completions, cfg, weigh)
     gradient = torch.cat([p.grad.flatten().double() for p in policy.model.parameters()])
@@ -196,14 +198,14 @@ def take_gradient(policy, completions, cfg, weigh):
 
 
 def set_against(a, base):
-    """The cosine of two vectors, and the norm of the first over that of the other."""
+    """Return the cosine of two vectors and the ratio of their norms, a over base."""
     cos = cosine(float(a @ base), float(a @ a), float(base @ base))
     return {"cos": cos, "norm ratio": float(a.norm() / base.norm())}
 
 
 @torch.no_grad()
 def range_of(policy, completions, cfg, weigh):
-    """(least, greatest) weight of the tokens that are trained on."""
+    """Return the (least, greatest) weight of the tokens that are trained on."""
     found = []
     for batch in grpo_sg.micro_batches(completions, cfg, policy.model.device):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
@@ -213,7 +215,7 @@ def range_of(policy, completions, cfg, weigh):
 
 
 def measure_gradients(policy, task, cfg, parameters):
-    """A row of each arm of "gradient", at these parameters."""
+    """Yield a row for each arm of "gradient", at these parameters."""
     put(policy, parameters)
     first = draw_rollout(policy, task, cfg, step=FRESH)
     second = draw_rollout(policy, task, cfg, step=FRESH + 1)
@@ -239,7 +241,7 @@ def measure_gradients(policy, task, cfg, parameters):
 # ---- Displacements ----
 
 def measure_displacements(policy, task, cfg, path, arm, settings):
-    """A row of the arm after each of the steps."""
+    """Yield a row for the arm after each of the steps."""
     steps = [each for each in DISPLACEMENT_STEPS if each in path]
     moved = train_from(policy, task, cfg, path[0], steps, **settings)
     for each in steps:
@@ -251,7 +253,7 @@ def measure_displacements(policy, task, cfg, path, arm, settings):
 # ---- Rows ----
 
 def jobs_of(seeds, tasks, smoke):
-    """(what decides the start, what decides the row)"""
+    """Yield (settings of the start, settings of the row)."""
     for seed in seeds:
         for name in tasks:
             for warmup in WARMUPS.get(name, (0,)):
@@ -290,7 +292,7 @@ def run(path, jobs, work, smoke):
 # ---- Tables ----
 
 def cells(rows):
-    """(experiment, task, warmup, steps, arm) -> its rows, one a seed, in the file's order."""
+    """Group rows by (experiment, task, warmup, steps, arm); each list has one row per seed."""
     found = {}
     for row in rows:
         key = row["experiment"], row["task"], row["warmup"], row["steps"], row["arm"]
@@ -299,18 +301,25 @@ def cells(rows):
 
 
 def in_words(values, form):
-    """Their mean and 95 % interval over seeds."""
+    """Format their mean and 95% CI over seeds."""
     if len(values) < 2:
         return form.format(values[0])
     average, low, high = (form.format(x) for x in analysis.interval(values))
     return f"{average} [{low}, {high}]"
 
 
+# Names of arms in the raw file: as they are printed
+PRINTED = {"another draw": "GRPO on different problems", "dose 3": "damping 3",
+           "dose 10": "damping 10"}
+
+
 def show(rows):
+    """Print a line for each cell."""
     for (experiment, task, warmup, steps, arm), here in sorted(cells(rows).items()):
         angles = in_words([degrees(row["cos"]) for row in here], "{:.1f}")
         cosines = in_words([row["cos"] for row in here], "{:.3f}")
-        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, {arm}: "
+        line = f"{experiment}, {task}, warm-up {warmup or 'usual'}, {steps} steps, "
+        line += f"{PRINTED.get(arm, arm)}: "
         line += f"{angles} degrees, cos {cosines}"
         line += f", norm x {statistics.fmean(row['norm ratio'] for row in here):.2f}"
         if "yardstick" in here[0]:
@@ -318,19 +327,21 @@ def show(rows):
             line += f", yardstick {widest:.1f} degrees"
         if arm == "GRPO-SG" and experiment == "gradient":
             line += (f"; unlikely {statistics.fmean(row['unlikely'] for row in here):.1%}, "
-                     f"their part {statistics.fmean(row['part'] for row in here):.2f}")
+                     "their part of the gradient "
+                     f"{statistics.fmean(row['part'] for row in here):.2f}")
         print(f"{line}; {len(here)} seeds")
 
 
 def tabulate(rows):
-    """The pages' tables, in degrees: mean and 95 % interval over seeds."""
+    """Print tables of angles in degrees: mean and 95% CI over seeds."""
     found = cells(rows)
 
     def angles(*key):
         here = found.get(key, [])
         return in_words([degrees(row["cos"]) for row in here], "{:.0f}") if here else ""
     arms = "GRPO-SG", "AR", "another draw"
-    print(f"| moves of the parameters | steps | seeds | {' | '.join(arms)} |\n{'| --- ' * 6}|")
+    titles = ["parameter displacement", "steps", "seeds", *(PRINTED.get(arm, arm) for arm in arms)]
+    print(f"| {' | '.join(titles)} |\n{'| --- ' * 6}|")
     for task in TASKS:
         for steps in DISPLACEMENT_STEPS:
             here = found.get(("displacement", task, 0, steps, "GRPO-SG"), [])
@@ -338,7 +349,9 @@ def tabulate(rows):
             if here:
                 print(f"| `{task}` | {steps} | {len(here)} | {' | '.join(each)} |")
     arms = "GRPO-SG", "dose 3", "dose 10", "w = pi", "AR", "without unlikely", "another draw"
-    print(f"\n| gradients | seeds | unlikely | their part | {' | '.join(arms)} |\n{'| --- ' * 11}|")
+    titles = ["gradients", "seeds", "unlikely tokens", "their part of the gradient"]
+    titles += [PRINTED.get(arm, arm) for arm in arms]
+    print(f"\n| {' | '.join(titles)} |\n{'| --- ' * 11}|")
     for experiment, task, warmup, steps, arm in found:
         if experiment == "gradient" and arm == "GRPO-SG":
             here = found[experiment, task, warmup, steps, arm]

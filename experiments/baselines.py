@@ -54,7 +54,7 @@ def find_form(task):
 
 
 def text_of(problem):
-    """Return the answer as a text: of a list of texts the first, of which any is right."""
+    """Return the answer as text; if it is a list of accepted texts, return the first."""
     answer = problem.answer
     if isinstance(answer, list) and answer and isinstance(answer[0], str):
         answer = answer[0]
@@ -214,7 +214,7 @@ def find_settings(name):
 
 
 class Called(BaseException):  # no script catches it by `except Exception`
-    """A script has called grpo_sg.main."""
+    """Signal that a script has called grpo_sg.main."""
 
 
 def read_script(path):

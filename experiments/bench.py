@@ -208,8 +208,8 @@ def step_of_theirs(trainer):
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
-    """Return a GRPOTrainer with `rows` rows in a micro-batch. It reads its reference model from
-    the folder."""
+    """Return a GRPOTrainer with `rows` rows in a micro-batch. The trainer reads its reference
+    model from the folder."""
     import datasets
     import trl
     model.config._name_or_path = folder
@@ -254,8 +254,8 @@ def bench_step(rounds):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-            ready = models.encode_problems(task, policy, cfg)
-            sides = {"ours": functools.partial(step_of_ours, policy, ready, cfg, model)}
+            encoded = models.encode_problems(task, policy, cfg)
+            sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg, model)}
             for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N // updates)):
                 theirs = copy.deepcopy(model)
                 trainer = trainer_of_theirs(theirs, tokenizer, task, cfg, rows, folder)

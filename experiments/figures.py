@@ -1,7 +1,7 @@
 """Draw the figures of the pages from the raw results in results/. Needs matplotlib.
 
     python -m experiments.figures                      all figures that have results
-    python -m experiments.figures method doses         these
+    python -m experiments.figures method damping       these
     python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
 
 The last command takes a picture of the page's last evaluation: the groups whose rewards differ,
@@ -20,7 +20,8 @@ import torch
 
 import grpo_sg
 from experiments.analysis import (
-    DOSES, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read, tuned)
+    DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
+    tuned)
 from experiments.run import EXPERIMENTS
 from experiments.signal import POINTS, cells, values_of
 
@@ -29,9 +30,9 @@ BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
 COUNTED = "Euclid", "clean"  # metric and rewards of what counts in experiments/signal.py
 WEIGHT_COLORS = {"GRPO-SG": BLUE, "AR": "#5aae61", "damping 3": "#f4a582",
                  "damping 10": ORANGE, "damping 1/1.4": "#9970ab"}
-# hundreds of them: an image inside of the SVG
+# Hundreds of dots: rasterize them, so the SVG stays small.
 DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}
-# of the page of a run: what the picture is without
+# Parts of the page of a run that the picture leaves out.
 HIDDEN = "body > :not(section), section > table, details:not([open])"
 
 
@@ -172,13 +173,13 @@ def collapse():
     before = statistics.fmean(row["before"] for row in read("stability"))
     left.axhline(before, color=GREY, lw=1, ls=":")
     methods = ("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)
-    for name, label, color, beside in methods:
+    for name, label, color, offset in methods:
         after, down = [], []
         for rate in rates:
             rows = cell("stability", name, rate=rate).values()
             after.append([row["avg@4"] for row in rows])
             down.append(statistics.fmean(row["avg@4"] < row["before"] for row in rows))
-        xs = [x + beside for x in OCTAVES]  # so that neither hides the other
+        xs = [x + offset for x in OCTAVES]  # so neither hides the other
         look = {"color": color, "lw": 1.2, "ms": 3, "label": label}
         plot_intervals(left, xs, after, fmt="o-", **look)
         right.plot(xs, down, "o-", **look)
@@ -191,12 +192,12 @@ def collapse():
     save(figure, "stability")
 
 
-def doses():
+def damping():
     """Plot accuracy, and paired differences to GRPO, against the damping factor d."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
     xs, after, paired = [], [], []
-    for name, size in DOSES.items():
+    for name, size in DAMPING_FACTORS.items():
         rows = tuned("dose", name)
         xs.append(math.log(size or 30))  # w = pi is plotted to the right of the others
         after.append([row["avg@4"] for row in rows.values()])
@@ -206,7 +207,7 @@ def doses():
               (right, paired, "Minus GRPO's, paired by seed"))
     for axis, lists, title in panels:
         plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-        axis.set_xticks(xs, [name.replace("none", "1") for name in DOSES], fontsize=7)
+        axis.set_xticks(xs, [name.replace("none", "1") for name in DAMPING_FACTORS], fontsize=7)
         axis.set(title=title)
     figure.supxlabel("damping factor: how many times as much likely tokens count; pi: w = $\\pi$",
                      fontsize=9)
@@ -221,7 +222,7 @@ def signal():
     for axis, task in zip(axes[0], names):
         axis.axhline(1, color=GREY, lw=1, ls=":")
         for i, (arm, color) in enumerate(WEIGHT_COLORS.items()):
-            plot_weight(axis, found, task, arm, color=color, beside=0.06 * (i - 2))
+            plot_weight(axis, found, task, arm, color=color, offset=0.06 * (i - 2))
         axis.set_xticks(range(len(POINTS)), POINTS)
         axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
     axes[0][0].set(ylabel="efficiency of updates of 8 groups")
@@ -230,15 +231,15 @@ def signal():
     save(figure, "signal")
 
 
-def plot_weight(axis, found, task, arm, *, color, beside):
-    """Means over seeds, joined, with 95% confidence intervals from three seeds on."""
+def plot_weight(axis, found, task, arm, *, color, offset):
+    """Plot means over seeds, joined, with 95% confidence intervals from three seeds on."""
     means = []
     for x, step in enumerate(POINTS):
         values = values_of(found.get((task, step, *COUNTED, arm), []), "efficiency 8")
         means.append(statistics.fmean(values) if values else math.nan)
         if len(values) > 2:
-            plot_intervals(axis, [x + beside], [values], fmt="none", color=color, lw=1)
-    xs = [x + beside for x in range(len(POINTS))]
+            plot_intervals(axis, [x + offset], [values], fmt="none", color=color, lw=1)
+    xs = [x + offset for x in range(len(POINTS))]
     axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
 
 
@@ -257,7 +258,7 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, forest, mistakes, learning, collapse, doses, signal)}
+    method, premise, forest, mistakes, learning, collapse, damping, signal)}
 
 
 def main():
@@ -274,7 +275,7 @@ def main():
     for name in args.figures:
         try:
             ALL[name]()
-        # a part that has not been run
+        # The experiment has not been run.
         except (OSError, LookupError, statistics.StatisticsError) as error:
             print(f"no figure {name}: {type(error).__name__}: {error}")
 

@@ -1,6 +1,6 @@
 """Draw the picture of the loop in the README: python -m experiments.loop writes figures/loop.svg.
 
-Plain SVG, with colours that follow the reader's light or dark scheme, readable at 400 pixels.
+Plain SVG, with colors that follow the reader's light or dark scheme, readable at 400 pixels.
 """
 import pathlib
 

@@ -3,26 +3,25 @@
     python -m experiments.math_baselines FILE.jsonl ...     rows with "problem" and "answer"; a minute for
                                                             7,000 problems, with math-verify an hour
 
-Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right where one
+Five policies: `question` boxes the whole question; `longest` its longest formula; `any` is right if one
 of its formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent answer;
-`hedges` is right where one of a few answers is that say several things at once. A formula stands between
-dollar signs, \\( and \\), or \\[ and \\]; a question without such signs is one. Counts go to
-results/math_baselines.json: of the generated problems, of each file named, and by math-verify too, where it is
-installed. What is left on real sets are questions in which the answer stands as it should be written, and
-questions that ask for another form of an expression with symbols, to be expanded or factored: both forms count
-as equal.
+`hedges` is right if one of a few answers is that say several things at once. Formulas are delimited by
+dollar signs, \\( and \\), or \\[ and \\]; a question without delimiters counts as one formula. Counts go to
+results/math_baselines.json: for the generated problems and each file named, and also by math-verify if it is
+installed. On real sets, the remaining hits are questions that contain the answer as it should be written, and
+questions that ask to expand or factor an expression: both forms count as equal.
 
-The files of verify/README.md are made from those of public repositories on GitHub:
+The files of verify/README.md come from public repositories on GitHub:
 
-    math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl, as
-                                it is; the set is HuggingFaceH4/MATH-500
+    math500.jsonl               hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl,
+                                unchanged; the set is HuggingFaceH4/MATH-500
     math_train.jsonl            agentica-project/rllm, commit 874daa4, rllm/data/train/math/math.json; 2 of 7,474
                                 rows have no answer and are left out
     gsm8k_test.jsonl            openai/grade-school-math, grade_school_math/data/test.jsonl; the answer is the
                                 number after ####, without commas
     deepscaler_every_8th.jsonl  ruixin31/Spurious_Rewards, code/data/DeepScaleR_Difficulty_Level_1/train.json and
                                 so on to 5, joined: of 39,808 rows 1, 9, 17 and so on; "prompt" is the problem
-    olympiadbench.jsonl         hkust-nlp/simpleRL-reason, beside math500: the question, and the first final_answer
+    olympiadbench.jsonl         hkust-nlp/simpleRL-reason, next to math500: the question, and the first final_answer
                                 without dollar signs
     minerva.jsonl               the same, minerva_math: the answer is final_answer.py's of the solution
 """
@@ -52,7 +51,7 @@ HEDGES = ("A, B, C, D, E", "(A),(B),(C),(D),(E)", "(A) or (B)", "A) B) C) D)", "
 
 
 def policies(question, common):
-    """name -> the responses of which one has to be right."""
+    """Return {policy: its responses}. A policy solves a problem if one of them is right."""
     formulas = [next(filter(None, groups)) for groups in FORMULA.findall(question)] or [question]
     chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas,
               "constant": [common], "hedges": HEDGES}
@@ -61,7 +60,7 @@ def policies(question, common):
 
 
 def counts(problems, label):
-    """verifier -> {"problems": how many, and for each policy how many of them it gets right}"""
+    """Return {verifier: {"problems": how many, policy: how many of them it solves}}."""
     common = Counter(gold for _, gold in problems).most_common(1)[0][0]
     right = {name: {"problems": len(problems), **dict.fromkeys(policies("", common), 0)}
              for name in verifiers}
@@ -83,7 +82,7 @@ for path in sys.argv[1:]:
         rows = [json.loads(line) for line in file]
     sets[os.path.basename(path).removesuffix(".jsonl")] = [(row["problem"], row["answer"]) for row in rows]
 path, results = RESULTS / "math_baselines.json", {}
-if os.path.exists(path):  # what was counted before stays: other files, the other verifier
+if os.path.exists(path):  # keep earlier counts of other files and of the other verifier
     with open(path) as file:
         results = json.load(file)
 for label, problems in sets.items():

@@ -1,19 +1,19 @@
-"""verify_math, math-verify where it is installed, and others' verdicts, on labelled answers.
+"""Compare verify_math, math-verify (if installed) and other projects' verdicts on labeled answers.
 
     python -m experiments.math_verifiers               verify/math_pairs.jsonl; some seconds
-    python -m experiments.math_verifiers --outputs F   answers that models gave, from clones of REPOSITORIES
-                                                       in the folder F; a minute. -v prints our wrong verdicts
+    python -m experiments.math_verifiers --outputs F   models' answers, from clones of REPOSITORIES in the
+                                                       folder F; a minute. -v prints our wrong verdicts
 
-The 1,389 pairs were written for the tests, and what they found was repaired: what is printed of them is no
-measurement on unseen answers. The outputs are 18,972 answers of 31 models to MATH, MATH-500, AIME, MATH-Vision
-and Odyssey-Math. A hash of the problem puts it into one half or the other. The first half was looked at before
-the last repairs of verify_math, the second when they were done.
+The 1,389 pairs were written for the tests, and we fixed what they found, so their scores do not measure
+unseen answers. The outputs are 18,972 answers of 31 models to MATH, MATH-500, AIME, MATH-Vision
+and Odyssey-Math. A hash of the problem assigns it to one of two halves. We looked at the first half before the
+last fixes of verify_math, and at the second one after them.
 
-results/math_labels.json has the first 12 digits of the SHA-256 of each pair of a gold and an answer that is
-right, and of each left out: extractions that broke, golds that are broken, and "yes" or "no" where the answer's
-words decide only with the question. All other pairs are wrong. Where all verdicts agreed, and no near miss was
-seen, that is the label; the others were labelled by hand, by the rules in verify/README.md. Golds that are
-the letter of a choice are left out where the answer is no letter: the options decide.
+results/math_labels.json has the first 12 digits of the SHA-256 of each right pair (gold, answer), and of each
+pair left out: failed extractions, broken golds, and "yes" or "no" where the verdict depends on the question.
+All other pairs are wrong. If all verdicts agreed and there was no near miss, their verdict is the label; we
+labeled the others by hand, by the rules in verify/README.md. Golds that are the letter of a choice are left
+out if the answer is not a letter, because the options decide.
 """
 import argparse
 import collections
@@ -52,12 +52,12 @@ def ours(response, gold):
 def theirs(response, gold):
     try:
         return bool(math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(response)))
-    except Exception:  # whatever it raises is no acceptance
+    except Exception:  # an error counts as a rejection
         return False
 
 
 def show(folder, repository, path):
-    """A file of a clone, from its newest commit."""
+    """Return a file of a clone, from its newest commit."""
     clone = os.path.join(folder, repository.split("/")[1])
     return subprocess.run(["git", "-C", clone, "show", f"HEAD:{path}"], capture_output=True, check=True).stdout
 
@@ -93,7 +93,7 @@ def rasbt(folder):
     for model in ("qwen3", "gpt"):
         path = f"ch03/03_advanced-parser/math500_{model}_answers.json"
         for problem, row in zip(problems, json.loads(show(folder, repository, path))):
-            if not re.search(lost, row["prediction"]):  # else its braces were taken away
+            if not re.search(lost, row["prediction"]):  # otherwise its braces were stripped
                 yield f"rasbt {model}", problem["problem"], row["answer"], row["prediction"], None
 
 
@@ -173,7 +173,7 @@ def cheatsheet(folder):
 
 
 def of_outputs(folder):
-    """Rows of two halves: {"gold", "response", "key", "repository": its verdict}."""
+    """Return the rows of both halves: {"gold", "response", "key", "repository": its verdict}."""
     halves = {1: [], 2: []}
     for source in (rho, qwen, rasbt, mathcoder, zeroeval, vision, cheatsheet, odyssey):
         for model, problem, gold, response, verdict in source(folder):
@@ -190,7 +190,7 @@ def of_outputs(folder):
 
 
 def report(name, verdicts, labels, seconds=()):
-    """Prints the agreement of verdicts with labels."""
+    """Print how often verdicts agree with labels."""
     wrong = collections.Counter(label for verdict, label in zip(verdicts, labels) if verdict != label)
     time_used = f"; median {1e3 * statistics.median(seconds):.2f} ms, most {1e3 * max(seconds):.1f} ms" if (
         seconds) else ""
@@ -199,7 +199,7 @@ def report(name, verdicts, labels, seconds=()):
 
 
 def timed(verify, rows):
-    """(verdicts, seconds of the processor)."""
+    """Return (verdicts, CPU seconds)."""
     known, verdicts, seconds = {}, [], []
     for row in rows:
         case = row["response"], row["gold"]

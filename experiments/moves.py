@@ -1,7 +1,7 @@
 """Do unlikely tokens push the likely ones the wrong way? AR-Lopti's argument, by one update
 (arXiv 2505.12929).
 
-    python -m experiments.moves run             half an hour of a core; goes on where it stopped
+    python -m experiments.moves run             half a core-hour; resumes where it stopped
     python -m experiments.moves run --smoke     a small part of it, in a minute
     python -m experiments.moves show            the tables
 
@@ -51,15 +51,15 @@ for name in ("GRPO-SG", "dose 10", "w = pi", "AR", "without unlikely"):
 # ---- Updates ----
 
 def weigh_below_half(below, old, logps, cfg):
-    """1 for tokens that were below (or not below) pi = 0.5 before the update, by their place
-    in the rollout: old is an iterator over the log-probabilities of its micro-batches."""
+    """Return 1 for tokens with pi below (or not below) 0.5 before the update, else 0. old: an
+    iterator over the log-probabilities of the rollout's micro-batches, in order."""
     return ((next(old).exp() < 0.5) == below).float()
 
 
 @torch.no_grad()
 def log_probabilities(policy, completions, cfg):
-    """The log-probabilities of each micro-batch, (B, T) each, in float64: tokens with
-    pi > 0.999 move by less than float32 tells apart."""
+    """Return the log-probabilities (B, T) of each micro-batch, in float64, because tokens with
+    pi > 0.999 change by less than float32 resolves."""
     model = copy.deepcopy(policy.model).double()
     found = []
     for batch in grpo_sg.micro_batches(completions, cfg, model.device):
@@ -70,7 +70,7 @@ def log_probabilities(policy, completions, cfg):
 
 
 def weights_of(arm, old):
-    """The weights of each of the arm's updates: functions of (logps, cfg)."""
+    """Return the weights of each of the arm's updates, functions of (logps, cfg)."""
     if arm != "Lopti":
         return ARMS[arm]
     return [functools.partial(weigh_below_half, below, iter(old)) for below in (True, False)]
@@ -88,7 +88,7 @@ def update_with_adamw(policy, completions, cfg, weighs):
 
 
 def update_with_sgd(policy, completions, cfg, weighs, length=None, rate=None):
-    """Along the gradient, by this length; or at this rate. Returns the rate of the last."""
+    """Step along the gradient, by this length or at this rate. Return the last rate."""
     for weigh in weighs:
         gradient, _ = angle.take_gradient(policy, completions, cfg, weigh)
         used = rate or length / gradient.norm()
@@ -96,10 +96,10 @@ def update_with_sgd(policy, completions, cfg, weighs, length=None, rate=None):
     return used
 
 
-# ---- What has moved ----
+# ---- Which tokens became likelier ----
 
 def count_moves(policy, completions, cfg, old):
-    """A list of dicts, for each bin of pi and sign of A."""
+    """Return one dict for each bin of pi and sign of A."""
     batches = grpo_sg.micro_batches(completions, cfg, policy.model.device)
     before, after, A = [], [], []
     new = log_probabilities(policy, completions, cfg)
@@ -122,7 +122,7 @@ def count_moves(policy, completions, cfg, old):
 
 
 def measure_moves(policy, task, cfg, parameters):
-    """A row of every arm and optimizer, from these parameters."""
+    """Yield a row for every arm and optimizer, from these parameters."""
     angle.put(policy, parameters)
     completions = draw_rollout(policy, task, cfg, step=angle.FRESH)
     old = log_probabilities(policy, completions, cfg)
@@ -157,7 +157,7 @@ def work(start, job, smoke):
 
 
 def shares(rows):
-    """(task, steps, optimizer, from, to, sign) -> arm -> seed -> bin"""
+    """Return {(task, steps, optimizer, from, to, sign): {arm: {seed: bin}}}."""
     found = {}
     for row in rows:
         for each in row["bins"]:
@@ -175,7 +175,8 @@ def show(rows):
               f"A {'> 0' if sign > 0 else '< 0'}, {tokens:.0f} tokens a seed")
         for arm, here in arms.items():
             values = {seed: each["share"] for seed, each in here.items()}
-            line = f"    {arm}: {angle.in_words(list(values.values()), '{:.3f}')}"
+            line = f"    {angle.PRINTED.get(arm, arm)}: "
+            line += angle.in_words(list(values.values()), "{:.3f}")
             base = {seed: each["share"] for seed, each in arms["GRPO"].items()}
             if arm != "GRPO":
                 differences = [values[seed] - base[seed] for seed in values if seed in base]

@@ -1,10 +1,10 @@
-"""The measured numbers of the pages, from the raw files in results/. It trains nothing.
+"""Check the measured numbers of the pages against the raw files in results/. Trains nothing.
 
-    python -m experiments.numbers            fails where a page is not what the files say
-    python -m experiments.numbers --write    puts into the pages what the files say
+    python -m experiments.numbers            report numbers that differ, and exit with 1
+    python -m experiments.numbers --write    write the numbers into the pages
 
-In a page each is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. NAME
-is a key of what the functions below yield: a number, words, or a table.
+A number is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. The functions
+below yield (NAME, text), where the text is a number, words, or a table.
 """
 import argparse
 import math
@@ -13,24 +13,24 @@ import re
 import statistics
 import sys
 
-from experiments import analysis, angle, moves, signal
+from experiments import analysis, angle, moves, signal, when
 from experiments.analysis import (
-    FINITE_DOSES, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
+    FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE = ROOT / "experiments" / "README.md"
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
-# What the page may have only between markers: three decimals, or a percentage, but for the
-# level of an interval and the power and the level of a test.
+# Numbers that the evidence page may have only between markers: those with three decimals, and
+# percentages, except for the levels of intervals and tests and the power.
 MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
 INTERVAL = r"[-+]\d\.\d+ \[[-+]\d\.\d+, [-+]\d\.\d+\]"
 ARMS = {"none": "GRPO", "sg": "GRPO-SG", "ar": "AR", "lopti": "Lopti",
         "1.4": "1.4: GRPO-SG, w divided by its mean", "pi": "w = pi"}
-MISTAKES = {"clip(w r)": "the weight inside the clip, `clip(w r)`",
-            "end token masked": "the stop token left out of the loss, by `ids != pad`",
-            "tau = 9": "tau = 9: every weight is 1, plain GRPO",
+MISTAKES = {"clip(w r)": "weight inside the clip, `clip(w r)`",
+            "end token masked": "stop token masked by `ids != pad`",
+            "tau = 9": "tau = 9, which makes every weight 1",
             "scored at another temperature": "sampled at temperature 1, scored at 0.6"}
 
 
@@ -46,12 +46,12 @@ def rate(value):
 
 
 def with_error(values):
-    """The mean and its standard error."""
+    """Format the mean and its standard error."""
     return f"{statistics.fmean(values):.3f} ± {analysis.standard_error(values):.3f}"
 
 
 def with_interval(values):
-    """The mean and its 95% confidence interval, as tables have them."""
+    """Format the mean and its 95% confidence interval for a table."""
     average, low, high = map(signed, interval(values))
     return f"{average} [{low}, {high}]"
 
@@ -61,7 +61,7 @@ def in_prose(values):
 
 
 def with_power(values):
-    """The same with the minimum detectable effect."""
+    """Format the mean, its interval and the minimum detectable effect for a sentence."""
     return f"{in_prose(values)}, MDE {detectable(values):.3f}"
 
 
@@ -80,13 +80,13 @@ def range_of(values, digits=2):
 
 
 def table(head, rows):
-    head, *rows = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    head, *rows = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
     lines = [head, "|---" * head.count(" | ") + "|---|", *rows]
     return "\n\n" + "\n".join(lines) + "\n\n"
 
 
 def side(values, middle=0.0):
-    """1 if their interval is above the middle, -1 if below, else 0; 0 of a single value."""
+    """Return 1 if their interval is above the middle, -1 if below, else 0; 0 for one value."""
     if len(values) < 2:
         return 0
     _, low, high = interval(values)
@@ -94,26 +94,24 @@ def side(values, middle=0.0):
 
 
 def call(values):
-    """The verdict of the rule on GRPO-SG's differences to GRPO."""
+    """Return the rule's verdict on GRPO-SG's differences to GRPO."""
     return ("GRPO-SG is worse", "no difference", "GRPO-SG is better")[side(values) + 1]
 
 
-# ---- Each question's ----
+# ---- The numbers of each question ----
 
 def default():
     rows, lines = read("default"), []
     for task in ("kk", "math", "qa"):
-        ready = cell("default", f"{task}, ready").values()
+        pretrained = cell("default", f"{task}, ready").values()
         own = cell("default", task).values()
-        line = [f"`{task}`"]
-        for key in ("eval/avg@4", "eval/accuracy"):
-            for i in (0, 1):
-                line.append(with_error([row["tests"][i][key] for row in ready]))
+        tests = zip(*(row["tests"] for row in pretrained))
+        line = [with_error([test["eval/avg@4"] for test in each]) for each in tests]
         line.append(with_error([row["avg@4"] for row in own]))
-        lines.append([*line, range_of([row["best constant answer"] for row in ready])])
+        constant = range_of([row["best constant answer"] for row in pretrained])
+        lines.append([f"`{task}`", *line, constant])
     yield "default: table", table(
-        ["`--task`", "avg@4 before RL", "avg@4 after", "greedy before", "greedy after",
-         "avg@4 after, own warm-up", "best constant answer"], lines)
+        ["task", "avg@4 before RL", "after", "after, own warm-up", "constant answer"], lines)
     means = [row["tests"][i]["eval/completion_tokens"] for row in rows for i in (0, 1)]
     yield "default: tokens", range_of(means, 0)
     yield "default: seconds", range_of([row["seconds"] for row in rows], 0)
@@ -140,13 +138,12 @@ def premise():
 
 
 def helps():
-    """GRPO-SG against GRPO; AR-Lopti's two changes; the grids that chose the rates."""
+    """Compare GRPO-SG, and AR-Lopti's two changes, with GRPO."""
     lines = []
-    for name, label, seeds, minus, gained in analysis.comparisons():
+    for name, label, _, minus, gained in analysis.comparisons():
         share = share_of(gained, minus)
         least = detectable(minus)
-        lines.append([label, seeds, f"{gained:.3f}", with_interval(minus), share,
-                      f"{least:.3f} ({least / gained:.0%})"])
+        lines.append([label, with_interval(minus), f"{least:.3f} ({least / gained:.0%})"])
         yield f"{name}: minus", in_prose(minus)
         yield f"{name}: share", share.replace(" [", ", 95% CI [")
         yield f"{name}: gained", f"{gained:.3f}"
@@ -158,8 +155,7 @@ def helps():
         if name == "clean":
             yield "help: sg, minus GRPO", in_prose(minus)
     yield "forest: table", table(
-        ["comparison", "seeds", "RL gained", "avg@4, GRPO-SG minus GRPO [95% CI]",
-         "as a share of the gain [95% CI]", "MDE (share)"], lines)
+        ["comparison", "avg@4, GRPO-SG minus GRPO [95% CI]", "MDE (share of the gain)"], lines)
     base = tuned("help", "none")
     for arm in ("ar", "lopti"):
         yield f"help: {arm}", with_power(differences(tuned("help", arm), base))
@@ -170,7 +166,7 @@ def helps():
 
 
 def grids():
-    """The mean avg@4 on validation problems, from which the rates are chosen."""
+    """Yield the mean avg@4 on validation problems, which chose the learning rates."""
     rates, lines = (5e-5, 1e-4, 2e-4, 4e-4), []
     for name in ("help", "noisy", "dose"):
         rows = [row for row in read(name) if row["split"] == "valid"]
@@ -185,13 +181,13 @@ def grids():
 
 
 def recorded():
-    """The rows that other processors do not reproduce."""
+    """Yield the rows that other processors do not reproduce."""
     for name, arm, seed in NOT_REPRODUCED:
         yield f"recorded: {name}, {arm}, {seed}", f"{cell(name, arm)[seed]['avg@4']:.3f}"
 
 
 def greedy():
-    """By the rule in run.py's docstring."""
+    """Apply the rule in run.py's docstring."""
     cells = [cell("greedy", arm, rate=1e-4) for arm in ("sg", "none")]
     values = differences(*cells, "greedy")
     yield "greedy: values", with_power(values)
@@ -205,44 +201,37 @@ def greedy():
 def dose():
     base, lines, clipped = tuned("dose", "none"), [], {}
     gained = mean(base) - mean(cell("start", "warm-up of 150"))
-    for name in analysis.DOSES:
+    for name in analysis.DAMPING_FACTORS:
         here = tuned("dose", name)
         clipped[name] = f"{mean(here, 'norm above 1'):.1%}"
         if name == "none":
             continue
         minus = differences(here, base)
         lines.append([ARMS.get(name, name), rate(analysis.best_rate("dose", name)),
-                      with_interval(minus), share_of(gained, minus),
-                      f"{detectable(minus):.3f}"])
+                      with_interval(minus), f"{detectable(minus):.3f}"])
         yield f"dose: {name}", in_prose(minus)
         yield f"dose: {name}, share", share_of(gained, minus).replace(" [", ", 95% CI [")
     yield "dose: table", table(
-        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]",
-         "share of the gain [95% CI]", "MDE"], lines)
+        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE"], lines)
     yield "dose: gained", f"{gained:.3f}"
     yield "dose: rate", rate(analysis.best_rate("dose", "none"))
     for name in ("1/3", "none", "10"):
         yield f"dose: clipped, {name}", clipped[name]
-    found = slopes(FINITE_DOSES)
+    found = slopes(FINITE_FACTORS)
     yield "dose: verdict", analysis.judge_slopes(found)
     yield "dose: doubling", in_prose([math.log(2) * slope for slope in found])
     yield "dose: slope", in_prose(found)
-    yield "dose: without 10", with_power(slopes(FINITE_DOSES[:-1]))
-    yield "dose: middle", in_prose(slopes(FINITE_DOSES[1:-1]))
+    yield "dose: without 10", with_power(slopes(FINITE_FACTORS[:-1]))
+    yield "dose: middle", in_prose(slopes(FINITE_FACTORS[1:-1]))
 
 
 def stability():
-    told, fallen = [], {}
+    told = []
     for lr in EXPERIMENTS["stability"].rates:
         cells = [cell("stability", arm, rate=lr) for arm in ("none", "sg")]
-        for here in cells:
-            down = sum(row["avg@4"] < row["before"] for row in here.values())
-            fallen.setdefault(lr, []).append(f"{down} of {len(here)}")
         values = differences(cells[1], cells[0], "norm cv")
         if side(values):
             told.append(f"at {rate(lr)}, by {in_prose(values)}")
-    for lr, both in fallen.items():
-        yield f"stability: {rate(lr)}", " and ".join(both)
     D, s, verdict = analysis.compare_collapse()
     yield "stability: verdict", verdict
     yield "stability: D", with_power(D)
@@ -251,40 +240,98 @@ def stability():
 
 
 def signals():
-    """What experiments/signal.py counts, and the same for damping 10."""
+    """Yield efficiencies by experiments/signal.py, with verdicts, and those of damping 10."""
     found = signal.cells(read("signal"))
-    lines, seeds, verdicts = [], set(), {}
-    for task, step, metric, rewards, arm in found:
-        if (metric, rewards, arm) != ("Euclid", "clean", "GRPO-SG"):
+    yield from signal_ranges(found)
+    cells, seeds, verdicts = {}, set(), {}
+    for task, step, *rest in found:
+        if rest != ["Euclid", "clean", "GRPO-SG"]:
             continue
-        rows = found[task, step, metric, rewards, arm]
+        rows = found[task, step, *rest]
         values = signal.values_of(rows, "efficiency 8")
-        strong = signal.values_of(found[task, step, metric, rewards, "damping 10"],
+        strong = signal.values_of(found[task, step, "Euclid", "clean", "damping 10"],
                                   "efficiency 8")
-        adam = found.get((task, step, "AdamW", rewards, arm), [])
         seeds.add(len(rows))
-        accuracy = statistics.fmean(row["accuracy"] for row in rows)
-        kept = [signal.in_words(signal.values_of(rows, name)) for name in ("signal", "noise")]
         verdict = signal.judge(values) if len(values) > 1 else "-"
-        lines.append([f"`{task}`", str(step), str(len(rows)), f"{accuracy:.3f}", *kept,
-                      signal.in_words(values), verdict,
-                      signal.in_words(signal.values_of(adam, "efficiency 8")),
-                      signal.in_words(strong)])
-        verdicts[task, step] = verdict
+        text = signal.in_words(values, digits=2)
+        cells[task, step] = f"**{text}**" if verdict in ("better", "worse") else text
+        verdicts.setdefault(verdict, {}).setdefault(task, []).append(str(step))
         yield f"signal: {task}, {step}", f"{statistics.fmean(values):.2f}"
         yield f"signal: {task}, {step}, damping 10", f"{statistics.fmean(strong):.2f}"
-    yield "signal: seeds", range_of(sorted(seeds), 0)
-    for verdict in ("better", "worse", "not told apart"):
-        where = [f"{task} at step {step}" for (task, step), each in verdicts.items()
-                 if each == verdict]
-        yield f"signal: {verdict}", ", ".join(where) or "nowhere"
+    planned = len(signal.SEEDS)
+    yield "signal: seeds", (f"all {planned} planned seeds" if min(seeds) == planned else
+                            f"{range_of(seeds, 0)} of {planned} planned seeds (interim)")
+    for verdict in ("better", "worse"):
+        where = [f"{task} ({', '.join(steps)})"
+                 for task, steps in verdicts.get(verdict, {}).items()]
+        yield f"signal: {verdict}", ", ".join(where) or "no task"
     yield "signal: table", table(
-        ["task", "step", "seeds", "accuracy", "signal kept", "noise kept", "efficiency(8)",
-         "verdict", "in AdamW's metric", "efficiency(8), d = 10"], lines)
+        ["task, step", *signal.POINTS],
+        [[f"`{task}`", *(cells.get((task, step), "-") for step in signal.POINTS)]
+         for task in signal.TASKS])
+
+
+def signal_ranges(found):
+    """Yield GRPO-SG's least and greatest mean over tasks, at the start and after 15 steps."""
+    for step in (0, 15):
+        for name in ("signal", "noise", "efficiency 8", "efficiency 256"):
+            means = []
+            for task in angle.TASKS:
+                rows = found[task, step, "Euclid", "clean", "GRPO-SG"]
+                means.append(statistics.fmean(signal.values_of(rows, name)))
+            yield f"signal: {step}, {name}", range_of(means)
+
+
+def whens():
+    """Yield the parts and predictions of experiments/when.py; NOT_RUN where rows are missing."""
+    rows, lines, verdicts = read("when"), [], []
+    for part in when.PARTS:
+        yield from describe_part(rows, part)
+    for i, (part, step, words, values, verdict) in enumerate(when.check_predictions(rows), 1):
+        text, share = describe_difference(rows, part, step, values)
+        yield f"when: prediction {i}", text
+        yield f"when: prediction {i}, share", share
+        yield f"when: verdict {i}", verdict
+        verdicts.append(verdict)
+        cells = ["-", "-"]
+        if len(values) > 1:
+            cells = [with_interval(values), f"{detectable(values):.3f}"]
+        lines.append([f"{i}. {part}, {step} steps: {words}", *cells, verdict])
+    counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)]
+    yield "when: verdicts", ", ".join(counts)
+    yield "when: table", table(["prediction", "avg@8 [95% CI]", "MDE", "verdict"], lines)
+
+
+def describe_part(rows, part):
+    """Yield the seeds, learning rates, GRPO's accuracy, and every arm minus GRPO."""
+    p = when.PARTS[part]
+    seeds = min(len(when.counted(rows, part, arm)) for arm in p.arms)
+    yield f"when: {part}, seeds", str(seeds or when.NOT_RUN)
+    best = when.choose_rates(part, rows) if seeds else {}
+    chosen = []
+    for arm, lr in best.items():
+        at_end = p.grid and lr in (p.rates[0], p.rates[-1])
+        chosen.append(f"{arm} {rate(lr)}{' (end of the grid)' if at_end else ''}")
+    yield f"when: {part}, rates", ", ".join(chosen) or when.NOT_RUN
+    for step in (0, *p.points):
+        accuracy = f"{when.level(rows, part, step):.3f}" if seeds else when.NOT_RUN
+        yield f"when: {part}, {step}, GRPO", accuracy
+    for step, arm, values in when.compare_arms(rows, part):
+        text, share = describe_difference(rows, part, step, values)
+        yield f"when: {part}, {step}, {arm}", text
+        yield f"when: {part}, {step}, {arm}, share", share
+
+
+def describe_difference(rows, part, step, values):
+    """Return (difference for a sentence, its share of what RL with GRPO gained by this step)."""
+    if len(values) < 2:
+        return when.NOT_RUN, when.NOT_RUN
+    gained = when.level(rows, part, step) - when.level(rows, part, 0)
+    return with_power(values), share_of(gained, values).replace(" [", ", 95% CI [")
 
 
 def mistakes():
-    """Each compared with the right version, in the regime of "help" and in the default run."""
+    """Compare each with the correct version, in the setting of "help" and the default run."""
     lines = {label: [label] for label in MISTAKES.values()}
     for name in ("mistakes", "visible"):
         base, costly = cell(name, "sg"), 0
@@ -298,44 +345,25 @@ def mistakes():
         yield f"{name}: right", f"{mean(base):.3f}"
         yield f"{name}: costly", ("none", "one", "two", "three", "all")[costly]
     yield "mistakes: table", table(
-        ["mistake", "unsure model: avg@4 [95% CI]", "MDE", "default run: avg@4 [95% CI]", "MDE"],
+        ["mistake", "unsure model [95% CI]", "MDE", "default run [95% CI]", "MDE"],
         lines.values())
     minus = differences(cell("reading", "mu inside"), cell("reading", "sg"))
     yield "reading: avg@4", with_power(minus)
 
 
 def angles():
-    """In degrees; means over the seeds that there are."""
+    """Yield mean angles in degrees: between parameter displacements after one step, on all
+    tasks, and between gradients at the warm start of the damping experiment."""
     found = angle.cells(read("angle"))
-    arms = "GRPO-SG", "AR", "another draw"
-    lines = []
-    for steps in (1, 60):
-        means = {arm: [] for arm in arms}
+    for name, arm in (("GRPO-SG", "GRPO-SG"), ("rerun", "another draw")):
+        means = []
         for task in angle.TASKS:
-            each = []
-            for arm in arms:
-                values = values_of(found["displacement", task, 0, steps, arm])
-                means[arm].append(statistics.fmean(values))
-                each.append(angle.in_words(values, "{:.0f}"))
-                yield f"angle: {task}, {steps}, {arm}", f"{statistics.fmean(values):.0f}"
-            lines.append([f"`{task}`", str(steps), *each])
-        for arm in arms:
-            yield f"angle: {steps}, {arm}", range_of(means[arm], 0)
-    yield "angle: moves", table(["task", "steps", *arms], lines)
-    seeds = {row["seed"] for row in found["displacement", "kk", 0, 60, "GRPO-SG"]}
-    yield "angle: seeds", str(len(seeds))
-
-
-def gradients():
-    """Of the means at each point of training: least and greatest, in degrees."""
-    found = angle.cells(read("angle"))
-    arms = "GRPO-SG", "AR", "dose 10", "another draw"
-    points = [point for *point, arm in found if point[0] == "gradient" and arm == "GRPO-SG"]
-    for arm in arms:
-        means = [statistics.fmean(values_of(found[*point, arm])) for point in points]
-        yield f"angle: gradient, {arm}", range_of(means, 0)
-        here = values_of(found["gradient", "kk", 150, 0, arm])
-        yield f"angle: gradient of the dose runs, {arm}", f"{statistics.fmean(here):.0f}"
+            rows = found["displacement", task, 0, 1, arm]
+            means.append(statistics.fmean(values_of(rows)))
+        yield f"angle: {name}", range_of(means, 0)
+    for name, arm in (("d=10", "dose 10"), ("rerun", "another draw")):
+        rows = found["gradient", "kk", 150, 0, arm]
+        yield f"angle: gradient, {name}", f"{statistics.fmean(values_of(rows)):.0f}"
 
 
 def values_of(rows):
@@ -343,8 +371,8 @@ def values_of(rows):
 
 
 def likelier():
-    """Which share of the tokens with a positive advantage got likelier by one update of AdamW:
-    a cell is a task at a point of training, and a bin of pi."""
+    """Count where tokens with a positive advantage became likelier after one AdamW update. A
+    cell is a task at a point of training, and a bin of pi."""
     below, sides, least = 0, {arm: [] for arm in ("GRPO-SG", "AR", "Lopti")}, []
     cells = [each for (_, _, optimizer, _, _, sign), each in moves.shares(read("moves")).items()
              if (optimizer, sign) == ("AdamW", 1)]
@@ -365,16 +393,16 @@ def likelier():
 
 
 def late():
-    """By the rule in run.py's docstring."""
+    """Apply the rule in run.py's docstring."""
     rows = read("late")
     fallen = [row for row in rows if analysis.describe_end(row)[2]]
     yield "late: collapsed", f"{len(fallen) or 'none'} of {len(rows)}"
-    if not fallen:  # the chance of no collapse in so many runs would be 5%
+    if not fallen:  # at this probability, as many runs without a collapse have a probability of 5%
         yield "late: bound", f"{1 - 0.05 ** (1 / len(rows)):.0%}"
 
 
 def afar():
-    """By the rule in run.py's docstring, and what a second look found."""
+    """Apply the rule in run.py's docstring, and add later checks."""
     minus = {}
     for name, problems, measure in (("transfer", "many", analysis.transfer),
                                     ("transfer, few", "few", analysis.transfer),
@@ -394,7 +422,7 @@ def afar():
 
 
 def ignorant():
-    """The most accurate of all trivial baselines, on each set of problems."""
+    """Yield the accuracy of the best trivial baseline."""
     best = {}
     for row in read("ignorant"):
         name = row["problems"]
@@ -437,7 +465,7 @@ def bench():
 
 
 def count_solved(name, verifier, sets):
-    """The cells of a row: how many problems there are, and how many each baseline solves."""
+    """Return the cells of a row: how many problems there are, and how many each baseline solves."""
     found = [analysis.read_json("math_baselines.json")[each][verifier] for each in sets]
     line = [name, f"{sum(each['problems'] for each in found):,}"]
     for policy in ("question", "longest", "any", "constant"):
@@ -447,7 +475,7 @@ def count_solved(name, verifier, sets):
 
 
 def agreements():
-    """{(whose verdicts, half): [(in words, how many, the slowest's ms)], oldest first}"""
+    """Return {(whose verdicts, half): [(text, how many, the slowest in ms)]}, oldest first."""
     form = re.compile(r"(ours|math-verify|their repositories)(?:, half (\d))? +(\d+) answers: "
                       r"agrees on ([\d.]+%), accepts (\d+) .* rejects (\d+) right ones"
                       r"(?:.*most ([\d.]+) ms)?")
@@ -463,7 +491,7 @@ def agreements():
 
 
 def verifiers():
-    """The tables of verify/README.md."""
+    """Yield the tables of verify/README.md."""
     every = [name for name in analysis.read_json("math_baselines.json") if name != "math_train"]
     lines = [count_solved("generated problems", "verify_math", ["generated"]),
              count_solved("GSM8K, test", "verify_math", ["gsm8k_test"]),
@@ -490,27 +518,27 @@ def verifiers():
 
 
 def values():
-    """{name: text} of all questions."""
+    """Return {name: text} for all questions."""
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
-            gradients, likelier, late, afar, ignorant, bench, verifiers, signals):
+            likelier, late, afar, ignorant, bench, verifiers, signals, whens):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)
-    found["dose: corrected"] = correct_for(count, slopes(FINITE_DOSES))
+    found["dose: corrected"] = correct_for(count, slopes(FINITE_FACTORS))
     return found
 
 
 def correct_for(count, values):
-    """Whether an interval of the level that Bonferroni asks for still excludes 0."""
+    """Say whether the interval still excludes 0 after a Bonferroni correction."""
     level = analysis.t_quantile(1 - 0.025 / count, len(values) - 1)
     excluded = abs(statistics.fmean(values)) > level * analysis.standard_error(values)
     return "survives" if excluded else "does not survive"
 
 
 def count_intervals(texts):
-    """How many different confidence intervals of a difference these texts have."""
+    """Count the different confidence intervals of differences in these texts."""
     found = set()
     for text in texts:
         found.update(re.findall(INTERVAL, text.replace(", 95% CI", "")))
@@ -520,22 +548,22 @@ def count_intervals(texts):
 # ---- The pages ----
 
 def check(page, known):
-    """(the page as the files have it, [what is wrong])"""
+    """Return (the page with the numbers of the files, [what is wrong])."""
     wrong = []
 
     def put(match):
-        name, stands = match[2], match[3]
+        name, shown = match[2], match[3]
         if name not in known:
             wrong.append(f"there is no number {name!r}")
-        elif known[name] != stands:
-            wrong.append(f"{name} is {stands.strip()!r}, by the files {known[name].strip()!r}")
-        return match[1] + known.get(name, stands) + match[4]
+        elif known[name] != shown:
+            wrong.append(f"{name} is {shown.strip()!r}, but the files say "
+                         f"{known[name].strip()!r}")
+        return match[1] + known.get(name, shown) + match[4]
     return MARK.sub(put, page), wrong
 
 
 def without_source(page):
-    """Return the measured numbers outside of markers, code, and the rules, which are older than
-    the rows."""
+    """Return the measured numbers outside of markers, code and links."""
     return re.findall(MEASURED, re.sub(NOT_MARKED, "", page, flags=re.S))
 
 
@@ -547,7 +575,7 @@ def find_pages():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="repair the pages")
+    parser.add_argument("--write", action="store_true", help="write the numbers into the pages")
     write = parser.parse_args().write
     known, pages = values(), find_pages()
     marks, count = 0, 0

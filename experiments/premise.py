@@ -1,17 +1,16 @@
-"""Is the premise true? Gradient norms of single tokens against their probability, on rollouts.
+"""Do unlikely tokens dominate the gradient? Gradient norms of tokens against their probability.
 
-    python -m experiments.premise                         some five minutes a seed on one core
+    python -m experiments.premise                         about five minutes per seed on one core
     python -m experiments.premise --seeds 0 --tasks kk    a part of it
 
-A row of results/premise.jsonl (--results) is a task and a seed; those that are there are not
-made again. The policy is the tiny model of
-`python grpo_sg.py --task TASK --warm_up` after 30 steps, the tokens are those of completions of
-training problems. For each token: its probability pi, the norm of the gradient of log pi with
-respect to all parameters and to the logits. The latter lies between sqrt(V / (V - 1)) (1 - pi)
-and sqrt(2) (1 - pi), with V words: checked here for every token. Then, for the loss, the share
-of the sum of squared norms (each times its weight and advantage, squared) that tokens with
-pi < 1/3 carry under each shaping. This sum is not the squared norm of the summed gradient, in
-which the gradients of tokens can cancel.
+A row of results/premise.jsonl (--results) is a task and a seed; recorded rows are skipped. The
+policy is the tiny model of `python grpo_sg.py --task TASK --warm_up` after 30 steps. For each
+token of its completions of training problems we compute the probability pi, and the norm of the
+gradient of log pi with respect to all parameters and to the logits. With V words, the latter is
+between sqrt(V / (V - 1)) (1 - pi) and sqrt(2) (1 - pi); the script checks this for every token.
+The row also has the share of tokens with pi < 1/3 in the sum of squared norms (each times its
+weight and advantage, squared), for each shaping. This sum is not the squared norm of the summed
+gradient, in which the gradients of tokens can cancel.
 """
 import argparse
 import dataclasses
@@ -33,8 +32,8 @@ SAMPLE = "sample: pi, norm, norm at the logits"
 
 
 def measure_norms(model, completion):
-    """[(pi, norm over the parameters, norm over the logits, advantage)] of the completion's own
-    tokens."""
+    """Return (pi, norm over the parameters, norm over the logits, advantage) for each of the
+    completion's own tokens."""
     ids = torch.tensor([completion.prompt + completion.tokens])
     logits = model(input_ids=ids).logits[0, len(completion.prompt) - 1:-1]  # (T, V)
     logps = logits.log_softmax(-1)
@@ -51,7 +50,7 @@ def measure_norms(model, completion):
 
 
 def rank(values):
-    """Their ranks as Spearman has them, without ties."""
+    """Return the ranks for Spearman's correlation, without ties."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0] * len(values)
     for place, i in enumerate(order):
@@ -60,8 +59,7 @@ def rank(values):
 
 
 def share_of_unlikely(rows, w):
-    """The share in the sum of squared norms that tokens with pi < 1/3 carry; w: (N,), their
-    weights."""
+    """Return the share of tokens with pi < 1/3 in the sum of squared norms; w: (N,) weights."""
     squares = [(weight * A * norm) ** 2 for weight, (_, norm, _, A) in zip(w.tolist(), rows)]
     unlikely = [square for square, row in zip(squares, rows) if row[0] < 1 / 3]
     return sum(unlikely) / max(sum(squares), 1e-30)
@@ -75,7 +73,7 @@ def weigh(shaping, pi):
 
 
 def thin_out(rows):
-    """For the figure: all tokens below 0.98, and a hundred of the many above."""
+    """Keep all tokens below 0.98 and a hundred of the others, for the figure."""
     rows = sorted(rows)
     n = sum(row[0] < 0.98 for row in rows)
     kept = rows[:n] + rows[n::max(1, (len(rows) - n) // 100)]
@@ -83,7 +81,7 @@ def thin_out(rows):
 
 
 def measure(name, seed, steps=30, problems=32, own=True):
-    """A row. own: after its own warm-up, else from the pretrained model."""
+    """Return a row. own: train a warm start, instead of using the pretrained model."""
     flags = ["--task", name, "--seed", str(seed), "--eval_every", "1000000"]
     cfg = cli.parse(flags + ["--warm_up"] * own)
     cfg = dataclasses.replace(cfg, steps=steps)

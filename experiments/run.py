@@ -65,13 +65,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import grpo_sg
 import tasks
-from experiments.analysis import DOSES, RESULTS, best_rates, read_rows
+from experiments.analysis import DAMPING_FACTORS, RESULTS, best_rates, read_rows
 from grpo_sg import grpo_sg_loss
 from support import cli, program, tiny
 from support.run import Run
 
-RADIUS = 12.0  # length of a step aside; the parameters' own norm is about 62
-# How far another processor's avg@4 may be off: twice the standard deviation of a paired
+RADIUS = 12.0  # length of the random displacement; the parameters' own norm is about 62
+# How much avg@4 may differ on another processor: twice the standard deviation of a paired
 # difference in "help", where RL gains 0.06. Runs that round differently drift apart.
 NEAR = 0.04
 # Rows that are known not to be reproduced on some processor (reproduce.md).
@@ -96,17 +96,17 @@ def score_at_another_temperature(model, batch, cfg, compute_logps=grpo_sg.comput
 
 
 def mu_inside_the_sigmoid(logps, old_logps, advantages, mask, *, weights, **more):
-    """The other reading of the formula (lesson/decisions.md)."""
+    """Compute the weight by the other reading of the formula (lesson/decisions.md)."""
     w = (2 * torch.sigmoid(9 * (logps.detach().exp() - 0.25))).clamp(1.0, 1.4)
     return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
 
 
-def weigh_by_dose(dose, logps, old_logps, advantages, mask, *, weights, **more):
-    """Raise w to the power that makes its range `dose` (None: use pi instead), and divide by the
-    mean over the tokens of the update, which is one micro-batch."""
+def weigh_by_damping(d, logps, old_logps, advantages, mask, *, weights, **more):
+    """Raise w to the power that makes its range the damping factor d (None: use pi instead), and
+    divide by the mean over the tokens of the update, which is one micro-batch."""
     w = logps.detach().exp()
-    if dose is not None:
-        w = weights ** (math.log(dose) / math.log(1.4))
+    if d is not None:
+        w = weights ** (math.log(d) / math.log(1.4))
     w = w / w[mask].mean()
     return grpo_sg_loss(logps, old_logps, advantages, mask, weights=w, **more)
 
@@ -153,7 +153,7 @@ def keep_few_with_luck(task, cfg):
 
 
 def keep_three_people(task, cfg):
-    """The first --train_problems with three people, and the last 200 as others like them."""
+    """Keep the first --train_problems with three people, and the last 200 for validation."""
     three = [problem for problem in task.train if len(problem.answer) == 3]
     return task._replace(train=three[:cfg.train_problems], valid=three[-200:])
 
@@ -161,17 +161,17 @@ def keep_three_people(task, cfg):
 # ---- What is measured ----
 
 def measure(policy, task, problems, cfg):
-    """avg@4, greedy accuracy, and the share of the four that is cut off."""
+    """Return avg@4, greedy accuracy, and the share of the four samples that is truncated."""
     row, _ = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
     return {"avg@4": row["eval/avg@4"], "greedy": row["eval/accuracy"],
             "truncated": row["eval/truncated@4"]}
 
 
 def measure_afar(policy, task, problems, cfg):
-    """The same of problems with three people; avg@4 with other numbers of people, on 200
-    problems trained on, or all, and on others like them; and how flat the policy is: avg@4 on
-    64 problems with three people, and its mean after steps aside of length RADIUS, in ten
-    random directions."""
+    """Return `measure` on problems with three people, and avg@4 on problems with other numbers of
+    people, on up to 200 training problems, and on others like them. For sharpness, return avg@4
+    on 64 problems with three people before and after random displacements of the parameters
+    (length RADIUS, mean over ten)."""
     by_size = {}
     for problem in problems:
         by_size.setdefault(len(problem.answer), []).append(problem)
@@ -228,8 +228,8 @@ MISTAKES = {"sg": Arm(), "end token masked": Arm({}, {"make_batch": mask_by_valu
             "scored at another temperature": Arm(
                 {}, {"compute_logps": score_at_another_temperature})}
 READINGS = {"sg": Arm(), "mu inside": Arm({}, {"grpo_sg_loss": mu_inside_the_sigmoid})}
-DOSED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_dose, size)})
-         for name, size in DOSES.items()}
+DAMPED = {name: Arm({}, {"grpo_sg_loss": functools.partial(weigh_by_damping, size)})
+         for name, size in DAMPING_FACTORS.items()}
 STARTS = {"warm-up of 100": Arm({"steps": 0}, warmup=100),
           "warm-up of 150": Arm({"steps": 0}, warmup=150)}
 NOISY = {"settings": {"steps": 60, "prompts": 16, "updates": 8}, "keep": keep_few_with_luck}
@@ -246,38 +246,39 @@ for name in tasks.TASKS:
 EXPERIMENTS = {
     "help": Experiment("Does it help?", {**METHODS, **OTHERS}, range(20), GRID,
                        range(100, 104)),
-    "noisy": Experiment("Does it help, with noisy rewards?", METHODS, range(20), GRID,
+    "noisy": Experiment("Does it help with noisy rewards?", METHODS, range(20), GRID,
                         range(100, 104), **NOISY),
-    "noisy-equal": Experiment("and GRPO at the rate of GRPO-SG?", {"none": METHODS["none"]},
-                              range(20), rate_of=("noisy", "sg"), **NOISY),
-    "greedy": Experiment("Does the sign in greedy accuracy hold?", METHODS, range(200, 240),
+    "noisy-equal": Experiment("And with GRPO at the learning rate of GRPO-SG?",
+                              {"none": METHODS["none"]}, range(20), rate_of=("noisy", "sg"),
+                              **NOISY),
+    "greedy": Experiment("Does the gain in greedy accuracy hold?", METHODS, range(200, 240),
                          (1e-4, 2e-4), **NOISY),
     "mistakes": Experiment("What do four mistakes cost?", MISTAKES, range(8),
                            rate_of=("help", "sg")),
-    "visible": Experiment("Which of them are seen in the default run?", MISTAKES, range(5),
+    "visible": Experiment("Which of them show in the default run?", MISTAKES, range(5),
                           (2e-4,), warmup=0, settings={}),
     "reading": Experiment("Does the other reading of w matter?", READINGS, range(10),
                           rate_of=("help", "sg")),
-    "stability": Experiment("Is it stabler?", METHODS, range(10),
+    "stability": Experiment("Is it more stable?", METHODS, range(10),
                             (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3), before=True),
-    "dose": Experiment("Does a larger dose matter?", DOSED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
+    "dose": Experiment("Does more damping help?", DAMPED, range(20), (5e-5, 1e-4, 2e-4, 4e-4),
                        range(102, 105), warmup=150,
                        settings={"steps": 60, "prompts": 16, "updates": 4}),
     "late": Experiment("Does a long run collapse?", LATE, range(300, 302), (2e-4, 4e-4),
                        warmup=0, settings={"steps": 2000, "shaping": "none"}, before=True),
-    "afar": Experiment("Does it generalise better, and is it flatter?", AFAR, range(10),
+    "afar": Experiment("Does it generalize better, and is it less sharp?", AFAR, range(10),
                        (2e-4,), warmup=500, settings={}, keep=keep_three_people,
                        measure=measure_afar,
                        flags=("--people", "3", "4", "5", "--eval_problems", "600")),
-    "start": Experiment("What are the warm starts worth?", STARTS, range(20), (0.0,)),
+    "start": Experiment("What do the warm starts score?", STARTS, range(20), (0.0,)),
     "default": Experiment("What does `python grpo_sg.py --task TASK` reach?", COMMANDS,
                           range(5), (2e-4,)),
 }
 
 
 def jobs_of(name, results, seeds=None):
-    """The runs of an experiment, as the first columns of their rows: the grid, if there is
-    one, then the counted ones, for which the grid must be complete."""
+    """Yield the runs of an experiment, as the first columns of their rows: the grid, if there is
+    one, then the counted runs, which need a complete grid."""
     e = EXPERIMENTS[name]
     grid = []
     for seed in e.grid:
@@ -314,8 +315,8 @@ def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.desc
 
 @functools.lru_cache(1)
 def start_of(name, warmup, seed, flags):
-    """(policy, task, cfg): a task's tiny model after a warm-up of so many steps; 0: the
-    pretrained one. It is for copying: the next call may return the same."""
+    """Return (policy, task, cfg) of a task's tiny model after so many warm-up steps; 0 means the
+    pretrained model. Copy the model before training it: the next call may return the same one."""
     own = ["--warm_up"] if warmup else []
     cfg = cli.parse(["--task", name, "--seed", str(seed), "--eval_every", "1000000",
                      *flags, *own])
@@ -327,8 +328,8 @@ def start_of(name, warmup, seed, flags):
 
 
 def train_arm(experiment, arm, seed, rate, split, smoke=False):
-    """What is measured of an arm that is trained from the warm start; smoke: for one step,
-    from the pretrained model, on four problems."""
+    """Train an arm from the warm start and return what was measured. smoke: only one step, from
+    the pretrained model, on four problems."""
     e, a = EXPERIMENTS[experiment], EXPERIMENTS[experiment].arms[arm]
     settings = {"task": "kk", **e.settings, **a.settings}
     warmup = 0 if smoke else a.warmup or e.warmup
@@ -361,7 +362,7 @@ def describe(rows):
              "norm above 1": statistics.fmean(norm > 1 for norm in norms),
              "not finite": sum(row["skipped"] for row in rows)}
     for key in ("weight_mean", "low_prob_frac", "clip_frac", "entropy"):
-        # None: no group of the step had a signal
+        # None: the step had no learning signal.
         values = [row[key] for row in rows if row[key] is not None]
         found[key] = statistics.fmean(values) if values else None
     found["curve"] = [round(row["accuracy"], 3) for row in rows]
@@ -369,8 +370,8 @@ def describe(rows):
 
 
 def run_command(experiment, arm, seed, rate, split, smoke=False):
-    """The same of the command that a user types, with its two tests whole, its seconds and the
-    most memory that this process has used."""
+    """Run the command that a user types; also return its two tests, its seconds and the peak
+    memory of this process."""
     started = time.time()
     settings = EXPERIMENTS[experiment].arms[arm].settings
     flags = ["--seed", str(seed)]
@@ -417,12 +418,12 @@ def run_jobs(name, results, seeds):
             file.write(json.dumps(row) + "\n")
         print(time.strftime("%H:%M:%S"), *job.values(), f"avg@4 {row['avg@4']:.3f}", flush=True)
     if not made:
-        print(f"{name}: all of it is recorded in {path}; --seeds takes others")
+        print(f"{name}: every run is recorded in {path}; choose other seeds with --seeds")
 
 
 @functools.cache
 def name_commit():
-    """The commit of the program, with "changed" if a script differs from it."""
+    """Return the commit of the program, with "changed" if a script differs from it."""
     def git(*words):
         done = subprocess.run(["git", *words], cwd=RESULTS, capture_output=True, text=True)
         return done.stdout.strip()
@@ -431,7 +432,7 @@ def name_commit():
 
 
 def smoke(names):
-    """A step of every arm: {(experiment, arm): row}."""
+    """Run a step of every arm and return {(experiment, arm): row}."""
     rows = {}
     for name in names:
         for arm in EXPERIMENTS[name].arms:
@@ -460,7 +461,7 @@ def recheck(names, results):
 
 
 def compare(old, new):
-    """In words: accuracies and curve must be equal, the other statistics to 1e-6."""
+    """Return a verdict: accuracies and curve must be equal, other statistics equal to 1e-6."""
     same = all(old[key] == new[key] for key in ("avg@4", "greedy", "truncated", "curve")
                if key in old)
     for key in ("norm mean", "norm max", "weight_mean", "low_prob_frac", "clip_frac",
@@ -482,9 +483,9 @@ def list_experiments(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("experiments", nargs="*", help=", ".join(EXPERIMENTS))
-    parser.add_argument("--seeds", nargs="+", type=int, help="of the counted runs")
-    parser.add_argument("--smoke", action="store_true", help="a step of every arm")
-    parser.add_argument("--recheck", action="store_true", help="one recorded row each, again")
+    parser.add_argument("--seeds", nargs="+", type=int, help="seeds of the counted runs")
+    parser.add_argument("--smoke", action="store_true", help="run a step of every arm")
+    parser.add_argument("--recheck", action="store_true", help="rerun one recorded row of each")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     for name in args.experiments:

@@ -56,13 +56,13 @@ import torch
 import grpo_sg
 import tasks
 from experiments import analysis
-from experiments.angle import weigh_dose, weigh_pi, weigh_sg
+from experiments.angle import weigh_damping, weigh_pi, weigh_sg
 from experiments.run import name_commit
 from lesson import look
 from support import cli, tiny
 
 TASKS = "kk", "math", "qa", "kk, solutions"
-SOLUTIONS = {"warmup": 200, "shortcuts": 0.0}  # the warm-up of the last one
+SOLUTIONS = {"warmup": 200, "shortcuts": 0.0}  # warm-up of "kk, solutions"
 SEEDS = range(5)
 BOTH = "clean", "flipped"
 # steps: (K, rewards)
@@ -70,11 +70,11 @@ POINTS = {0: (512, BOTH), 5: (512, BOTH[:1]), 15: (512, BOTH), 30: (1024, BOTH[:
           60: (1024, BOTH[:1])}
 POINTS_OF_SOLUTIONS = {0: (512, BOTH[:1]), 15: (512, BOTH[:1])}
 SIZES = 2, 8, 32, 256      # groups of an update
-FRESH = 20_001             # with the step: a rollout that no training step has
+FRESH = 20_001             # plus the step: the seed of a rollout that no training step has
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "w = pi": weigh_pi,
-           "damping 1/1.4": functools.partial(weigh_dose, 1 / 1.4),
-           "damping 3": functools.partial(weigh_dose, 3),
-           "damping 10": functools.partial(weigh_dose, 10)}
+           "damping 1/1.4": functools.partial(weigh_damping, 1 / 1.4),
+           "damping 3": functools.partial(weigh_damping, 3),
+           "damping 10": functools.partial(weigh_damping, 10)}
 # AR's weight is 0.8 + 0.2 pi, so its gradient follows from those of GRPO and of w = pi.
 AR = {"GRPO": 0.8, "w = pi": 0.2}
 ARMS = *WEIGHTS, "AR"
@@ -85,8 +85,8 @@ SMOKE = {"points": {0: (64, BOTH), 1: (64, BOTH)},
 # ---- Training ----
 
 def begin(name, seed, smoke=False, warm_up=True):
-    """(policy, task, cfg) at the warm start; smoke: the pretrained model; without warm_up: an
-    untrained one."""
+    """Return (policy, task, cfg) at the warm start. smoke: the pretrained model instead; without
+    warm_up: an untrained one."""
     task_name = name.split(",")[0]
     cfg = cli.parse(["--task", task_name, "--seed", str(seed), "--shaping", "none"])
     cfg = dataclasses.replace(cfg, **(SMOKE["settings"] if smoke else {"warm_up": True}))
@@ -99,13 +99,13 @@ def begin(name, seed, smoke=False, warm_up=True):
 
 
 def make_optimizer(policy, cfg):
-    """grpo_sg.train's."""
+    """Return the optimizer that grpo_sg.train uses."""
     return torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
 
 
 def train_step(policy, optimizer, task, cfg, step):
-    """One step of grpo_sg.train."""
+    """Make one step of grpo_sg.train."""
     seed = cfg.seed * 1_000_003 + step
     problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
     completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
@@ -130,7 +130,7 @@ def flip_verdicts(groups, seed):
 
 
 def make_coefficients(cfg, rewards, logps, batch, completions):
-    """One tensor (B, T) for each of WEIGHTS with the first rewards, then with the others."""
+    """Return one tensor (B, T) for each of WEIGHTS, with the first rewards, then the others."""
     advantages = {"clean": batch["advantages"],
                   "flipped": torch.tensor([c.flipped for c in completions])}
     found = []
@@ -142,7 +142,7 @@ def make_coefficients(cfg, rewards, logps, batch, completions):
 
 
 def with_ar(moments, rewards):
-    """The same moments with AR's, a way for each of ARMS with the first rewards, then with the
+    """Add AR to the moments: one entry for each of ARMS, with the first rewards, then the
     others."""
     names = list(WEIGHTS)
     one = torch.cat([torch.eye(len(names)), torch.zeros(1, len(names))]).double()
@@ -153,8 +153,8 @@ def with_ar(moments, rewards):
 
 
 def find_scale(policy, optimizer):
-    """What gradients are multiplied by, so that their inner products are those of AdamW's
-    metric; None before the first update."""
+    """Return the factors that turn inner products of gradients into those of AdamW's metric;
+    None before the first update."""
     if not optimizer.state:
         return None
     options = optimizer.param_groups[0]
@@ -167,7 +167,7 @@ def find_scale(policy, optimizer):
 
 
 def add_groups(policy, groups, cfg, rewards, scales):
-    """A Sums for each of the scales (None: 1) of what gradients are multiplied by."""
+    """Return a Sums for each of the scales, the factors of the gradients (None: 1)."""
     size = sum(p.numel() for p in policy.model.parameters())
     sums = [look.Sums(len(rewards) * len(WEIGHTS), size) for _ in scales]
     coefficients = functools.partial(make_coefficients, cfg, rewards)
@@ -181,7 +181,7 @@ def add_groups(policy, groups, cfg, rewards, scales):
 
 
 def describe(w, base, M, V):
-    """Numbers of way w against `base`, the same rewards without weights."""
+    """Compare way w with `base`, the same rewards without weights."""
     found = {"signal": look.signal_kept(M, w, base), "noise": look.noise_kept(V, w, base)}
     for n in SIZES:
         found[f"efficiency {n}"] = look.efficiency(M, V, w, n, base)
@@ -190,7 +190,7 @@ def describe(w, base, M, V):
 
 
 def measure_point(policy, task, cfg, optimizer, step, K, rewards):
-    """The rows of one point, without what they have in common."""
+    """Yield the rows of one point, without the columns that they share."""
     groups = look.draw_groups(policy, task, cfg, K, cfg.seed * 1_000_003 + FRESH + step)
     flip_verdicts(groups, seed=f"{cfg.seed} {step}")
     completions = [c for group in groups for c in group]
@@ -212,7 +212,7 @@ def measure_point(policy, task, cfg, optimizer, step, K, rewards):
 
 @torch.no_grad()
 def share_unlikely(policy, groups, cfg):
-    """Of the tokens of groups with a learning signal."""
+    """Return the share of unlikely tokens in groups with a learning signal."""
     count = unlikely = 0
     for group in groups:
         if any(c.advantage for c in group):
@@ -224,7 +224,7 @@ def share_unlikely(policy, groups, cfg):
 
 
 def rounded(x):
-    """To five digits; nan, which JSON does not have, is None."""
+    """Round to five digits; turn nan, which JSON does not have, into None."""
     return float(f"{float(x):.5g}") if math.isfinite(x) else None
 
 
@@ -272,7 +272,7 @@ def follow(path, name, seed, points, smoke):
 # ---- What the rows say ----
 
 def cells(rows):
-    """(task, step, metric, rewards, arm) -> its rows, one a seed."""
+    """Group rows by (task, step, metric, rewards, arm); each list has one row per seed."""
     found = {}
     for row in rows:
         key = tuple(row[name] for name in ("task", "step", "metric", "rewards", "arm"))
@@ -281,25 +281,25 @@ def cells(rows):
 
 
 def values_of(rows, name):
-    """The estimates of one number, without those that are not finite."""
+    """Return the finite estimates of one number."""
     return [row[name][0] for row in rows if row[name][0] is not None]
 
 
-def in_words(values):
+def in_words(values, digits=3):
     if len(values) < 2:
-        return f"{values[0]:.3f}" if values else "-"
-    average, low, high = analysis.interval(values)
-    return f"{average:.3f} [{low:.3f}, {high:.3f}]"
+        return f"{values[0]:.{digits}f}" if values else "-"
+    average, low, high = (f"{x:.{digits}f}" for x in analysis.interval(values))
+    return f"{average} [{low}, {high}]"
 
 
 def judge(values):
-    """The verdict of the protocol on one point."""
+    """Return the protocol's verdict on one point."""
     _, low, high = analysis.interval(values)
     return "better" if low > 1 else "worse" if high < 1 else "not told apart"
 
 
 def show(rows):
-    """A line for each cell."""
+    """Print a line for each cell."""
     for key, here in sorted(cells(rows).items()):
         names = "signal", "noise", "efficiency 8", "efficiency 32"
         parts = [f"{name} {in_words(values_of(here, name))}" for name in names]
@@ -307,8 +307,8 @@ def show(rows):
 
 
 def tabulate(rows):
-    """What counts, a line for each task and step, and the efficiency of other arms and in AdamW's
-    metric, for updates of 8 groups."""
+    """Print a line for each task and step: what counts, and the efficiency of other arms and in
+    AdamW's metric, for updates of 8 groups."""
     found = cells(rows)
     others = (("Euclid", "AR"), ("Euclid", "damping 10"), ("AdamW", "GRPO-SG"),
               ("AdamW", "damping 10"))

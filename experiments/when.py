@@ -73,16 +73,16 @@ import torch
 
 import grpo_sg
 from experiments import analysis, signal
-from experiments.angle import weigh_ar, weigh_dose, weigh_sg
+from experiments.angle import weigh_ar, weigh_damping, weigh_sg
 from experiments.run import name_commit
 from grpo_sg import grpo_sg_loss
 
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "AR": weigh_ar,
-           "damping 10": functools.partial(weigh_dose, 10),
-           "damping 1/1.4": functools.partial(weigh_dose, 1 / 1.4)}
+           "damping 10": functools.partial(weigh_damping, 10),
+           "damping 1/1.4": functools.partial(weigh_damping, 1 / 1.4)}
 METHODS = "GRPO", "GRPO-SG", "AR", "damping 10"
 SAMPLES = 8  # of each problem, in avg@8
-FRESH = 30_000  # with the step: a rollout that no step before a late start had
+FRESH = 30_000  # plus the step: the seed of a rollout that no step before a late start had
 LATE = 15    # steps of GRPO, as by default, before a part that begins late
 
 
@@ -119,8 +119,8 @@ PARTS = {
 # ---- A run ----
 
 def loss_with(weigh, logps, old_logps, advantages, mask, *, weights=None, **more):
-    """grpo_sg_loss with these weights, divided by their mean over the tokens of the update: its
-    one micro-batch has them all."""
+    """Return grpo_sg_loss with these weights, divided by their mean over the tokens of the
+    update, which is one micro-batch."""
     w = None
     if weigh is not None:
         w = weigh(logps, None)
@@ -129,14 +129,15 @@ def loss_with(weigh, logps, old_logps, advantages, mask, *, weights=None, **more
 
 
 def weight_at(arm, step):
-    """The name of the weight in this step."""
+    """Return the name of the weight in this step."""
     return [name for name, first in arm if first <= step][-1]
 
 
 @functools.lru_cache(1)
 def start_of(name, seed):
-    """(policy, task, cfg) at the warm start or, "late", some steps after it; parameters are kept in
-    a file under runs/. It is for copying: the next call may return the same."""
+    """Return (policy, task, cfg) at the warm start or, if "late", some steps after it. A file
+    under runs/ caches the parameters. Copy the policy before training it: the next call may
+    return the same one."""
     task_name, *late = name.split(", ")
     policy, task, cfg = signal.begin(task_name, seed, warm_up=False)
     file = pathlib.Path("runs", f"when-{name_commit()}", f"{name}-{seed}.pt")
@@ -149,7 +150,7 @@ def start_of(name, seed):
 
 
 def train_late(name, seed):
-    """The policy after LATE steps of GRPO from the warm start."""
+    """Return the policy after LATE steps of GRPO from the warm start."""
     start, task, cfg = start_of(name, seed)
     policy = copy_of(start)
     optimizer = signal.make_optimizer(policy, cfg)
@@ -163,7 +164,7 @@ def copy_of(policy):
 
 
 def train_arm(part, arm, seed, rate, split):
-    """{"before": avg@8 of the warm start, "avg@8": {step: value}} of an arm."""
+    """Train an arm; return {"before": avg@8 of its start, "avg@8": {step: value}}."""
     p = PARTS[part]
     start, task, cfg = start_of(p.task, seed)
     policy = copy_of(start)
@@ -186,7 +187,7 @@ def measure_before(name, seed, split):
 
 
 def measure(policy, task, split, cfg):
-    """The share of right completions of SAMPLES of each problem; arms of a seed share random
+    """Return the accuracy over SAMPLES completions of each problem. Arms of a seed share random
     numbers."""
     completions = grpo_sg.rollout(policy, task, getattr(task, split), cfg, n=SAMPLES,
                                   temperature=1.0, seed=cfg.seed)
@@ -196,7 +197,7 @@ def measure(policy, task, split, cfg):
 # ---- All runs ----
 
 def jobs_of(part, results):
-    """The grid's runs, then the counted ones, for which the grid must be complete."""
+    """Yield the grid's runs, then the counted runs, which need a complete grid."""
     p = PARTS[part]
     for seed in p.grid:
         for arm in p.arms:
@@ -209,7 +210,7 @@ def jobs_of(part, results):
 
 
 def choose_rates(part, rows):
-    """{arm: the rate with the highest mean avg@8 after the last step, on the grid's seeds}"""
+    """Return {arm: the rate with the highest mean avg@8 after the last step, on the grid}."""
     p = PARTS[part]
     if not p.grid:
         return dict.fromkeys(p.arms, p.rates[0])
@@ -237,13 +238,13 @@ def run(results, parts):
 # ---- What the rows say ----
 
 def counted(rows, part, arm):
-    """{seed: row} of the counted runs."""
+    """Return {seed: row} of the counted runs."""
     return {row["seed"]: row for row in rows
             if row["part"] == part and row["arm"] == arm and row["split"] == "test"}
 
 
 def compare(rows, part, arm, other, step):
-    """avg@8 of one arm minus another's, of each seed that has both."""
+    """Return avg@8 of one arm minus another's, for each seed that has both."""
     ours, theirs = counted(rows, part, arm), counted(rows, part, other)
     return [ours[seed]["avg@8"][str(step)] - theirs[seed]["avg@8"][str(step)]
             for seed in sorted(ours.keys() & theirs.keys())]
@@ -254,39 +255,60 @@ PREDICTIONS = (("early", "GRPO-SG", "GRPO", 10, +1), ("early", "damping 10", "GR
                ("late", "damping 10", "GRPO", 20, -1),
                ("switch", "GRPO, then damping 10", "GRPO", 60, -1),
                ("switch", "damping 10, then GRPO", "damping 10", 60, +1))
+NOT_RUN = "not run yet"
 
 
 def judge(values, sign):
-    """The rule's verdict on a prediction."""
+    """Return the rule's verdict on a prediction."""
     _, low, high = analysis.interval(values)
     if low <= 0 <= high:
         return "open"
     return "confirmed" if (low > 0) == (sign > 0) else "refuted"
 
 
-def show(rows):
-    """Means of GRPO, and every arm minus GRPO, after each point."""
-    for part, p in PARTS.items():
-        base = counted(rows, part, "GRPO").values()
-        if len(base) < 2:
-            continue
-        print(f"{part}: {p.task}, {len(base)} seeds, rates {choose_rates(part, rows)}; before "
-              f"RL {statistics.fmean(row['before'] for row in base):.4f}")
-        for step in p.points:
-            level = statistics.fmean(row["avg@8"][str(step)] for row in base)
-            print(f"  after {step} steps GRPO has {level:.4f}")
-            for arm in p.arms:
-                values = compare(rows, part, arm, "GRPO", step)
-                if arm != "GRPO" and len(values) > 1:
-                    average, low, high = analysis.interval(values)
-                    print(f"    {arm}: {average:+.4f} [{low:+.4f}, {high:+.4f}], "
-                          f"{len(values)} seeds")
+def level(rows, part, step):
+    """Return GRPO's mean avg@8 after this step; before RL if it is 0."""
+    base = counted(rows, part, "GRPO").values()
+    return statistics.fmean(row["avg@8"][str(step)] if step else row["before"] for row in base)
+
+
+def compare_arms(rows, part):
+    """Yield (step, arm, its differences to GRPO) for each arm at each point."""
+    for step in PARTS[part].points:
+        for arm in PARTS[part].arms:
+            if arm != "GRPO":
+                yield step, arm, compare(rows, part, arm, "GRPO", step)
+
+
+def check_predictions(rows):
+    """Yield (part, step, in words, differences, verdict) for each prediction."""
     for part, arm, other, step, sign in PREDICTIONS:
         values = compare(rows, part, arm, other, step)
+        verdict = NOT_RUN
         if len(values) > 1:
-            interim = "" if len(values) == len(PARTS[part].seeds) else " (interim)"
-            print(f"{part}: {arm} minus {other} {'above' if sign > 0 else 'below'} 0: "
-                  f"{judge(values, sign)}{interim}")
+            verdict = judge(values, sign)
+            if len(values) < len(PARTS[part].seeds):
+                verdict += " (interim)"
+        arm = f'"{arm}"' if ", then " in arm else arm
+        words = f"{arm} minus {other} {'above' if sign > 0 else 'below'} 0"
+        yield part, step, words, values, verdict
+
+
+def show(rows):
+    """Print GRPO's means, every arm minus GRPO at each point, and the verdicts."""
+    for part, p in PARTS.items():
+        seeds = len(counted(rows, part, "GRPO"))
+        if seeds < 2:
+            continue
+        print(f"{part}: {p.task}, {seeds} seeds, rates {choose_rates(part, rows)}; before RL "
+              f"{level(rows, part, 0):.4f}")
+        for step, arm, values in compare_arms(rows, part):
+            if len(values) > 1:
+                average, low, high = analysis.interval(values)
+                print(f"  after {step} steps, GRPO {level(rows, part, step):.4f}, {arm}: "
+                      f"{average:+.4f} [{low:+.4f}, {high:+.4f}], {len(values)} seeds")
+    for part, step, words, _, verdict in check_predictions(rows):
+        print(f"{part}: after {step} steps, {words}: {verdict}")
 
 
 def main():
