@@ -140,6 +140,8 @@ MUTANTS = {
         ("times the temperature", "/ temperature", "* temperature"),
         ("no cumsum", ".cumsum(-1)", ""),
         ("u not scaled", "u * total", "u"),
+        ("u not scaled, argmax", "torch.searchsorted(cdf, u * total, right=True)",
+         "(u < cdf).float().argmax(-1, keepdim=True)"),
         ("right=False", "right=True", "right=False"),
         ("the next token", "right=True)", "right=True) + 1"),
         ("u ignored", "u * total", "torch.rand(len(u), 1) * total"),
