@@ -380,6 +380,7 @@ def test_a_token_is_drawn_as_often_as_its_probability_says(temperature):
     logits = temperature * p.log().expand(1000, -1)  # p is their softmax at that temperature
     drawn = draw(logits, u, temperature)
     assert drawn.shape == (1000, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
+    assert drawn.max() < 6, f"token {drawn.max()} was drawn, but the last one is 5"
     shares = torch.bincount(drawn[:, 0], minlength=6) / 1000
     assert shares[p == 0].eq(0).all(), "a token of probability 0 was drawn: look at u = 0"
     same(f"the share of a token at temperature {temperature}", shares, p, "its probability", 0.0011)
