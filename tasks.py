@@ -49,8 +49,9 @@ class Verdict(NamedTuple):
 
 
 def reward(completion):
-    """Return AR-Lopti's reward: +3 if the answer is right, -0.5 if it is wrong but well
-    formed, -3 if it is badly formed. A truncated completion is badly formed."""
+    """Return the default reward: +3 if the answer is right, -0.5 if it is wrong but well
+    formed, -3 if it is badly formed, as in AR-Lopti (arXiv 2505.12929). A truncated
+    completion is badly formed."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
@@ -122,7 +123,8 @@ def is_list(value):
     return isinstance(value, list) and len(value) > 0
 
 
-RULES = {  # fields of a Task: what they must be
+# What make_task checks: fields of a Task, a test of each, and the message's words.
+RULES = {
     "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
     "name system opening stop_text tokens": (is_text, "a text"),
     "verify reward": (callable, "a function"),
@@ -219,36 +221,48 @@ def verify_kk(response, roles):
 
 
 def read_roles(answer, names):
-    """Read an answer as a dict name -> role. Returns None unless it consists of clauses
-    `NAME is a ROLE`: negations, hedges, quotations, retractions, unknown names, and two
-    roles for one name are rejected."""
+    """Read an answer as a dict name -> role; None if it has anything but roles.
+
+    "(1) Zoey is a knight, **Oliver** is a knave." is read. "Zoey is not a knight", "Zoey is
+    a knight or a knave", "Perhaps Zoey is a knight", unknown names, and two roles for one
+    name are rejected.
+    """
     if len(answer) > sum(200 + 2 * len(name) for name in names):
         return None  # longer than any right answer: a bound on the work
-    shown = "".join(names) + "".join(unicodedata.normalize(form, "".join(names))
-                                     for form in ("NFC", "NFD"))
-    letters = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
-    if not all(c.isascii() or c in letters for c in answer):
-        return None  # a look-alike letter
-
-    def same_case(text):
-        text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
-        return unicodedata.normalize("NFC", text).casefold()
-    plain = {" ".join(same_case(name).split()): name for name in names}
-    answer = same_case(answer.replace("**", "").replace("__", ""))
-    name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in sorted(plain, key=len,
-                                                                              reverse=True))
-    clause = re.compile(KK_CLAUSE.format(name))
+    if has_lookalikes(answer, names):
+        return None
+    answer = fold(answer.replace("**", "").replace("__", ""))
+    name_of = {" ".join(fold(name).split()): name for name in names}
+    longest_first = sorted(name_of, key=len, reverse=True)
+    any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in longest_first)
+    clause = re.compile(KK_CLAUSE.format(any_name))
     found = {}
     at = 0
     while at < len(answer):
         if match := clause.match(answer, at):
-            who = plain[" ".join(match[1].split())]
-            if found.setdefault(who, match[2]) != match[2]:
+            name = name_of[" ".join(match[1].split())]
+            if found.setdefault(name, match[2]) != match[2]:
                 return None
         elif not (match := KK_BETWEEN.match(answer, at)):
             return None
         at = match.end()
     return found or None
+
+
+def fold(text):
+    """Return the text with one form of apostrophes, hyphens, spaces, accents and case."""
+    text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
+    return unicodedata.normalize("NFC", text).casefold()
+
+
+def has_lookalikes(answer, names):
+    """Return whether the answer has a letter beyond ASCII that no name has, such as a
+    Cyrillic one that looks Latin."""
+    shown = "".join(names)
+    for form in ("NFC", "NFD"):  # an accent within its letter, or after it
+        shown += unicodedata.normalize(form, "".join(names))
+    allowed = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
+    return not all(c.isascii() or c in allowed for c in answer)
 
 
 def kk_published(people):
@@ -341,9 +355,9 @@ def arithmetic(rng):
     """Make a sum of two three-digit numbers, or the product of one and a digit.
 
     The solution works from right to left and adds each carry to the next column. For
-    347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20.". It pads with zeros: each digit is
-    then always at the same distance from the digits that it depends on, which is faster
-    to learn. The meaning is a hash of the unordered pair of operands.
+    347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20. \\boxed{2082}". It pads with zeros:
+    each digit is then always at the same distance from the digits that it depends on,
+    which is faster to learn. The meaning is a hash of the unordered pair of operands.
     """
     a = rng.randrange(100, 1000)
     sign = rng.choice("+*")
