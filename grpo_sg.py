@@ -40,8 +40,8 @@ NEEDS_PROJECT = ("the command line needs the whole project: tasks.py, support/ a
                  "next to grpo_sg.py. The functions of grpo_sg.py do not: import them")
 
 if __name__ == "__main__":
-    # Started as a script, this file hands over to the command line, which imports it.
-    # That takes seconds, in which Ctrl-C should end the program in one line.
+    # Run as a script, this file only starts the command line, which imports this file.
+    # The import takes some seconds. Ctrl-C then ends the program with a one-line message.
     try:
         from support import program
     except ImportError as error:
@@ -89,8 +89,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     Args:
         logps: log pi, in nats, of the sampled tokens under the current policy, at the
             sampling temperature; any shape.
-        alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our reading:
-            the one source that names it has 9, which would make w constant
+        alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our
+            choice: the only source with a value says 9, which would make w constant
             (lesson/decisions.md).
         low, high: the bounds L and U.
 
@@ -107,8 +107,8 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype. Move MPS tensors to the CPU
-            first, because MPS has no float64.
+        rewards: (P, G) with G >= 2, of any numeric dtype. Move tensors on MPS (a Mac's
+            GPU) to the CPU first, because MPS has no float64.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -119,7 +119,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     """
     shape = tuple(rewards.shape)
     assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
-    # The mean is subtracted in float64: rewards such as 1e9 and 1e9 + 1 are equal in float32.
+    # The mean is subtracted in float64: in float32, 1e9 and 1e9 + 1 are equal.
     R = rewards.double()
     difference = (R - R.mean(1, keepdim=True)).float()
     A = difference / (difference.std(1, keepdim=True) + eps)
@@ -151,18 +151,18 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         clip_low, clip_high: r is clipped to [1 - clip_low, 1 + clip_high]. GRPO has 0.2
             for both; 0.24 is AR-Lopti's (arXiv 2505.12929).
         beta: coefficient of the KL to the reference.
-        loss_agg_mode: "token-mean", or "seq-mean-token-mean", the mean over completions
-            of their token means (the original GRPO: a token of a long completion counts
-            less).
-        denominator: if this is a part of a batch, the number of tokens (in the second
-            mode, of completions) of the whole batch; the losses of the parts then add up
-            to the whole's. Where gradients are averaged over processes, as by DDP,
-            divide it by the number of processes.
+        loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean",
+            which first takes the mean over the tokens of each completion, then the mean of
+            these (the original GRPO: a token of a long completion counts less).
+        denominator: needed if this call gets only a part of a batch: the number of tokens
+            (in the second mode: of completions) in the whole batch. The losses of the parts
+            then add up to the loss of the whole batch. If gradients are averaged over
+            processes, as in DDP, divide this number by the number of processes.
 
     Returns:
-        (loss, sums): a scalar, and a dict of sums over tokens (in the second mode, over
-        completions of their token means), with their number as "count": sums["kl"] /
-        sums["count"] is the mean KL.
+        (loss, sums): a scalar, and a dict of sums over tokens, with the number
+        of tokens as "count" (in the second mode: sums of the completions' token means, and
+        the number of completions). sums["kl"] / sums["count"] is the mean KL.
 
     Raises:
         AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
@@ -183,11 +183,11 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    # w is outside the clip. Inside, as clip(w r), it would put a likely token (w = 1.4)
-    # with A > 0 above 1 + clip_high from the start: no gradient, no learning.
+    # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
+    # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
-    # The KL to the reference. Without a reference it is only logged, and measured to the
-    # policy that sampled.
+    # The KL to the reference. Without a reference it is only logged: it is then
+    # the KL to the policy that sampled.
     kl_to = old_logps if ref_logps is None else ref_logps
     log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
     # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is an
@@ -211,7 +211,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     loss = -total(objective) / denominator
     with torch.no_grad():
         held_back = clipped * A < r * A  # by the clip
-        unlikely = logps < math.log(1/3)  # about where, by default, w < U
+        unlikely = logps < math.log(1/3)  # by default, roughly the tokens with w < U
         sums = {"count": count,
                 "clip_frac": total(held_back.float()),
                 "kl": total(kl),
@@ -249,7 +249,7 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
         ids: (B, T), prompt and completion, padded on the right with any token.
         mask: (B, T), true exactly on sampled tokens, and never on a row's first token,
             which has no context.
-        temperature: the one that sampled the tokens.
+        temperature: the one at which the tokens were sampled.
 
     Returns:
         (B, T) float32, in nats; 0 outside of the mask.
@@ -285,7 +285,7 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 # ---- 3. Sampling ----
 
 class Cache(transformers.DynamicCache):
-    """Stores keys in the type of the values. Under autocast rotary embeddings make keys
+    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
     float32, which would take twice the memory."""
 
     def update(self, keys, values, *more, **named):
@@ -301,10 +301,10 @@ def next_logits(model, ids, attention, position, cache):
 
 
 def prefill(model, prompts):
-    """Prefill B prompts, deduplicated. Returns (logits, attention, position, cache): the
-    logits of the first token (B, V), the attention mask (B, S), the last position
-    (B, 1), and the keys and values of B rows."""
-    numbers = {}  # of each different prompt
+    """Prefill B prompts: run the model once on each different prompt. Returns (logits,
+    attention, position, cache): the logits of the first token (B, V), the attention mask
+    (B, S), the last position (B, 1), and the keys and values of B rows."""
+    numbers = {}  # different prompt -> its number
     index = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
     longest = max(map(len, numbers))
     # Padded on the left, so that every row continues at the last column; positions
@@ -353,22 +353,22 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     """Sample n completions of each of P prompts.
 
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
-    token_logps scores: with top-k or top-p the gradient would belong to another
-    distribution than the sampled one, and r would not show it.
+    token_logps scores: with top-k or top-p, the tokens would come from
+    one distribution and the gradient from another, and r would not show this.
 
     Args:
         model: a causal language model in eval mode.
         prompts: P lists of token ids; equal ones are prefilled once.
         n: completions of each prompt.
         max_new_tokens: a completion is cut off after this many tokens.
-        stop_ids: token ids that end a completion; it keeps the one that ended it.
+        stop_ids: token ids that end a completion. The completion keeps its stop token.
         temperature: 0 takes the most likely token.
         generator: a torch.Generator of any device; None uses the device's own.
         stopping_criteria: a StoppingCriteria of transformers that may end completions
             too. It gets the tokens drawn so far, without prompts, and no scores.
 
     Returns:
-        P * n lists of token ids, prompt-major.
+        P * n lists of token ids: all n of the first prompt, then those of the second, ...
 
     Raises:
         AssertionError: a model in training mode, a temperature below 0, no prompts, or
@@ -381,8 +381,8 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
-    # A row of uniform numbers for each completion: what one draws does not depend on
-    # when the others end.
+    # A row of uniform numbers for each completion: the tokens of a completion do not
+    # depend on when the others end.
     device = getattr(generator, "device", model.device)
     u = torch.rand(len(prompts), max_new_tokens, generator=generator, device=device)
     u = u.to(model.device)
@@ -431,8 +431,8 @@ class Policy:
 @dataclasses.dataclass
 class Completion:
     """A problem's prompt and what followed it. tokens are the sampled ids: never decoded
-    and re-tokenized. mask says of each whether the policy wrote it: a tool's answer is
-    not the policy's."""
+    and re-tokenized. mask says for each token whether the policy wrote it; it is
+    False for a tool's answer."""
     problem: object
     prompt: list[int]        # token ids
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -473,19 +473,20 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
             train, valid and test: lists of problems;
             verify(response, problem.answer), which returns (correct, formatted);
             reward(completion), which returns a number;
-            observe, None or a tool: it takes the texts that end with a call of it and
-            returns its answers. Then stop_text ends a call, and max_turns is the number
-            of turns whose calls are answered.
-        problems: each with answer, for verify; prompt, its token ids; and opening, the
-            text at the end of the prompt that belongs to the response, such as <think>,
-            or "".
+            observe, None or a tool: a function that takes texts, each of which ends with a
+            call of the tool, and returns an answer to each. With a tool, stop_text is the
+            text that ends a call, and max_turns the number of turns whose calls are
+            answered.
+        problems: each has the attributes answer (for verify), prompt (token ids) and
+            opening (the text at the end of the prompt that belongs to the response, such as
+            <think>, or "").
         cfg: a Config.
         n, temperature, seed: completions of each problem, and how to sample them. The
             same parameters and seed give the same completions for any cfg.sample_batch,
             up to rounding, which differs a little with the number of rows.
 
     Returns:
-        A list of Completion, problem-major.
+        A list of Completion: all n of the first problem first, and so on.
     """
     policy.model.eval()
     # On the CPU, so that every device gets the same numbers.
@@ -493,8 +494,9 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     completions = []
     for problem in problems:
         completions += [Completion(problem, problem.prompt) for _ in range(n)]
-    # Without a tool there is one turn. With one (task.observe), each of the first
-    # max_turns turns may end in a call, which is answered. Calls in the last turn are not.
+    # Without a tool there is one turn. With a tool (task.observe), each of
+    # the first max_turns turns may end in a call, which is answered. A call in the last
+    # turn is not answered.
     tool_turns = task.max_turns if task.observe else 0
     call_end = StopText(policy.tokenizer, task.stop_text) if tool_turns else None
     unfinished = completions
@@ -524,8 +526,8 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
 
 
 def sample_in_parts(policy, contexts, most, generator, **settings):
-    """Sample a completion of each context with the policy's sampler, `most` at once; half
-    as many, with the same random numbers, if a GPU runs out of memory."""
+    """Sample a completion of each context with the policy's sampler, at most `most` at
+    once. If a GPU runs out of memory, try half as many, with the same random numbers."""
     completions = []
     while len(completions) < len(contexts):
         part = contexts[len(completions):][:most]
@@ -568,9 +570,9 @@ def set_advantages(completions, group_size):
 
 
 class StopText(transformers.StoppingCriteria):
-    """Ends rows of token ids (B, t) whose latest token completes a text, however it is
-    tokenized. (transformers' StopStringCriteria cannot read tokenizers that have only
-    whole words.)"""
+    """Ends rows of token ids (B, t) whose latest token completes the stop text, in
+    whatever way the text is split into tokens. (transformers' StopStringCriteria cannot
+    read tokenizers that have only whole words.)"""
 
     def __init__(self, tokenizer, text):
         self.tokenizer = tokenizer
@@ -590,10 +592,11 @@ TOOL_TOKENS = 500  # most tokens of a tool's answer
 
 
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
-    """Return the token ids of a tool's answer, at most `most`. A longer answer is cut before
-    its last line, such as </information>. A special token that the text spells, such as
-    <|im_end|>, becomes ordinary tokens: a tool opens no turn and closes none. Lone
-    surrogates, which no tokenizer can encode, become question marks."""
+    """Return the token ids of a tool's answer, at most `most`. A longer answer is
+    shortened before its last line, which is kept, such as </information>. If the text has
+    the letters of a special token, such as <|im_end|>, they become ordinary tokens, so a
+    tool can neither open nor close a turn. Invalid Unicode characters (lone surrogates)
+    become question marks."""
     text = text.encode(errors="replace").decode()
     last_line = text.rstrip("\n").rfind("\n")
     end = last_line if last_line >= 0 else len(text)
@@ -624,12 +627,12 @@ def train(policy, task, cfg, run=None, reference=None):
                              weight_decay=0, fused=True)
     run.restore(optimizer)
     for step in run.steps(cfg.steps):
-        # Validate the steps before this one. Doing it here, not at the end of a step,
-        # lets a resumed run do it too. The command line tests after the last step.
+        # Evaluate the policy after the previous step. Doing this here, not at the end of a
+        # step, lets a resumed run do it, too. The command line tests after the last step.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, run, step - 1, "valid")
         # What is sampled depends only on this number, so there is no random state to
-        # save. The factor separates runs: no step of one seed is a step of another.
+        # save. With this factor, two seeds never share such a number.
         seed = cfg.seed * 1_000_003 + step
         P = min(cfg.prompts, len(task.train))
         problems = random.Random(seed).sample(task.train, P)
@@ -638,7 +641,7 @@ def train(policy, task, cfg, run=None, reference=None):
                               temperature=cfg.temperature, seed=seed)
         # Compare: each completion with its group.
         set_advantages(completions, cfg.group_size)
-        # Learn: more of the better ones, less of the others.
+        # Learn: make the better ones more likely, and the others less likely.
         started = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = {"step": step, **describe_step(completions, updates, cfg.group_size)}
@@ -653,7 +656,7 @@ def train(policy, task, cfg, run=None, reference=None):
 
 
 class Progress:
-    """The least that `train` needs of a run: a progress bar, and the rows of the steps."""
+    """The minimum that `train` needs as its run: a progress bar, and the steps' rows."""
     logs_tokens = False
     stopping = False
 
@@ -683,16 +686,16 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     every completion is in exactly one.
 
     In the first update r = 1, because nothing has changed since the rollout; in later
-    ones the policy has moved. (With cfg.updates = 1, r is always 1 and the clip never acts.)
-    A group may be split across minibatches: its advantages sum to 0 over all of them,
-    not in each. Returns a list of what `update` returns.
+    ones the policy has moved. (With cfg.updates = 1, r is always 1 and the clip never
+    acts.) A group may be split across minibatches: its advantages sum to 0 over all
+    minibatches together, but not in each of them. Returns a list of what `update` returns.
     """
     model = policy.model
     # Gradient checkpointing needs training mode; `prepare` has set dropout to 0.
     model.train(cfg.gradient_checkpointing)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
-    # For each minibatch its micro-batches, which fit into memory, without the
+    # Split each minibatch into micro-batches, which fit into memory, and leave out the
     # completions that carry no learning signal (A = 0).
     parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
@@ -710,9 +713,9 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     for minibatch, batches in zip(minibatches, parts):
         if not batches:  # A = 0 everywhere
             continue
-        # Divide the loss by all tokens that the policy wrote, those with A = 0 included.
-        # Otherwise a minibatch with many equal groups would make as large a step from
-        # the few others.
+        # Divide the loss by the number of all tokens that the policy wrote, also those with
+        # A = 0. Otherwise a minibatch in which most groups have equal rewards would make an
+        # equally large step, based only on its few other groups.
         if cfg.loss_agg_mode == "seq-mean-token-mean":
             denominator = len(minibatch)
         else:
@@ -725,9 +728,9 @@ def update(model, optimizer, batches, denominator, cfg):
     """Make one optimizer step on a minibatch, given as micro-batches, whose loss is
     divided by denominator.
 
-    Returns a dict: loss; norm, the gradient's before it is clipped to 1; and the sums of
-    grpo_sg_loss. If loss or norm is not finite, the parameters stay as they are, and the
-    log counts the update as skipped.
+    Returns a dict: loss; norm, the norm of the gradient before it is clipped to 1; and
+    the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they
+    are, and the log counts the update as skipped.
     """
     found = []
     for batch in batches:
@@ -769,7 +772,7 @@ def micro_batches(completions, cfg, device):
     """Split completions into batches of at most cfg.tokens_per_micro_batch tokens,
     padding included (a longer completion gets its own), sorted by length to save padding.
 
-    A completion with A = 0, such as all of a group with equal rewards, has no gradient:
+    A completion with A = 0 (all of a group with equal rewards) has no gradient:
     if beta is 0, it is left out. The update is the same, because its tokens count in the
     denominator; the logged statistics are means over the others.
     """
@@ -850,8 +853,8 @@ def evaluate(policy, task, problems, cfg, *, samples=0):
         samples: k of avg@k and pass@k.
 
     Returns:
-        (row, greedy completions). Means of greedy completions in the row are
-        "eval/accuracy", "eval/reward" and more; `add_samples` lists the others. Each
+        (row, greedy completions). The row has means of the greedy completions
+        ("eval/accuracy", "eval/reward" and more) and those that `add_samples` lists. Each
         "_se" is the standard error of a mean over the problems.
     """
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
@@ -916,8 +919,8 @@ def evaluate_split(policy, task, cfg, run, step, split):
 @torch.no_grad()
 def watch_tokens(policy, task, cfg):
     """Sample a group of completions of each of three fixed validation problems, for the
-    run's page. Returns a list per group of (completion, logps, weights): a number for
-    each of the completion's tokens (logps: 0 for a tool's)."""
+    run's page. Returns for each group a list of (completion, logps, weights).
+    logps and weights have a number for each token (logps has 0 for a tool's tokens)."""
     completions = rollout(policy, task, task.valid[:3], cfg, n=cfg.group_size,
                           temperature=cfg.temperature, seed=cfg.seed)
     set_advantages(completions, cfg.group_size)
@@ -939,14 +942,14 @@ def prepare(model, device, *, gradient_checkpointing=False):
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
     round most updates away. On a GPU two settings of the whole process change: cuDNN's
     attention is off, and float32 products may use TF32. Set gradient_checkpointing if
-    cfg.gradient_checkpointing is.
+    cfg.gradient_checkpointing is set.
     """
     turn_off_dropout(model)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     if torch.device(device).type == "cuda":
         # PyTorch prefers cuDNN's attention on H100, H200 and B200. It makes a new plan
-        # for each shape, and every decode step has another one: minutes a step
+        # for each shape, and every decode step has a new shape: minutes per training step
         # (huggingface/transformers#48163). On B200 it is silently wrong for models with
         # fewer than 8 key-value heads (pytorch/pytorch#193893).
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -959,7 +962,7 @@ def prepare(model, device, *, gradient_checkpointing=False):
 def turn_off_dropout(model):
     """Set every dropout rate to 0, because gradient checkpointing runs in training mode.
     Then r is exactly 1 in the first update."""
-    # the config, or those of the whole and of its language part
+    # the config; a model of several parts has one, and its language part another
     for part in (model.config, model.config.get_text_config(), *model.modules()):
         for name, value in list(vars(part).items()):
             if ("drop" in name or "jitter" in name) and type(value) is float:
@@ -972,8 +975,8 @@ def keep_logits_in_float32(model):
     """Take the vocabulary matrix out of autocast: with bfloat16 logits the ratio r would
     be off by more than the clip allows."""
     head = model.get_output_embeddings()
-    # A method, which copy.deepcopy binds to the copy's own head; a closure would keep this
-    # one.
+    # A method: copy.deepcopy binds it to the copy's head. A closure in the copy would still
+    # use the original head.
     head.forward = types.MethodType(multiply_in_float32, head)
 
 
@@ -996,13 +999,13 @@ def in_bfloat16(device):
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the command line. Defaults are for a real model on a GPU;
-    support/cli.py has those of the tiny model, and the ranges. `train` and `evaluate`
-    read those from shaping on, except for offload, sampler, device, eval_only, resume
-    and out."""
+    """The settings, each a flag of the command line. Defaults are for a real model on a
+    GPU; support/cli.py has the tiny model's defaults, and the allowed ranges. Of the
+    settings below, `train` and `evaluate` read shaping and all after it, except for
+    offload, sampler, device, eval_only, resume and out."""
     model: Annotated[str, "hub name or folder of a causal language model; default: a tiny one"] = ""
     task: Annotated[str, "what to learn: kk, math or qa"] = "kk"
-    data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
+    data: Annotated[str, "all: synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
                          "hotpotqa; or a .jsonl file"] = "synthetic"
     eval_data: Annotated[str, "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl file; "
                               "default: chosen by --data"] = ""
@@ -1013,7 +1016,7 @@ class Config:
     chat_template_kwargs: Annotated[str, "JSON for the chat template, such as "
                                          "'{\"enable_thinking\": false}'"] = "{}"
     warm_up: Annotated[bool, "train a new tiny model instead of using the pretrained one"] = False
-    max_turns: Annotated[int, "qa: searches that are answered, before one last turn"] = 2
+    max_turns: Annotated[int, "qa: searches that are answered; then comes one last turn"] = 2
     retriever: Annotated[str, "qa: URL of a search server; default: search the questions' "
                               "own passages"] = ""
     shaping: Annotated[Literal["sg", "none", "ar"], "token weights: GRPO-SG, none (GRPO), or "
@@ -1024,10 +1027,11 @@ class Config:
     low: Annotated[float, "L, the smallest weight"] = 1.0
     high: Annotated[float, "U, the largest weight"] = 1.4
     clip_low: Annotated[float, "the ratio r is clipped at 1 - clip_low"] = 0.2
-    clip_high: Annotated[float, "and at 1 + clip_high"] = 0.24
-    beta: Annotated[float, "coefficient of the KL to the first policy (keeps a copy of it)"] = 0.0
+    clip_high: Annotated[float, "the ratio r is clipped at 1 + clip_high"] = 0.24
+    beta: Annotated[float, "coefficient of the KL to the first policy; a copy is kept"] = 0.0
     loss_agg_mode: Annotated[Literal["token-mean", "seq-mean-token-mean"],
-                             "over tokens, or over completions of their token means"] = "token-mean"
+                             "mean over all tokens, or over completions of each one's "
+                             "mean"] = "token-mean"
     lr: Annotated[float, "learning rate of AdamW"] = 1e-6
     temperature: Annotated[float, "of sampling and of all log-probabilities"] = 0.7
     steps: Annotated[int, "training steps, each a rollout and its updates"] = 350
@@ -1035,14 +1039,15 @@ class Config:
     group_size: Annotated[int, "G, completions of each prompt"] = 8
     updates: Annotated[int, "optimizer updates per rollout, each on its own minibatch"] = 2
     max_new_tokens: Annotated[int, "a turn is cut off here, and then counts as badly formed"] = 2048
-    tokens_per_micro_batch: Annotated[int, "most tokens in a backward pass: more take more "
-                                           "memory"] = 3072
-    sample_batch: Annotated[int, "most completions sampled at once: more take more memory"] = 256
+    tokens_per_micro_batch: Annotated[int, "maximum number of tokens in a backward pass; a "
+                                           "larger number needs more memory"] = 3072
+    sample_batch: Annotated[int, "maximum number of completions sampled at once; more need "
+                                 "more memory"] = 256
     gradient_checkpointing: Annotated[bool, "less memory in the backward pass, for a third "
                                             "more time"] = False
     offload: Annotated[bool, "keep AdamW's averages in host memory, not on the GPU"] = False
     sampler: Annotated[Literal["auto", "plain"], "auto: on a GPU, replay decode steps as a CUDA "
-                                                 "graph if its tokens are as good"] = "auto"
+                                                 "graph if it is as accurate"] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], "auto: cuda if PyTorch can use it, "
                                                              "else cpu; mps is untested"] = "auto"
     eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
@@ -1054,8 +1059,9 @@ class Config:
 
 
 def main(argv=None, **defaults):
-    """Run the command line: argv, a list of flags (default: those of the process), over a
-    script's own settings, such as main(task="mine")."""
+    """Run the command line. argv: a list of flags (default: those of the process).
+    defaults: a script's own default settings, such as main(task="mine"); flags replace
+    them."""
     try:
         from support import cli
     except ImportError as error:

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     answer: object
     # worked text that ends in the answer: the warm-up trains the tiny model on it
     solution: str = ""
-    # a text with a bad habit, also for the warm-up: RL can learn that it earns less
+    # a text with a bad habit, also for the warm-up: RL can teach that it earns less
     shortcut: str = ""
     meaning: int = 0    # equal for problems that differ only in wording
     # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
@@ -72,7 +72,7 @@ class Task(NamedTuple):
     stop_text: str = ""      # text that ends a call of the task's tool
     # the tool: texts that end with a call -> an answer to each
     observe: Callable[[list[str]], list[str]] | None = None
-    max_turns: int = 2       # turns with a tool answer, before one last turn
+    max_turns: int = 2       # turns that get an answer of the tool; then comes one last turn
     warmup: int = 300        # steps of the tiny model's warm-up
     shortcuts: float = 0.0   # fraction of warm-up texts that are shortcuts
     # pattern of the tiny model's tokens: words, each with the space before it
@@ -212,8 +212,8 @@ def verify_kk(response, roles):
     if tags != ["<think>", "</think>", "<answer>", "</answer>"] or FAKE_TURN.search(shown):
         return Verdict(False, False)
     # Logic-RL and AR-Lopti allow anything after the answer. A period is harmless, but
-    # another line could retract the answer or hedge it. Some completions of a group end
-    # without such a line, so the policy learns to leave it out.
+    # another line could take the answer back or make it uncertain. Some completions of a
+    # group end without such a line, so the policy learns to leave it out.
     parts = re.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*\.?", body, re.S)
     if not parts or not any(c.isalnum() and c not in BLANK for c in parts[1]):
         return Verdict(False, False)
@@ -228,7 +228,7 @@ def read_roles(answer, names):
     name are rejected.
     """
     if len(answer) > sum(200 + 2 * len(name) for name in names):
-        return None  # longer than any right answer: a bound on the work
+        return None  # longer than any right answer; this also limits the time
     if has_lookalikes(answer, names):
         return None
     answer = fold(answer.replace("**", "").replace("__", ""))
@@ -320,8 +320,9 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 def verify_math(response, gold):
     """Grade one response.
 
-    A response is formatted if it has a final_answer, in which no box is longer than 500
-    characters, and correct if math_equal accepts that answer. Without answer tags only
+    A response is formatted if the function final_answer finds an answer in it and no
+    \\boxed{} of that answer is longer than 500 characters. It is correct if math_equal
+    accepts that answer. Without answer tags only
     the box is read, not the text around it.
 
     Args:
@@ -338,8 +339,8 @@ ANSWER_MARK = re.compile(r"####|\\boxed|\banswer\b|\A\s*=", re.I)
 
 
 def is_gold(answer):
-    """Return True if a completion can match this gold answer: it is a bare answer, and
-    matches itself when it is boxed."""
+    """Return True if a completion can match this gold answer: it is only the
+    answer, and verify_math accepts it as an answer to itself in \\boxed{}."""
     matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
     return matched and not ANSWER_MARK.search(answer)
 
@@ -352,7 +353,7 @@ def as_answers(gold):
 
 
 def arithmetic(rng):
-    """Make a sum of two three-digit numbers, or the product of one and a digit.
+    """Make a sum of two three-digit numbers, or the product of such a number and a digit.
 
     The solution works from right to left and adds each carry to the next column. For
     347*6 it is "7*6=42+0=42,4*6=24+4=28,3*6=18+2=20. \\boxed{2082}". It pads with zeros:

@@ -1377,7 +1377,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
     assert accuracy in printed and str(out) in printed
     before, after = rows[0]["eval/avg@4"], rows[-1]["eval/avg@4"]
-    assert f"from before to after training: avg@4 {before:.3f} -> {after:.3f}, reward" in printed
+    assert f"from before to after training: avg@4 {before:.3f} -> {after:.3f}, reward@4" in printed
     assert accuracy in main(f"--eval_only --model {out}/checkpoint --out {tmp_path}/eval", capsys)
     again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
@@ -1567,7 +1567,8 @@ def test_a_start_without_a_learning_signal_is_announced(monkeypatch, capsys):
         run = Run(cfg)
         cli.run_test(policy, task, cfg, run, step)
         printed = capsys.readouterr().out
-        shares = "2 samples per problem: 100% well formed, 0% cut off; 100% of the problems have equal rewards"
+        shares = ("2 samples per problem: 100% well formed, 0% cut off; in 100% of the groups "
+                  "all rewards are equal")
         assert (shares in printed) == ("no completion is right" in printed) == said
 
 

@@ -513,7 +513,8 @@ def verifiers():
         lines.append([label, *(found[who, half][-1][0] for half in halves)])
     sizes = [f"half {half} ({found['ours', half][-1][1]})" for half in halves]
     yield "verify: agreement", table(
-        ["agreement with the labels: wrong answers accepted, right ones rejected", *sizes], lines)
+        ["agreement with the labels; wrong answers accepted (\"wrong\"), right ones rejected "
+         "(\"right\")", *sizes], lines)
     yield "verify: slowest", max((found["ours", half][-1][2] for half in halves), key=float)
 
 

@@ -54,16 +54,17 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     logps, old_logps, ref_logps, weights: (B, T); only logps gets a gradient. weights=None: all
     are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens.
     Elsewhere all inputs may be nan, and neither the loss nor the gradient may become nan.
-    loss_agg_mode: "token-mean", over all tokens, or "seq-mean-token-mean", over the completions
-    that have tokens, of the means over their tokens. denominator: what to divide by in place of
-    the number of tokens (in the second mode, of completions), if this is a part of a larger
-    batch.
+    loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean": first the
+    mean over each completion's tokens, then the mean of these (completions without tokens left
+    out). denominator: if this is only a part of a larger batch, divide by this number instead of
+    the number of tokens (in the second mode: of completions).
     """
     raise NotImplementedError("grpo_sg_loss")
 
 
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """Return (B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]), and 0 outside of mask.
+    """Return (B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]), and 0 outside of
+    mask.
 
     pi is the softmax of logits / temperature; the result has a gradient. model: a causal language
     model: model(input_ids=ids).logits is (B, T, V). ids: (B, T), padded on the right with any
@@ -83,8 +84,8 @@ def draw(logits, u, temperature):
 
 
 def pass_at_k(n, c, k):
-    """Return an unbiased estimate, from n samples of which c are right, of pass@k: the probability
-    that at least one of k samples is right."""
+    """Return an unbiased estimate, from n samples of which c are right, of pass@k: the
+    probability that at least one of k samples is right."""
     raise NotImplementedError("pass_at_k")
 
 
@@ -105,9 +106,9 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     Shuffle a copy of the completions (by the seed) and cut it into cfg.updates minibatches whose
     sizes differ by at most one. Each makes one update, by calling your grpo_sg_loss. r compares
     with the policy that sampled, which is the policy before the first update. The weights are
-    grpo_sg.weigh(logps, cfg); the other settings of the loss are cfg.clip_low, clip_high, beta and
-    loss_agg_mode; cfg.temperature is that of all log-probabilities. Each gradient is cut to a norm
-    of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing.
+    grpo_sg.weigh(logps, cfg); the other settings of the loss are cfg.clip_low, clip_high, beta
+    and loss_agg_mode; cfg.temperature is that of all log-probabilities. Each gradient is cut to a
+    norm of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing.
     (grpo_sg.learn returns statistics, and cuts a minibatch into parts that fit into memory.)
     """
     raise NotImplementedError("learn")

@@ -4,10 +4,10 @@
     python -m lesson.ladder 4 5b --seeds 10    these rungs, with the seeds 0 to 9
     python -m lesson.ladder 1 --try            a rung and the changes that it names under Try
 
-A small untrained model learns to count on. Its prompt is one token, say 3, and the best completion
-is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same first batch. It
-prints the mean reward of each step as a bar (0 is blank, 1 a full block), and the mean of the last
-five steps with its standard error over the seeds.
+A small untrained model learns to continue counting. Its prompt is one token, say 3, and the best
+completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
+first batch. It prints the mean reward of each step as a bar (0 is blank, 1 a full block), and the
+mean of the last five steps with its standard error over the seeds.
 
 Symbols: P prompts with G completions each make B = P * G rows of T tokens. R is a reward, A an
 advantage, pi the policy's probability of a sampled token. Each rung ends with a question to answer
@@ -201,17 +201,17 @@ climb("2 try: every reward plus 10", train, plus=10,
 climb("2 try: every reward times 100", train, times=100,
       advantages_of=minus_mean, objective_of=log_likelihood)
 
-# **Predict:** with this baseline, what do 10 more change? And rewards 100 times as large? **Try:**
-# `python -m lesson.ladder 2 --try`.
+# **Predict:** with this baseline, what happens if every reward is 10 higher? And 100 times as
+# large? **Try:** `python -m lesson.ladder 2 --try`.
 
 
-# %% 3. Over the standard deviation of the group: GRPO's advantage
+# %% 3. Divided by the standard deviation of the group: GRPO's advantage
 #
 #     A = (R - mean R) / std R
 #
-# (10 more: 0.778 instead of 0.781, which is rounding. 100 times: 0.781. clip_grad_norm_ cuts each
-# of these gradients to norm 1, which removes the factor. Without it AdamW would divide the factor
-# out. A factor matters only where clipping cuts some updates and not others.)
+# (10 higher: 0.778 instead of 0.781; the difference is rounding. 100 times: 0.781. clip_grad_norm_
+# cuts each of these gradients to norm 1, which removes the factor. Without it AdamW would divide
+# the factor out. A factor matters only where clipping cuts some updates and not others.)
 # Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
 # whether they differ much or little. Here all rewards have one scale, and it makes no difference.
 
@@ -301,7 +301,7 @@ climb("5a. the ratio", train, updates=4,
 #     objective = min(r A, clip(r, 0.8, 1.2) A)
 #
 # The clip is the rule for when to stop. A token has no gradient while its probability is more than
-# a fifth away from where it was sampled, in the direction that its advantage asks for.
+# a fifth higher (if A > 0) or lower (if A < 0) than when it was sampled.
 
 def clipped_ratio(logps, old_logps, A, width=0.2):
     r = (logps - old_logps).exp()
@@ -327,8 +327,8 @@ climb("5b try: clip(r) A, no minimum", train, updates=4,
 #     objective = A log pi, where the clip lets it learn
 #
 # (clip(r) A alone has no gradient at r = 1/2, so the good token cannot come back: 0.929.)
-# The same tokens stop at the same place, but the others have the gradient of log pi instead of r
-# times it. The result is the same. Inside the clip r is between 0.8 and 1.2, so as a factor it
+# The same tokens stop at the same place, but the others have the gradient of log pi, without the
+# factor r. The result is the same. Inside the clip r is between 0.8 and 1.2, so as a factor it
 # matters little. Its use is to tell the clip how far a token has moved. (lesson/ratio.py searches
 # for a setting in which the factor matters.)
 
@@ -390,10 +390,10 @@ climb("6 try: sums over tokens", train, updates=4, mean=over_sums,
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# (The sum over tokens: 0.986, where their mean has 0.944.) Unlikely tokens have the largest
+# (The sum over tokens ends at 0.986, their mean at 0.944.) Unlikely tokens have the largest
 # gradients. With w they count less, 1 against 1.4. Once the policy is sure of nearly all tokens,
-# nearly all have 1.4, which is a common factor. (At pi = 1/8, w is 1.01. The command prints the
-# mean over a step's four updates, and pi has moved after the first of them.)
+# nearly all have the weight 1.4: it is then a common factor. (At pi = 1/8, w is 1.01. The command
+# prints the mean over a step's four updates, and pi has moved after the first of them.)
 
 mean_w = []  # for each update, the mean over its tokens
 
@@ -441,10 +441,10 @@ if grpo is not None and sg is not None:
 # %% 8. The same in one piece: a training script
 #
 # To copy it, put this cell and the first two into a file next to grpo_sg.py, which needs nothing
-# else of this project. The loop is the one above with its choices written out; `grpo_sg_loss` is
-# rung 7 with mask and mean. Here all four updates see all completions. grpo_sg.py divides a step's
-# completions into minibatches and learns from each in one update, so r differs from 1 only because
-# of the updates on other minibatches.
+# else of this project. The loop is the one above with its choices written out; `grpo_sg_loss`
+# computes rung 7's objective and takes its mean over the mask. Here all four updates see all
+# completions. grpo_sg.py divides a step's completions into minibatches and learns from each in one
+# update, so r differs from 1 only because of the updates on other minibatches.
 
 TEMPERATURE = 1.0  # of sampling and of log-probabilities: both describe one policy
 

@@ -44,8 +44,8 @@ if tiny:
 optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.99), weight_decay=0)
 
 # A new GenerationConfig instead of the checkpoint's, which may have a top-p or a penalty:
-# the gradient is right only if tokens are sampled from the whole distribution that is scored
-# below. top_k=0, because generate's own default is 50.
+# the gradient is right only if tokens are sampled from the whole distribution whose
+# log-probabilities are computed below. top_k=0, because generate's own default is 50.
 stop = tokenizer.eos_token_id  # [support.models.find_stop_ids: many models have several]
 model.generation_config = GenerationConfig(
     do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=NEW_TOKENS,
@@ -119,8 +119,8 @@ for step in range(1, STEPS + 1):
     # groups of equal rewards, which have no gradient; skips updates that are not finite]
     for rows in torch.randperm(P * G).chunk(UPDATES):
         logps = log_probabilities(ids[rows], real[rows], mask.shape[1])
-        # The probability of each token now, over that under the policy that sampled it: 1 in
-        # the first update.
+        # The probability of each token now, divided by its probability when it was sampled:
+        # 1 in the first update.
         r = (logps - old_logps[rows]).exp()
         clipped = r.clamp(0.8, 1.24)
         # GRPO-SG is this line; w = 1 is GRPO. [grpo_sg.token_weights]

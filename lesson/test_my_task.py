@@ -1,4 +1,5 @@
-"""The example of a task trains, alone in a folder next to grpo_sg.py, and pays for right letters."""
+"""The example of a task trains, alone in a folder next to grpo_sg.py, and pays for right
+letters."""
 import pathlib
 import runpy
 import types

@@ -108,7 +108,8 @@ def read_flags(argv):
         argv = [] if hasattr(sys, "ps1") else sys.argv[1:]  # a notebook has its own
     tiny_flags = ", ".join(f"{name} {shown(value)}" for name, value in TINY.items())
     parser = Parser(
-        description=f"Train with GRPO-SG. Defaults without --model (the tiny model): {tiny_flags}.",
+        description=f"Train with GRPO-SG. Defaults without --model (the tiny model): {tiny_flags}. "
+                    "The defaults below are those with --model.",
         usage="%(prog)s [--setting value ...]", argument_default=argparse.SUPPRESS,
         allow_abbrev=False)
     for title, names in GROUPS.items():
@@ -523,7 +524,8 @@ def describe_start(row, k):
     whose = f"{k} sample{'s' * (k > 1)} per problem" if k else "greedy completions"
     line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off"
     if k > 1:
-        line += f"; {100 * equal:.0f}% of the problems have equal rewards: no learning signal"
+        line += (f"; in {100 * equal:.0f}% of the groups all rewards are equal: no learning "
+                 "signal")
     lines = [line]
     if cut > 0.5:
         lines.append("most completions are cut off, so they count as badly formed: raise "
@@ -576,7 +578,7 @@ def compare_tests(before, after, k):
     accuracy, reward = (f"eval/avg@{k}", f"eval/reward@{k}") if k else (
         "eval/accuracy", "eval/reward")
     lines = [f"from before to after training: {accuracy.removeprefix('eval/')} "
-             f"{before[accuracy]:.3f} -> {after[accuracy]:.3f}, reward "
+             f"{before[accuracy]:.3f} -> {after[accuracy]:.3f}, {reward.removeprefix('eval/')} "
              f"{before[reward]:.3f} -> {after[reward]:.3f}"]
     error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
     if after[accuracy] >= before[accuracy] - 2 * error:

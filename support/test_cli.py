@@ -112,7 +112,7 @@ def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, ri
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     shares, *rest = cli.describe_start(row, 4)
     assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
-    assert f"{100 * equal:.0f}% of the problems have equal rewards" in shares
+    assert f"in {100 * equal:.0f}% of the groups all rewards are equal" in shares
     assert advice in rest[0] if advice else not rest
 
 
@@ -157,7 +157,7 @@ def test_a_fall_in_accuracy_is_a_warning(accuracy, reward, words, k):
                 f"eval/{names[1]}": reward}
     first, *rest = cli.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
     assert first == (f"from before to after training: {names[0]} 0.500 -> {accuracy:.3f}, "
-                     f"reward 1.000 -> {reward:.3f}")
+                     f"{names[1]} 1.000 -> {reward:.3f}")
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
     alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
     assert len(alone) == 1  # one problem has no standard error
