@@ -192,7 +192,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
     # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is an
     # unbiased estimate of the KL only while pi_theta = pi_old; its gradient is biased even
-    # then. expm1(x) is more exact near 0 than exp(x) - 1.
+    # then. expm1(x) is more accurate near 0 than exp(x) - 1.
     kl = torch.expm1(log_ref_ratio) - log_ref_ratio
     if beta:
         objective = objective - beta * kl  # not times w, which scales only the advantage
@@ -266,8 +266,8 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
     assert temperature > 0, f"the temperature must be above 0, not {temperature}"
     if model.training and not getattr(model, "is_activation_checkpointing", False):
-        warnings.warn("the model is in training mode: with dropout, r is not 1 where "
-                      "nothing has changed; call model.eval()")
+        warnings.warn("the model is in training mode: with dropout, r differs from 1 "
+                      "before the first update; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
     # through the vocabulary matrix: with Qwen's 151,936 tokens the other logits would
     # take most of an update's memory. logits_to_keep may be a mask: then transformers
@@ -418,7 +418,7 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
 
 @dataclasses.dataclass
 class Policy:
-    """A causal language model of transformers, which `prepare` has set up, with its
+    """A causal language model of transformers, set up by `prepare`, with its
     tokenizer. Here "parameters" are the model's; "weights" always means w."""
     model: torch.nn.Module
     tokenizer: object
@@ -489,7 +489,7 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
         A list of Completion: all n of the first problem first, and so on.
     """
     policy.model.eval()
-    # On the CPU, so that every device gets the same numbers.
+    # On the CPU: every device gets the same numbers.
     generator = torch.Generator().manual_seed(seed)
     completions = []
     for problem in problems:
@@ -609,7 +609,7 @@ def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
 # ---- 5. Training ----
 
 def train(policy, task, cfg, run=None, reference=None):
-    """Train by GRPO-SG for the steps that are left of cfg.steps.
+    """Train with GRPO-SG for the remaining steps of cfg.steps.
 
     Args:
         policy, task, cfg: as for `rollout`.
@@ -1033,12 +1033,12 @@ class Config:
                              "mean over all tokens, or over completions of each one's "
                              "mean"] = "token-mean"
     lr: Annotated[float, "learning rate of AdamW"] = 1e-6
-    temperature: Annotated[float, "of sampling and of all log-probabilities"] = 0.7
+    temperature: Annotated[float, "for sampling and for all log-probabilities"] = 0.7
     steps: Annotated[int, "training steps, each a rollout and its updates"] = 350
     prompts: Annotated[int, "P, prompts in a rollout"] = 64
     group_size: Annotated[int, "G, completions of each prompt"] = 8
     updates: Annotated[int, "optimizer updates per rollout, each on its own minibatch"] = 2
-    max_new_tokens: Annotated[int, "a turn is cut off here, and then counts as badly formed"] = 2048
+    max_new_tokens: Annotated[int, "max tokens per turn; a cut-off turn is badly formed"] = 2048
     tokens_per_micro_batch: Annotated[int, "maximum number of tokens in a backward pass; a "
                                            "larger number needs more memory"] = 3072
     sample_batch: Annotated[int, "maximum number of completions sampled at once; more need "

@@ -126,7 +126,7 @@ def is_list(value):
 # What make_task checks: fields of a Task, a test of each, and the message's words.
 RULES = {
     "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
-    "name system opening stop_text tokens": (is_text, "a text"),
+    "name system opening stop_text tokens": (is_text, "a string"),
     "verify reward": (callable, "a function"),
     "floor shortcuts": (is_share, "a number from 0 to 1"),
     "max_turns": (is_count, "a whole number, 0 or more"),
@@ -158,7 +158,7 @@ def check_held_out(owner, task):
 
 
 def is_whole(text):
-    """Return False for a text with lone surrogates, which no tokenizer can encode."""
+    """Return False for a string with lone surrogates, which no tokenizer can encode."""
     return text.encode(errors="replace").decode() == text
 
 

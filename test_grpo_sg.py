@@ -1377,7 +1377,7 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
     assert accuracy in printed and str(out) in printed
     before, after = rows[0]["eval/avg@4"], rows[-1]["eval/avg@4"]
-    assert f"from before to after training: avg@4 {before:.3f} -> {after:.3f}, reward@4" in printed
+    assert f"before -> after training: avg@4 {before:.3f} -> {after:.3f}, reward@4" in printed
     assert accuracy in main(f"--eval_only --model {out}/checkpoint --out {tmp_path}/eval", capsys)
     again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
@@ -1420,9 +1420,9 @@ def test_a_real_model_from_a_folder(tmp_path, template, capsys):
 
 UNUSABLE = {
     # These keep a state instead of a cache, and would continue from other prompts.
-    "Mamba": (dict(state_size=8), "keeps no keys and values"),
+    "Mamba": (dict(state_size=8), "has no KV cache"),
     "Rwkv": (dict(attention_hidden_size=32, context_length=2048, bos_token_id=0, eos_token_id=0),
-             "keeps no keys and values"),
+             "has no KV cache"),
     "Bert": (dict(max_position_embeddings=2048, is_decoder=False), "cannot be sampled"),
     "Qwen2": (dict(vocab_size=100), "has more words than the 100 of its model")}
 

@@ -356,9 +356,9 @@ def judge_afar(transfers, gaps, falls):
     _, fall_low, fall_high = interval(falls)
     words = []
     if transfer_low > 0 or gap_high < 0:
-        words.append("generalises better")
+        words.append("generalizes better")
     if transfer_high < 0 or gap_low > 0:
-        words.append("generalises worse")
+        words.append("generalizes worse")
     if not words:
         words.append("in generalisation no difference was seen")
     if fall_high < 0:

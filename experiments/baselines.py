@@ -149,7 +149,7 @@ def conclude(rows, wrong, right):
     lines = warn(rows, wrong, right)
     best = max(rows, key=lambda row: row["accuracy"])
     richest = max(rows, key=lambda row: row["reward"])
-    lines.append(f"a trained policy has learned something only above {best['accuracy']:.1%} right "
+    lines.append(f"a policy has learned something only if it beats {best['accuracy']:.1%} right "
                  f"(\"{best['policy']}\") and reward {richest['reward']:+.2f} "
                  f"(\"{richest['policy']}\")")
     if len(lines) == 1:
@@ -164,8 +164,8 @@ def warn(rows, wrong, right):
     best = max(rows, key=lambda row: row["accuracy"])
     if best["accuracy"] > OFTEN:
         lines.append(f"warning: a trivial baseline is right in {best['accuracy']:.0%} "
-                     f"(\"{best['policy']}\"): RL can learn that instead of the task. Let verify "
-                     "accept less, or make the answers more varied")
+                     f"(\"{best['policy']}\"): RL can learn that instead of the task. Make "
+                     "verify stricter, or the answers more varied")
     never = [row for row in rows if row["accuracy"] <= NEVER]
     if not never or not wrong:
         return lines
@@ -173,7 +173,7 @@ def warn(rows, wrong, right):
     honest = statistics.fmean(wrong)
     words = (f"warning: \"{paid['policy']}\" is right in {paid['accuracy']:.0%} of the problems "
              f"and earns {paid['reward']:+.2f}; a wrong attempt earns {honest:+.2f}.")
-    advice = "pay both alike, or let verify ask more of what is well formed"
+    advice = "pay both the same, or make verify stricter about the format"
     if not right:
         if paid["reward"] > honest:
             lines.append(f"{words} A policy that is seldom right can raise its reward by giving "

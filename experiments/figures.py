@@ -193,7 +193,7 @@ def collapse():
 
 
 def damping():
-    """Plot accuracy, and paired differences to GRPO, against the damping factor d."""
+    """Plot accuracy, and paired differences from GRPO, against the damping factor d."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
     left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
     xs, after, paired = [], [], []

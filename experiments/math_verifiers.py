@@ -1,6 +1,6 @@
 """Compare verify_math, math-verify (if installed) and other projects' verdicts on labeled answers.
 
-    python -m experiments.math_verifiers               verify/math_pairs.jsonl; some seconds
+    python -m experiments.math_verifiers               verify/math_pairs.jsonl; a few seconds
     python -m experiments.math_verifiers --outputs F   models' answers, from clones of REPOSITORIES in the
                                                        folder F; a minute. -v prints our wrong verdicts
 

@@ -94,7 +94,7 @@ def side(values, middle=0.0):
 
 
 def call(values):
-    """Return the rule's verdict on GRPO-SG's differences to GRPO."""
+    """Return the rule's verdict on GRPO-SG's differences from GRPO."""
     return ("GRPO-SG is worse", "no difference", "GRPO-SG is better")[side(values) + 1]
 
 

@@ -283,11 +283,11 @@ def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
 
 @pytest.mark.parametrize("changes, verdict", [
     ({}, "in generalisation no difference was seen; in sharpness no difference was seen"),
-    ({"far": 0.02}, "generalises better; in sharpness no difference was seen"),
-    ({"others": 0.02}, "generalises better; in sharpness no difference was seen"),
-    ({"far": -0.02}, "generalises worse; in sharpness no difference was seen"),
+    ({"far": 0.02}, "generalizes better; in sharpness no difference was seen"),
+    ({"others": 0.02}, "generalizes better; in sharpness no difference was seen"),
+    ({"far": -0.02}, "generalizes worse; in sharpness no difference was seen"),
     ({"aside": 0.02}, "in generalisation no difference was seen; flatter"),
-    ({"others": -0.02, "aside": -0.02}, "generalises worse; less flat")])
+    ({"others": -0.02, "aside": -0.02}, "generalizes worse; less flat")])
 def test_generalization_and_sharpness(tmp_path, monkeypatch, changes, verdict):
     write_rows(tmp_path, monkeypatch, "afar", rows_afar(10, **changes))
     found = dict(numbers.afar())
@@ -372,7 +372,7 @@ def test_the_readme_shows_what_was_printed():
                f"test after training: {cli.in_words(after)}",
                *cli.describe_start(before, 4), *cli.compare_tests(before, after, 4)]
     readme = (numbers.ROOT / "README.md").read_text()
-    shown = re.findall(r"^ +(test .*|from before .*|4 samples .*)$", readme, re.M)
+    shown = re.findall(r"^ +(test .*|before -> .*|4 samples .*)$", readme, re.M)
     assert len(shown) == 4
     for line in shown:
         assert any(each.startswith(line.removesuffix(", ...")) for each in printed), line
@@ -440,7 +440,7 @@ def test_a_reward_that_pays_for_giving_up_is_warned_of(tmp_path):
     assert len(lines) == 2 and "by giving up" in lines[0]
     found, lines = ask(tmp_path, OWN_TASK.replace("{FORMED}", "len(response) == 5"))
     assert found["random"]["reward"] > -0.6
-    assert "only above" in lines[0] and lines[1].startswith("no trivial baseline is often right")
+    assert "only if it beats" in lines[0] and lines[1].startswith("no trivial baseline is often right")
 
 
 ANY_TASK = '''

@@ -1,7 +1,7 @@
 """Answers to exercises.py: the shortest bodies that pass the tests.
 
-grpo_sg.py has the same functions as the program needs them: they check their arguments, return
-statistics, compute logits only where they are needed, and cut minibatches to fit into memory.
+grpo_sg.py has the versions that the program uses: they check their arguments, return statistics,
+compute logits only where they are needed, and split minibatches to fit into memory.
 """
 import math
 import random

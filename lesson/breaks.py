@@ -1,4 +1,4 @@
-"""Four common mistakes compared with the right version: which of them cost accuracy, and where?
+"""Four common mistakes compared with the correct version: which cost accuracy, and where?
 
     python -m lesson.breaks                       all four, one seed: two minutes on one core
     python -m lesson.breaks inside --seeds 8      one of them, with the seeds 0 to 7
@@ -109,7 +109,7 @@ def train(name, policy, task, cfg):
 
 
 def tell(name, found, right):
-    """Print the mistake's line, of what it gave with each seed."""
+    """Print the mistake's line: means over the seeds."""
     curves = torch.tensor([[row["accuracy"] for row in rows] for _, _, rows in found])
     every = max(1, curves.shape[1] // 20)  # steps in a bar
     means = curves.mean(0)[:20 * every].view(-1, every).mean(1)

@@ -2,7 +2,7 @@
 
     python -m lesson.five_breaks --only 3     only the third; minutes for all
 
-Predict first: what will happen, and which test sees it? For each break, prints the tests of
+Predict first: what will happen, and which test catches it? For each break, prints the tests of
 test_grpo_sg.py that fail, what test_an_update_is_one_plain_step says, and what the break does.
 Tests that the unbroken copy fails are left out. lesson/results/five_breaks.txt has the tests and
 messages that were printed.

@@ -362,7 +362,7 @@ climb("5c try: rung 5b, clipped at a half", train, updates=4,
 #     mean over completions of (mean over tokens of the objective)
 #
 # (A tenth: 0.983. A half, faster: 0.993. The width matters little here.)
-# This is GRPO's first form. A token of a long completion counts less, so a long wrong answer is
+# This is GRPO's original form. A token of a long completion counts less, so a long wrong answer is
 # punished less per token than a short one. Here it is slower, and ends at 0.944 ± 0.017 instead of
 # 0.986 ± 0.004.
 
@@ -435,7 +435,7 @@ if grpo is not None and sg is not None:
     print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
 
 # (L = 0: 0.974. 1 / w: 0.980. As it is: 0.977.) These seeds show no difference on this model.
-# lesson/README.md, "When does the weight help?", goes on from here.
+# lesson/README.md, "When does the weight help?", continues from here.
 
 
 # %% 8. The same in one piece: a training script

@@ -268,7 +268,7 @@ def measure(policy, groups, cfg):
 
 
 def describe(cfg, M, V):
-    """What is printed with a standard error, of moments with the ways of `measure`."""
+    """Return the quantities to print with standard errors, from the moments of `measure`."""
     n, P = groups_per_update(cfg), cfg.prompts
     return {"signal": signal_kept(M, 1), "noise": noise_kept(V, 1),
             "efficiency": efficiency(M, V, 1, n), "of a rollout": efficiency(M, V, 1, P),
@@ -279,7 +279,7 @@ def describe(cfg, M, V):
 
 
 def groups_per_update(cfg):
-    """A rollout's completions are dealt to its updates."""
+    """Return how many groups' worth of completions an update has."""
     return cfg.prompts / cfg.updates
 
 
@@ -292,15 +292,15 @@ def expect(found):
         return ("too few groups to tell: the signal is within two standard errors of 0; raise "
                 f"--groups ({later})")
     if not abs(value - 1) > 2 * error:
-        return ("no difference that these groups can tell: the efficiency is within two "
-                f"standard errors of 1; more --groups tell smaller ones apart ({later})")
+        return ("no difference detected: the efficiency is within two standard errors of 1; "
+                f"more --groups can detect smaller ones ({later})")
     if value > 1:
         return f"updates point better with the weight now, so expect faster progress ({later})"
     return (f"updates point worse with the weight now, so expect slower progress ({later})")
 
 
 def tell(found, counts, cfg, groups, sketched=False):
-    """The lines that are printed."""
+    """Return the lines to print."""
     tokens, unlikely = counts
     low, high = find_range(cfg)
     widest = degrees(yardstick(low, high))
@@ -311,8 +311,8 @@ def tell(found, counts, cfg, groups, sketched=False):
         return form.format(*found[key])
     lines = [
         f"{groups} groups; {tokens:,.0f} {counted} in those with a learning signal",
-        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; they make up "
-        f"{found['part'][0]:.0%} of GRPO's gradient, projected on it",
+        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; projected "
+        f"onto GRPO's gradient, they make up {found['part'][0]:.0%} of it",
         f"a rollout of {cfg.prompts} groups (estimates +- standard errors):",
         f"    angle between the gradients of GRPO and {name}: "
         f"{shown('angle', '{:.1f} +- {:.1f}')} degrees",

@@ -76,7 +76,7 @@ def judge(output):
 
 def show(module):
     """Print what is done and what comes next."""
-    print("running the tests: some seconds", flush=True)
+    print("running the tests: a few seconds", flush=True)
     output = run_tests(module)
     done, others = judge(output)
     if not done and not others:

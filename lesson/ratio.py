@@ -129,7 +129,7 @@ def main():
     far = torch.tensor(distances).abs()
     near = 100 * (far <= 0.2).float().mean()
     print("rung 5b, updates 2 to 4, the tokens that have a gradient: |r - 1| is "
-          f"{far.mean():.3f} on average, at most a fifth for {near:.1f} %", flush=True)
+          f"{far.mean():.3f} on average, at most a fifth for {near:.1f}%", flush=True)
     print("r as a factor:")
     for title, setting in SETTINGS.items():
         compare(title, seeds, {"factor": True}, {"factor": False}, **setting)

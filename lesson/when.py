@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # more threads do not help with tensors this small
 
 QUESTION = """\
 Two toy settings, three methods: GRPO, GRPO-SG, and "damping 10", which is GRPO-SG's weight
-with 10 in place of 1.4, divided by its mean.
+with 10 instead of 1.4, divided by its mean.
 
     slips         the filler is unlikely (weight 1), the decision likely (weight 1.4)
     discoveries   the filler is likely (weight 1.4), the decision unlikely (weight 1)
@@ -45,8 +45,8 @@ And what happens to its effect when an update averages 64 groups instead of one?
 """
 
 LEGEND = """\
-signal kept, noise kept: of GRPO's, by the mean and the standard deviation of a group's gradient
-efficiency: how well an update points along the true gradient, relative to GRPO's (about)
+signal kept, noise kept: relative to GRPO's, from the mean and std of a group's gradient
+efficiency: how well an update points along the true gradient, relative to GRPO's (approximate)
 mean: accuracy averaged over all steps and 100 seeds, one group in each update; the rate is each
 method's best of three on 20 other seeds
 """

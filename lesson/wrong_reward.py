@@ -1,4 +1,4 @@
-"""What you pay for is what you get: one task, one model, and two rewards.
+"""You get what you reward: one task, one model, and two rewards.
 
     python -m lesson.wrong_reward         both rewards, one after the other
     python -m lesson.wrong_reward --mine  your own: change `my_reward`, below
@@ -75,7 +75,7 @@ def sort_task(well_formed, reward, seed):
         name="sort", system="Write the letters in the order of the alphabet.",
         train=problems[200:], valid=problems[:100], test=problems[100:200],
         verify=verify, reward=reward, floor=0.01,
-        tokens=".", warmup=WARMUP, shortcuts=0.6)  # of the warm-up's texts 60 % are copies
+        tokens=".", warmup=WARMUP, shortcuts=0.6)  # 60% of the warm-up's texts are copies
 
 
 def train(name, seed, steps):

@@ -264,7 +264,7 @@ def find_saved(given):
     saved = run.read_settings(folder, FIELDS)
     if not saved or given.get("task", saved["task"]) != saved["task"]:
         return {}
-    print(f"settings that are not given come from {folder}/config.json")
+    print(f"all other settings come from {folder}/config.json")
     return {**saved, "out": "", "resume": False, "eval_only": False}
 
 
@@ -308,7 +308,7 @@ def call_tool(task, texts):
     right = isinstance(answers, (list, tuple)) and len(answers) == len(texts)
     if not right or not all(isinstance(answer, str) for answer in answers):
         raise UserError(f"{words}: observe got a list of {len(texts)} and must return a list "
-                        f"of as many texts, not {answers!r:.60}")
+                        f"of as many strings, not {answers!r:.60}")
     return answers
 
 
@@ -334,7 +334,7 @@ def load(cfg):
         model, tokenizer, state = run.read_checkpoint(cfg.out)
     elif cfg.model or pretrained:
         model, tokenizer = models.load_model(cfg.model or pretrained)
-    print(f"making the problems of --task {cfg.task}")
+    print(f"preparing the problems of --task {cfg.task}")
     task = guard(tasks.make_task(cfg))
     if model is None:
         model, tokenizer = tiny.tiny_model(task)
@@ -455,7 +455,7 @@ def carry_out(policy, task, cfg, run):
     grpo_sg.train(policy, task, cfg, run, reference)
     run.check_ending()  # raises UserError if the run was stopped: no test then
     run_test(policy, task, cfg, run, cfg.steps)
-    print(f"curves, tokens and transcripts, to open in a browser: {run.out}/report.html")
+    print(f"for curves, tokens and transcripts, open {run.out}/report.html in a browser")
 
 
 def describe_run(policy, task, cfg, run):
@@ -467,7 +467,7 @@ def describe_run(policy, task, cfg, run):
           f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
     problem = task.train[0]
     read = policy.tokenizer.decode(problem.prompt)
-    print(f"the first of them, as the model reads it:\n{read}\nits answer: {problem.answer}")
+    print(f"the first problem, as the model reads it:\n{read}\nits answer: {problem.answer}")
     if len(task.train) < cfg.prompts and not cfg.eval_only:
         print(f"--prompts {cfg.prompts}, but there are only {len(task.train)} problems: each "
               "step uses all of them")
@@ -577,7 +577,7 @@ def compare_tests(before, after, k):
     fallen by more than two standard errors."""
     accuracy, reward = (f"eval/avg@{k}", f"eval/reward@{k}") if k else (
         "eval/accuracy", "eval/reward")
-    lines = [f"from before to after training: {accuracy.removeprefix('eval/')} "
+    lines = [f"before -> after training: {accuracy.removeprefix('eval/')} "
              f"{before[accuracy]:.3f} -> {after[accuracy]:.3f}, {reward.removeprefix('eval/')} "
              f"{before[reward]:.3f} -> {after[reward]:.3f}"]
     error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)

@@ -114,7 +114,7 @@ def read_file(path, example, matches=accept):
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     rows = []
-    broken = []  # lines with a small letter after a line feed: probably \nu or \neq
+    broken = []  # lines with a lowercase letter after a newline: probably \nu or \neq
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -128,7 +128,7 @@ def read_file(path, example, matches=accept):
             broken.append(number)
         rows.append((question, golds, *passages))
     if broken:
-        say(f"{path}: {len(broken)} questions have a small letter after a line feed, such as "
+        say(f"{path}: {len(broken)} questions have a lowercase letter after a newline, such as "
             f"line {broken[0]}. {TWICE}")
     return rows
 

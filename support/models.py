@@ -79,8 +79,8 @@ def load_model(name):
                         f"{diagnose(name, error)}") from None
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         # Mamba or RWKV: it would continue from other prompts' states.
-        raise UserError(f"--model {name}: {type(model).__name__} keeps no keys and values, "
-                        "which sampling needs: name another model")
+        raise UserError(f"--model {name}: {type(model).__name__} has no KV cache, which "
+                        "sampling needs: name another model")
     return model, tokenizer
 
 
@@ -93,7 +93,7 @@ def diagnose(name, error):
         return f"it is the folder of a run: did you mean --model {name}/checkpoint?"
     if "config.json" in found and "tokenizer.json" not in found:
         return "it has no tokenizer.json: save the tokenizer there (tokenizer.save_pretrained)"
-    return ("give a folder written by save_pretrained, or a hub name and a network "
+    return ("give a folder written by save_pretrained, or a hub name, which needs a network "
             f"({first_line(error)})")
 
 
@@ -131,7 +131,7 @@ def prepare(model, gradient_checkpointing, device="auto"):
         say(f"PyTorch {torch.__version__}, built for {built}, finds no GPU that it can use: "
             f"computing on the CPU (threads: {torch.get_num_threads()}). Training takes "
             f"{least:.1f} GB of memory, and more for the completions: README.md, \"A real "
-            "model\", has sizes for a laptop")
+            "model\", links to settings for a laptop")
     return grpo_sg.prepare(model, found, gradient_checkpointing=gradient_checkpointing)
 
 

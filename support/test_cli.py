@@ -156,7 +156,7 @@ def test_a_fall_in_accuracy_is_a_warning(accuracy, reward, words, k):
         return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error,
                 f"eval/{names[1]}": reward}
     first, *rest = cli.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
-    assert first == (f"from before to after training: {names[0]} 0.500 -> {accuracy:.3f}, "
+    assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
                      f"{names[1]} 1.000 -> {reward:.3f}")
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
     alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)

@@ -150,7 +150,7 @@ def test_a_line_feed_before_a_small_letter_is_a_warning(tmp_path, capsys):
     path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
                                          {"question": "What is \nu?", "answer": "1"}])
     assert len(data.load_math(path, {})) == 2
-    assert "1 questions have a small letter after a line feed, such as line 2. In JSON" in capsys.readouterr().err
+    assert "1 questions have a lowercase letter after a newline, such as line 2. In JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -125,7 +125,7 @@ def warm_up(policy, task, cfg):
     task.shortcuts of the texts are shortcuts instead, which RL can unlearn.
     Raises UserError if cfg.max_new_tokens would cut off most texts."""
     model, tokenizer = policy.model, policy.tokenizer
-    print(f"the tiny model first imitates texts, for {task.warmup} steps")
+    print(f"supervised warm-up of the tiny model: {task.warmup} steps")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, which have "

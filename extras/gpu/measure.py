@@ -6,7 +6,7 @@
 Takes all flags of grpo_sg.py; cards with less than 20 GB get smaller default sizes. Prints a
 table with an explanation, and writes both to a .json: please send that file. A part that fails
 becomes a row of the table, and the other parts still run. Without a GPU, the script tests itself
-in a few seconds: it measures a tiny model, compares it with the values computed for an A100, and
+in half a minute: it measures a tiny model, compares it with the values computed for an A100, and
 writes a file only if --out is given.
 """
 import argparse

@@ -159,7 +159,7 @@ def test_the_pretrained_model_is_what_the_code_would_make():
     check_pretrained("qa")
 
 
-def test_labelled_responses():
+def test_labeled_responses():
     """cases.jsonl has correct responses, near misses and cheats, each with its reason."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     for row in rows:
