@@ -283,20 +283,20 @@ def groups_per_update(cfg):
     return cfg.prompts / cfg.updates
 
 
-def expect(found):
+def expect(found, groups):
     """One sentence: what the efficiency says about training now."""
     value, error = found["efficiency"]
     length, length_error = found["length"]
     later = "this changes as training goes on, so look again at a checkpoint"
     if not length > 2 * length_error:  # also if it is nan
-        return ("too few groups to tell: the signal is within two standard errors of 0; raise "
-                f"--groups ({later})")
+        return ("too few groups to tell: the mean gradient is within two standard errors of 0; "
+                f"try --groups {4 * groups} ({later})")
     if not abs(value - 1) > 2 * error:
         return ("no difference detected: the efficiency is within two standard errors of 1; "
                 f"more --groups can detect smaller ones ({later})")
     if value > 1:
-        return f"updates point better with the weight now, so expect faster progress ({later})"
-    return (f"updates point worse with the weight now, so expect slower progress ({later})")
+        return f"with the weight, updates point better now, so progress may be faster ({later})"
+    return f"with the weight, updates point worse now, so progress may be slower ({later})"
 
 
 def tell(found, counts, cfg, groups, sketched=False):
@@ -327,7 +327,7 @@ def tell(found, counts, cfg, groups, sketched=False):
         f"    efficiency: {shown('efficiency')} (above 1: updates point better with the weight)"]
     if sketched:
         lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
-    return [*lines, f"what to expect: {expect(found)}"]
+    return [*lines, f"what to expect: {expect(found, groups)}"]
 
 
 def read_arguments(argv):

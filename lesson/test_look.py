@@ -273,11 +273,11 @@ def test_vectors_that_cancel_turn_further():
     ((1.10, 0.02), (5.0, 1.0), "point better"),
     ((0.90, 0.02), (5.0, 1.0), "point worse"),
     ((1.03, 0.02), (5.0, 1.0), "no difference"),
-    ((1.10, 0.02), (1.5, 1.0), "too few groups"),
+    ((1.10, 0.02), (1.5, 1.0), "--groups 1024"),
     ((math.nan, math.nan), (-1.0, 1.0), "too few groups"),
     ((1.10, math.nan), (5.0, 1.0), "no difference")])
 def test_the_sentence_says_when_errors_are_too_large(efficiency, length, words):
-    sentence = look.expect({"efficiency": efficiency, "length": length})
+    sentence = look.expect({"efficiency": efficiency, "length": length}, groups=256)
     assert words in sentence and "changes as training goes on" in sentence
 
 
