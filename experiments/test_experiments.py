@@ -1,5 +1,6 @@
 """Every arm of every experiment runs, recorded rows are not run again, and the pages are what
 the files say."""
+import functools
 import hashlib
 import json
 import random
@@ -38,6 +39,7 @@ grpo_sg.main(task="sorting")
 
 # ---- The runner ----
 
+@functools.cache
 def start_of_a_toy(name, warmup, seed, flags):
     return build_toy(seed=["kk", "qa"].index(name))
 
@@ -57,6 +59,8 @@ def test_all_arms_of_an_experiment_take_different_steps(monkeypatch):
         assert len(set(norms)) == len(norms), (name, norms)
         assert all(("before" in rows[name, arm]) == e.before for arm in e.arms)
     assert rows["noisy", "sg"]["norm mean"] != rows["help", "sg"]["norm mean"]
+    # No arm trains the start that all share.
+    assert rows["stability", "sg"]["norm mean"] == rows["help", "sg"]["norm mean"]
 
 
 def test_a_command_is_tested_before_and_after_training(monkeypatch):
