@@ -102,7 +102,7 @@ def sampled():
 @pytest.mark.parametrize("float32", [False, True])
 # The peak comes from prefill, at once or in chunks, or from the cache and the logits.
 @pytest.mark.parametrize("prompt, n, new, read", [
-    (64, 1, 2, 16_000), (64, 1, 2, 1024), (4, 8, 30, 16_000)])
+    (64, 1, 2, 16_000), (64, 1, 2, 1024), (2, 8, 30, 16_000)])
 def test_sampling(prompt, n, new, read, float32, sampled, monkeypatch):
     monkeypatch.setattr(memory, "READ", read)
     monkeypatch.setattr(graph, "READ", read)
