@@ -1,6 +1,6 @@
 """Every arm of every experiment runs, recorded rows are not run again, and the pages are what
 the files say."""
-import dataclasses
+import functools
 import hashlib
 import json
 import random
@@ -11,11 +11,10 @@ import statistics
 import pytest
 import torch
 
-import grpo_sg
-import tasks
+from conftest import build_toy, parameters_of
 from experiments import analysis, baselines, bench, moves, numbers, premise, run
 from experiments.analysis import RESULTS
-from support import cli, tiny
+from support import cli
 from support.program import UserError
 
 OWN_TASK = '''
@@ -40,66 +39,90 @@ grpo_sg.main(task="sorting")
 
 # ---- The runner ----
 
-def parity(completion):
-    return float(sum(completion.tokens) % 2)
+@functools.cache
+def start_of_a_toy(name, warmup, seed, flags):
+    return build_toy(seed=["kk", "qa"].index(name))
+
+
+def test_all_arms_of_an_experiment_take_different_steps(monkeypatch):
+    experiments = {}
+    for name, e in run.EXPERIMENTS.items():
+        arms = {arm: a._replace(settings={**a.settings, "updates": 2}) for arm, a in e.arms.items()}
+        experiments[name] = e._replace(arms=arms, measure=run.measure)
+    del experiments["default"], experiments["start"]  # commands, and arms without a step
+    monkeypatch.setattr(run, "EXPERIMENTS", experiments)
+    monkeypatch.setattr(run, "start_of", start_of_a_toy)
+    rows = run.smoke(experiments)
+    for name, e in experiments.items():
+        e = e._replace(arms=["none, many", "sg, many"]) if name == "afar" else e
+        norms = [rows[name, arm]["norm mean"] for arm in e.arms]
+        assert len(set(norms)) == len(norms), (name, norms)
+        assert all(("before" in rows[name, arm]) == e.before for arm in e.arms)
+    assert rows["noisy", "sg"]["norm mean"] != rows["help", "sg"]["norm mean"]
+    # No arm trains the start that all share.
+    assert rows["stability", "sg"]["norm mean"] == rows["help", "sg"]["norm mean"]
+
+
+def test_a_command_is_tested_before_and_after_training(monkeypatch):
+    small = {"task": "math", "train_problems": 200, "prompts": 2, "max_new_tokens": 8}
+    monkeypatch.setitem(run.COMMANDS, "math, ready", run.Arm(small))
+    job = {"experiment": "default", "arm": "math, ready", "seed": 0, "rate": 2e-4, "split": "test"}
+    row = run.work(job, smoke=True)
+    assert [test["step"] for test in row["tests"]] == [0, 1] and len(row["curve"]) == 1
+    assert [row["before"], row["avg@4"]] == [test["eval/avg@4"] for test in row["tests"]]
+
+
+def test_afar_measures_other_sizes_and_steps_aside_and_back(monkeypatch):
+    e, measured = run.EXPERIMENTS["afar"], []
+    assert {"train_problems": 64, "steps": 120}.items() <= e.arms["sg, few"].settings.items()
+    few = "--train_problems", "60", "--eval_problems", "240"
+    policy, task, cfg = run.start_of("kk", 1, 0, (*e.flags, *few))
+    start = parameters_of(policy.model)
+
+    def measure_distance(policy, task, problems, cfg):
+        measured.append((len(problems), {len(problem.answer) for problem in problems}))
+        return {"avg@4": float((parameters_of(policy.model) - start).norm())}
+    monkeypatch.setattr(run, "measure", measure_distance)
+    found = run.measure_afar(policy, run.keep_three_people(task, cfg), task.test, cfg)
+    assert [sizes for _, sizes in measured] == [{3}, {4}, {5}] + [{3}] * 13
+    assert measured[0][0] + measured[1][0] + measured[2][0] == 240
+    assert measured[5:] == [(64, {3})] * 11 and found["before a step aside"] == 0
+    assert found["after a step aside"] == pytest.approx(run.RADIUS, rel=1e-3)
+    assert torch.equal(start, parameters_of(policy.model))
+
+
+# ---- The premise, and benchmarks ----
+
+def test_unlikely_tokens_have_larger_gradients_and_smaller_weights(monkeypatch):
+    policy, task, _ = build_toy()
+    torch.nn.init.constant_(policy.model.model.norm.weight, 4.0)  # sure of some tokens
+
+    def load(cfg):
+        return policy, task, None
+    monkeypatch.setattr(cli, "load", load)
+    row = premise.measure("kk", 0, steps=0, problems=1, own=False)
+    assert row["tokens"] > 50 and row["Spearman"] > 0.9
+    shares = row["share of squared norm"]
+    assert shares["sg"] < shares["ar"] < shares["none"] < shares["reverse"]
 
 
 @pytest.fixture
-def few_problems(monkeypatch):
-    """Give tasks few problems and measure two of them. Make untrained models confident of some
-    tokens, and their groups' rewards different."""
-    make, evaluate, tiny_model = tasks.make_task, grpo_sg.evaluate, tiny.tiny_model
-
-    def make_few(cfg):
-        few = dataclasses.replace(cfg, train_problems=400, eval_problems=4)
-        return make(few)._replace(reward=parity)
-
-    def sure_model(task):
-        model, tokenizer = tiny_model(task)
-        torch.nn.init.constant_(model.model.norm.weight, 6.0)
-        return model, tokenizer
-
-    def evaluate_two(policy, task, problems, cfg, **more):
-        return evaluate(policy, task, problems[:2], cfg, **more)
-    monkeypatch.setattr(tasks, "make_task", make_few)
-    monkeypatch.setattr(tiny, "tiny_model", sure_model)
-    monkeypatch.setattr(grpo_sg, "evaluate", evaluate_two)
+def small_bench(monkeypatch):
+    small = {"SIZES": {"2,048 words": 64}, "SHORTER": {64: 4}, "FIXED": 8, "MEAN": 8, "CAP": 8,
+             "N": 2, "draw_batched": bench.draw_ours}  # starting its engine takes long
+    for name, value in small.items():
+        monkeypatch.setattr(bench, name, value)
 
 
-def with_few_prompts(name, experiment):
-    small = {"prompts": 4, "temperature": 1.5}  # else all tokens may be likely, and w 1.4
-    if name in ("afar", "default"):  # their models are untrained, and come to no end
-        small["max_new_tokens"] = 8
-    arms = {}
-    for arm_name, arm in experiment.arms.items():
-        arms[arm_name] = arm._replace(settings={**arm.settings, **small})
-    return experiment._replace(arms=arms)
+def test_a_benchmark_compares_sampling_and_updates(small_bench):
+    sampling = bench.bench_sampling(1)
+    assert set(sampling) == {"2,048 words, fixed", "2,048 words, long tail"}
+    runs = sampling["2,048 words, fixed"]["runs"]
+    assert {side: run["tokens"] for side, (run,) in runs.items()} == dict.fromkeys(runs, 8 * 2 * 2)
+    assert bench.bench_update(1)["2,048 words"]["naive / ours"][0] > 0
 
 
-def test_a_step_of_every_arm_and_no_two_arms_are_the_same(few_problems, monkeypatch):
-    small = {name: with_few_prompts(name, e) for name, e in run.EXPERIMENTS.items()}
-    monkeypatch.setattr(run, "EXPERIMENTS", small)
-    rows = run.smoke(run.EXPERIMENTS)
-    assert all(0 <= row["avg@4"] <= 1 for row in rows.values())
-    for name, e in run.EXPERIMENTS.items():
-        if name not in ("start", "default"):
-            norms = [rows[name, arm]["norm mean"] for arm in e.arms]
-            assert len(set(norms)) == len(norms), (name, norms)
-
-
-def test_gradient_norms_and_a_benchmark_on_few_problems(few_problems, monkeypatch):
-    row = premise.measure("kk", 0, steps=1, problems=1, own=False)
-    assert row["tokens"] > 50 and row["Spearman"] > 0.9
-    monkeypatch.setattr(bench, "SIZES", {"few words": 2048})
-    monkeypatch.setattr(bench, "FIXED", 4)
-    monkeypatch.setattr(bench, "CAP", 4)
-    monkeypatch.setattr(bench, "draw_batched", bench.draw_ours)  # starting its engine takes long
-    assert set(bench.bench_sampling(1)) == {"few words, fixed", "few words, long tail"}
-    assert bench.bench_update(1)["few words"]["naive / ours"][0] > 0
-
-
-def test_the_benchmark_of_a_step_without_trl(monkeypatch):
-    monkeypatch.setattr(bench, "CAP", 8)
+def test_the_benchmark_of_a_step_without_trl(small_bench, monkeypatch):
     monkeypatch.setattr(bench, "trainer_of_theirs", lambda *given: None)
     monkeypatch.setattr(bench, "step_of_theirs", lambda trainer: {"seconds": 1.0, "tokens": 1})
     steps = bench.bench_step(1)

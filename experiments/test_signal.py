@@ -54,7 +54,7 @@ def test_flipped_verdicts_change_one_in_six_and_not_the_clean_rewards(toy):
 def test_ar_follows_from_two_other_ways(toy):
     """Its moments equal those measured with the program's own weight, --shaping ar."""
     policy, task, cfg = toy
-    groups = look.draw_groups(policy, task, cfg, 64, 0)
+    groups = look.draw_groups(policy, task, cfg, 16, 0)
     signal.flip_verdicts(groups, 0)
     sums, = signal.add_groups(policy, groups, cfg, signal.BOTH, [None])
     M, V = signal.with_ar(sums.moments(), signal.BOTH)[0]
@@ -93,7 +93,7 @@ def test_all_rows_of_a_point_are_written_together_and_once(toy, tmp_path, monkey
         policy, task, cfg = build_toy(shaping="none", group_size=4, lr=0.02, seed=seed)
         return policy, task._replace(reward=count_tokens), cfg
     monkeypatch.setattr(signal, "begin", begin)
-    monkeypatch.setattr(signal, "POINTS", {0: (64, ["clean"]), 1: (64, signal.BOTH)})
+    monkeypatch.setattr(signal, "POINTS", {0: (16, ["clean"]), 1: (16, signal.BOTH)})
     path = tmp_path / "rows.jsonl"
     signal.run(path, [0], ["kk"])
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,9 +1,13 @@
-"""Test that the page's snippet equals token_weights and its numbers match the raw file."""
+"""Test that the page's snippet equals token_weights, that its numbers match the raw file, and
+what the command says without TRL."""
 import json
 import pathlib
 import re
+import runpy
 import statistics
+import sys
 
+import pytest
 import torch
 
 from grpo_sg import token_weights
@@ -34,3 +38,12 @@ def test_the_numbers_match_the_raw_file():
     assert words in " ".join(PAGE.split())
     for row in RAW["first"]:  # "equals that of one process to 1e-6"
         assert row["difference"] < 1e-6 < 1e-2 < row["step"]
+
+
+def test_without_trl_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["trl_train", "--help"])
+    with pytest.raises(SystemExit, match="TRL is not installed") as end:
+        runpy.run_module("extras.bridges.trl_train", run_name="__main__")
+    file = end.value.code.split("pip install -r ")[1]
+    assert "\n" not in end.value.code and (HERE.parents[1] / file).exists()

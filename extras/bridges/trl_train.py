@@ -8,10 +8,14 @@ rewards are those of grpo_sg.py. TRL computes the advantages and the loss, and c
 processes."""
 import argparse
 import functools
+import importlib.util
 import json
 import math
 import os
 import sys
+
+if __name__ == "__main__" and importlib.util.find_spec("trl") is None:
+    sys.exit("error: TRL is not installed: pip install -r extras/bridges/requirements-trl.txt")
 
 import datasets
 import torch

@@ -306,7 +306,7 @@ def measure(cfg, flags, runs):
     attempt(name_versions)
     model, _ = models.load_model(cfg.model)
     model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
-    many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((1, 4), (30,))
+    many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((4,), (30,))
     attempt(measure_speed, model, many, lengths)
     attempt(measure_recording, model, many[-1])
     attempt(measure_attention, model)

@@ -106,7 +106,6 @@ def layers_seen(monkeypatch):
         make(self)
         seen.append(weakref.ref(self))
     monkeypatch.setattr(graph.Buffers, "__init__", noted)
-    gc.collect()
     gc.disable()
     try:
         yield seen
@@ -246,10 +245,9 @@ def distance_to_trainer(sampler, model):
     return (drawn.exp() * difference).sum(-1).mean().item()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("prepare", [float32_head, lambda model: model])
-def test_in_bfloat16_both_samplers_are_similarly_close_to_the_trainer(prepare, seed):
-    model = prepare(tiny(seed=seed))
+def test_in_bfloat16_both_samplers_are_similarly_close_to_the_trainer(prepare):
+    model = prepare(tiny())
     for p in model.parameters():  # also the norms, which start as ones
         p.data *= 1 + 0.3 * torch.rand_like(p)
     # Strictly less, to exclude a distance of 0 for the plain sampler.
