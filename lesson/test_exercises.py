@@ -30,7 +30,7 @@ def run_in_a_copy(command, *, cwd, env, **more):
                 os.environ.update(env)
                 sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
                 sys.modules.pop("test_grpo_sg")
-                pytest.main(command[3:])
+                pytest.main([*command[3:], *mutants.OPTIONS[-2:]])
                 sys.stdout.flush()
             finally:
                 os._exit(0)

@@ -14,7 +14,7 @@ import grpo_sg
 import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import look
-from support import cli
+from support import cli, tiny
 from support.program import UserError
 
 CFG = Config(**{**cli.TINY, "group_size": 2, "tokens_per_micro_batch": 24,
@@ -288,16 +288,26 @@ def few_problems(monkeypatch):
     def make_few(cfg):  # 20,000 problems take seconds
         return make(dataclasses.replace(cfg, train_problems=100))
     monkeypatch.setitem(tasks.TASKS, "math", make_few)
+    monkeypatch.setitem(tasks.PRETRAINED, make_few, tasks.PRETRAINED[make])
 
 
 def test_the_command_on_the_pretrained_model(few_problems, capsys):
-    look.main(["--task", "math", "--groups", "64"])
+    look.main(["--task", "math", "--groups", "64", "--group_size", "4"])
     text = capsys.readouterr().out
     assert "weights from 1 to 1.4: 9.6" in text
     for name in ("signal kept", "noise kept", "efficiency"):
         assert re.search(rf"{name}: \d\.\d{{3}} \+- \d\.\d{{3}}", text), name
     assert "an update of 8 groups" in text
     assert text.splitlines()[-1].startswith("what to expect: ")
+
+
+@pytest.mark.parametrize("flags, expected", [([], 0), (["--warm_up"], 1)])
+def test_only_a_model_that_is_not_pretrained_is_warmed_up(flags, expected, few_problems,
+                                                          monkeypatch):
+    warmed = []
+    monkeypatch.setattr(tiny, "warm_up", lambda *given: warmed.append(given))
+    policy, task = look.start(cfg := cli.parse(["--task", "math", *flags]))
+    assert warmed == expected * [(policy, task, cfg)]
 
 
 def test_a_script_with_a_task_of_its_own(few_problems, tmp_path, capsys):
@@ -328,4 +338,4 @@ def test_groups_without_a_signal_are_one_line(few_problems):
     def always_one(completion):
         return 1.0
     with pytest.raises(UserError, match="equal rewards"):
-        look.look(policy, task._replace(reward=always_one), cfg, 64)
+        look.look(policy, task._replace(reward=always_one), cfg, 2)
