@@ -1,5 +1,6 @@
 """The exercises can be graded: blanks fail, answers pass, wrong bodies fail with a message that
 names the mistake; what is done is counted."""
+import gc
 import inspect
 import os
 import re
@@ -30,7 +31,8 @@ def run_in_a_copy(command, *, cwd, env, **more):
                 os.environ.update(env)
                 sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
                 sys.modules.pop("test_grpo_sg")
-                pytest.main([*command[3:], *mutants.OPTIONS[-2:]])
+                gc.freeze()  # or each collection would scan all of PyTorch
+                pytest.main(command[3:])
                 sys.stdout.flush()
             finally:
                 os._exit(0)
