@@ -23,10 +23,10 @@ PAGE = " ".join(TEXT.split())
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """The ladder's code with half of the steps and prompts."""
+    """The ladder's code with half of the steps, prompts and layers."""
     code = LADDER
-    for old, new in (("STEPS = 30", "STEPS = 15"), ("P, G = 16, 8", "P, G = 8, 8"),
-                     ("10, 20, 30)", "10, 15)")):
+    for old, new in (("STEPS = 30", "STEPS = 15"), ("10, 20, 30)", "10, 15)"),
+                     ("P, G = 16, 8", "P, G = 8, 8"), ("n_layer=2", "n_layer=1")):
         assert code.count(old) == 1, old
         code = code.replace(old, new)
     path = tmp_path_factory.mktemp("small") / "ladder.py"

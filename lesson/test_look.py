@@ -292,7 +292,7 @@ def few_problems(monkeypatch):
 
 
 def test_the_command_on_the_pretrained_model(few_problems, capsys):
-    look.main(["--task", "math", "--groups", "64", "--group_size", "4"])
+    look.main(["--task", "math", "--groups", "64", "--group_size", "2"])
     text = capsys.readouterr().out
     assert "weights from 1 to 1.4: 9.6" in text
     for name in ("signal kept", "noise kept", "efficiency"):
