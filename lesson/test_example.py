@@ -46,7 +46,7 @@ def test_the_columns(tmp_path, monkeypatch, capsys):
 
 def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
     save_tiny(tmp_path)
-    monkeypatch.setattr(example, "reward", lambda text, ended: 0.0)
+    monkeypatch.setattr(example, "sample", lambda *given, **more: [[0]] * example.G)
     with pytest.raises(SystemExit, match="equal rewards"):
         example.main(tmp_path)
 

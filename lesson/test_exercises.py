@@ -1,5 +1,6 @@
 """The exercises can be graded: blanks fail, answers pass, wrong bodies fail with a message that
 names the mistake; what is done is counted."""
+import gc
 import inspect
 import os
 import re
@@ -30,6 +31,7 @@ def run_in_a_copy(command, *, cwd, env, **more):
                 os.environ.update(env)
                 sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
                 sys.modules.pop("test_grpo_sg")
+                gc.freeze()  # or each collection would scan all of PyTorch
                 pytest.main(command[3:])
                 sys.stdout.flush()
             finally:
@@ -163,7 +165,9 @@ def fail(function, title):
 
 
 @pytest.mark.parametrize("function, title", SAMPLE)
-def test_a_wrong_body_is_named(function, title):
+def test_a_wrong_body_is_named(function, title, monkeypatch):
+    if function == "learn" and title != "no shuffle":  # spare it the test of the shuffle
+        monkeypatch.setattr(mutants, "OPTIONS", [*mutants.OPTIONS, "-k", "one_plain_step"])
     assert SAMPLE[function, title] in fail(function, title)
 
 

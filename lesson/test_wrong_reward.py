@@ -43,6 +43,12 @@ def test_the_problems_are_sound():
 
 def test_a_run_of_both_prints_reward_accuracy_and_transcripts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    make = wrong_reward.sort_task
+
+    def make_few(*given):
+        task = make(*given)
+        return task._replace(train=task.train[:100])
+    monkeypatch.setattr(wrong_reward, "sort_task", make_few)
     monkeypatch.setattr(wrong_reward, "WARMUP", 2)
     monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS})
     wrong_reward.main(["--steps", "1"])
