@@ -230,7 +230,7 @@ def test_the_page_has_what_the_ratio_printed():
     assert f"four steps old: {late} (and {again} in [six other seeds]" in PAGE
     with_it, without = re.findall(r"([\d.]+) with(?:out)?", compared["sampled at temperature 2"])
     family = " ".join((LESSON / "family.md").read_text(encoding="utf-8").split())
-    told = f"it ends at {with_it} with the factor and {without} without, "
+    told = f"ends at {with_it} with it and {without} without, "
     assert told + difference_of(compared["sampled at temperature 2"]) in family
 
 
