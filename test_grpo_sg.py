@@ -847,6 +847,13 @@ def test_log_probabilities_refuse_arguments_that_do_not_fit(shape, mask, tempera
         grpo_sg.token_logps(None, ids, torch.tensor(mask), temperature=temperature)
 
 
+def test_a_mask_of_numbers_selects_the_same_tokens_as_one_of_booleans():
+    """As an index, 1 would be the second position."""
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 5]]), torch.tensor([[0, 0, 1], [0, 1, 1]])
+    expected = grpo_sg.token_logps(build_model(), ids, mask.bool())
+    assert torch.equal(grpo_sg.token_logps(build_model(), ids, mask), expected)
+
+
 @pytest.mark.parametrize("version, accepted", [
     ("4.57.6", False), ("5.9.0", False), ("5.20.2", False), ("5.21.0", True), ("6.0.0.dev0", True)])
 def test_an_old_transformers_is_one_line(version, accepted, monkeypatch):
@@ -963,12 +970,15 @@ def test_a_temperature_below_0_is_refused():
         sample(build_model(), [[1]], max_new_tokens=2, stop_ids=[], temperature=-1)
 
 
+@pytest.mark.filterwarnings("error")  # no warning in eval mode
 def test_a_model_in_training_mode_is_refused_or_warned_of():
     model = build_model().train()
     with pytest.raises(AssertionError, match="call model.eval"):
         sample(model, [[1]], max_new_tokens=2, stop_ids=[])
+    given = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
     with pytest.warns(UserWarning, match="the model is in training mode"):
-        grpo_sg.token_logps(model, torch.tensor([[1, 2]]), torch.tensor([[False, True]]))
+        grpo_sg.token_logps(model, *given)
+    grpo_sg.token_logps(model.eval(), *given)
 
 
 def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
@@ -1490,7 +1500,7 @@ FAULTS = [
     ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
     ({"test": [tasks.Problem("", 1)]}, "the question must not be empty"),
     ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),
-    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"max_turns": -1}, "max_turns must be"),
+    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"floor": "5"}, "not '5'"), ({"max_turns": -1}, "max_turns must be"),
     ({"valid": [SUM], "train": [SUM]}, "1 of 1 questions of valid are also in train: give"),
     ({"verify": give(tasks.Verdict(torch.tensor([True, False]), True))}, "must be a tasks.Verdict"),
     ({"verify": give(True)}, "True must be a tasks.Verdict"),

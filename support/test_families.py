@@ -108,6 +108,7 @@ def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, 
     assert torch.allclose(*again, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
 def test_dropout_is_off_even_with_gradient_checkpointing(tmp_path):
     """Checkpointing needs training mode, in which OPT's layers call functional dropout."""
     build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,

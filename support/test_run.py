@@ -180,12 +180,24 @@ def test_a_second_signal_stops_at_once_and_drops_the_unfinished_step(
     (3, 4, "stopped by SIGHUP; to continue: python ")])
 def test_a_signal_during_a_test_stops_at_once(number, step, words, start, tmp_path,
                                               monkeypatch, capsys):
-    """A run stopped in its first test leaves no folder."""
-    at_call(monkeypatch, grpo_sg, "evaluate", number, signal.SIGHUP)
-    assert start(tmp_path / "run") == 129
+    """A run stopped in its first test leaves no folder; one stopped in its last test resumes
+    with that test."""
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "evaluate", number, signal.SIGHUP)
+        assert start(tmp_path / "run") == 129
     assert words in capsys.readouterr().err
     assert (tmp_path / "run").exists() == (step is not None)
-    assert step is None or saved_step(tmp_path / "run") == step
+    if step:
+        assert saved_step(tmp_path / "run") == step
+        at_call(monkeypatch, grpo_sg, "evaluate", 1, signal.SIGHUP)
+        assert start(tmp_path / "run", resume=True) == 129
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    """As SIGHUP under nohup: closing the terminal must not stop the run."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Run(grpo_sg.Config(out=str(tmp_path))):
+        signal.raise_signal(signal.SIGHUP)
 
 
 def test_half_a_step_is_never_saved(start, tmp_path, monkeypatch):
@@ -416,6 +428,7 @@ def test_checkpoints_are_written_every_ten_minutes_and_rows_have_times(
         toy.last_save -= late
         grpo_sg.train(policy, task, cfg, toy)
     assert toy.noted == steps and saved_step(tmp_path / "run") == 3
+    assert toy.bar.n == 3
     row = toy.rows[0]
     assert row["seconds_sampling"] > 0 and row["seconds_update"] > 0
     assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
