@@ -755,9 +755,12 @@ def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
 def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=1, shaping="none")
-    row, = grpo_sg.train(policy, task, cfg, Run(cfg))
-    assert row["weight_mean"] == 1 and os.listdir(tmp_path) == []
+    monkeypatch.setattr(grpo_sg, "watch_tokens", None)  # no page would show them
+    policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
+    for run in (None, Run(cfg)):
+        rows = grpo_sg.train(policy, task, cfg, run)
+        assert [row["weight_mean"] for row in rows] == [1, 1]
+    assert os.listdir(tmp_path) == []
 
 
 # ==== Corner cases of the algorithm ====
@@ -1535,7 +1538,7 @@ def test_an_error_in_a_users_function_shows_its_frames_and_the_completion(tmp_pa
 
 
 def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
-    """JSON knows neither."""
+    """JSON knows neither. A task without a tool may have no turns for one."""
     kk = tasks.TASKS["kk"]
 
     def verify(text, gold):
@@ -1544,7 +1547,7 @@ def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
     def made(cfg):
         task = kk(cfg)
         train = [problem._replace(answer={1, 2}) for problem in task.train]
-        return task._replace(warmup=1, train=train, verify=verify)
+        return task._replace(warmup=1, max_turns=0, train=train, verify=verify)
     monkeypatch.setitem(tasks.TASKS, "kk", made)
     main(f"{SMALL} --out {tmp_path}/run --max_new_tokens 48", capsys)
     rows = [row for row in rows_of(tmp_path / "run" / "samples.jsonl") if row["split"] == "train"]

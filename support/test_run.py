@@ -170,7 +170,9 @@ def test_a_second_signal_stops_at_once_and_drops_the_unfinished_step(
         at_call(patch, grpo_sg, "grpo_sg_loss", 6, signal.SIGTERM)
         assert start(tmp_path / "run") == 143
     assert saved_step(tmp_path / "run") == 2
-    assert "SIGTERM; to continue: python " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "finishing this step, then saving; a second signal stops at once" in said
+    assert "SIGTERM; to continue: python " in said
     assert start(tmp_path / "run", resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
 
@@ -193,11 +195,14 @@ def test_a_signal_during_a_test_stops_at_once(number, step, words, start, tmp_pa
         assert start(tmp_path / "run", resume=True) == 129
 
 
-def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
     """As SIGHUP under nohup: closing the terminal must not stop the run."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Run(grpo_sg.Config(out=str(tmp_path))):
+    with Run(grpo_sg.Config(out=str(tmp_path / "run"))):
         signal.raise_signal(signal.SIGHUP)
+    monkeypatch.delattr(signal, "SIGHUP")  # Windows has none
+    with Run(grpo_sg.Config(out=str(tmp_path / "run"))):
+        pass
 
 
 def test_half_a_step_is_never_saved(start, tmp_path, monkeypatch):
@@ -280,6 +285,13 @@ def test_a_run_resumes_without_its_logs_and_keeps_other_files(start, tmp_path, m
     assert start(folder, resume=True) == 0 and saved_step(folder) == 4
     steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
+
+
+def test_a_log_that_begins_after_the_checkpoint_is_emptied(tmp_path):
+    log = tmp_path / "tokens.jsonl"
+    log.write_text('{"step": 2}\n')
+    with Run(grpo_sg.Config(out=str(tmp_path), resume=True), state={"step": 1, "sizes": {}}):
+        assert log.read_text() == ""
 
 
 def test_a_resumed_run_may_have_more_steps_but_no_other_method(start, whole, longer, tmp_path,
