@@ -449,15 +449,18 @@ def test_checkpoints_are_written_every_ten_minutes_and_rows_have_times(
 
 
 def test_the_time_of_a_step_excludes_the_evaluation_before_it(monkeypatch):
+    """The first step, too, is evaluated before the second."""
     works = grpo_sg.evaluate
+    evaluations = []
 
     def slow(*given, **named):
+        evaluations.append(given)
         time.sleep(1)
         return works(*given, **named)
     monkeypatch.setattr(grpo_sg, "evaluate", slow)
     policy, task, cfg = build_toy(steps=2, eval_every=1)
     rows = grpo_sg.train(policy, task, cfg, Run(cfg))
-    assert rows[1]["seconds"] < 1
+    assert len(evaluations) == 1 and rows[1]["seconds"] < 1
 
 
 def test_an_error_after_a_save_does_not_save_the_step_again(tmp_path, monkeypatch):
