@@ -756,9 +756,12 @@ def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
 def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=1, shaping="none")
-    row, = grpo_sg.train(policy, task, cfg, Run(cfg))
-    assert row["weight_mean"] == 1 and os.listdir(tmp_path) == []
+    monkeypatch.setattr(grpo_sg, "watch_tokens", None)  # no page would show them
+    policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
+    for run in (None, Run(cfg)):
+        rows = grpo_sg.train(policy, task, cfg, run)
+        assert [row["weight_mean"] for row in rows] == [1, 1]
+    assert os.listdir(tmp_path) == []
 
 
 # ==== Corner cases of the algorithm ====
@@ -846,6 +849,13 @@ def test_log_probabilities_refuse_arguments_that_do_not_fit(shape, mask, tempera
     ids = torch.ones(shape, dtype=torch.long)
     with pytest.raises(AssertionError, match=message):
         grpo_sg.token_logps(None, ids, torch.tensor(mask), temperature=temperature)
+
+
+def test_a_mask_of_numbers_selects_the_same_tokens_as_one_of_booleans():
+    """As an index, 1 would be the second position."""
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 5]]), torch.tensor([[0, 0, 1], [0, 1, 1]])
+    expected = grpo_sg.token_logps(build_model(), ids, mask.bool())
+    assert torch.equal(grpo_sg.token_logps(build_model(), ids, mask), expected)
 
 
 @pytest.mark.parametrize("version, accepted", [
@@ -964,12 +974,15 @@ def test_a_temperature_below_0_is_refused():
         sample(build_model(), [[1]], max_new_tokens=2, stop_ids=[], temperature=-1)
 
 
+@pytest.mark.filterwarnings("error")  # no warning in eval mode
 def test_a_model_in_training_mode_is_refused_or_warned_of():
     model = build_model().train()
     with pytest.raises(AssertionError, match="call model.eval"):
         sample(model, [[1]], max_new_tokens=2, stop_ids=[])
+    given = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
     with pytest.warns(UserWarning, match="the model is in training mode"):
-        grpo_sg.token_logps(model, torch.tensor([[1, 2]]), torch.tensor([[False, True]]))
+        grpo_sg.token_logps(model, *given)
+    grpo_sg.token_logps(model.eval(), *given)
 
 
 def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
@@ -1491,7 +1504,7 @@ FAULTS = [
     ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
     ({"test": [tasks.Problem("", 1)]}, "the question must not be empty"),
     ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),
-    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"max_turns": -1}, "max_turns must be"),
+    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"floor": "5"}, "not '5'"), ({"max_turns": -1}, "max_turns must be"),
     ({"valid": [SUM], "train": [SUM]}, "1 of 1 questions of valid are also in train: give"),
     ({"verify": give(tasks.Verdict(torch.tensor([True, False]), True))}, "must be a tasks.Verdict"),
     ({"verify": give(True)}, "True must be a tasks.Verdict"),
@@ -1526,7 +1539,7 @@ def test_an_error_in_a_users_function_shows_its_frames_and_the_completion(tmp_pa
 
 
 def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
-    """JSON knows neither."""
+    """JSON knows neither. A task without a tool may have no turns for one."""
     kk = tasks.TASKS["kk"]
 
     def verify(text, gold):
@@ -1535,7 +1548,7 @@ def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
     def made(cfg):
         task = kk(cfg)
         train = [problem._replace(answer={1, 2}) for problem in task.train]
-        return task._replace(warmup=1, train=train, verify=verify)
+        return task._replace(warmup=1, max_turns=0, train=train, verify=verify)
     monkeypatch.setitem(tasks.TASKS, "kk", made)
     main(f"{SMALL} --out {tmp_path}/run --max_new_tokens 48", capsys)
     rows = [row for row in rows_of(tmp_path / "run" / "samples.jsonl") if row["split"] == "train"]

@@ -108,11 +108,14 @@ def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, 
     assert torch.allclose(*again, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
 def test_dropout_is_off_even_with_gradient_checkpointing(tmp_path):
     """Checkpointing needs training mode, in which OPT's layers call functional dropout."""
     build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
-                max_position_embeddings=64, word_embed_proj_dim=32).save_pretrained(tmp_path)
+                token_dropout=True, max_position_embeddings=64,
+                word_embed_proj_dim=32).save_pretrained(tmp_path)
     model = models.prepare(models.read_parameters(tmp_path, local=True), True)
+    assert model.config.token_dropout is True  # ESM's switch: not a rate
     completions = []
     for i in range(8):
         tokens = [7, 8, 9]

@@ -109,6 +109,13 @@ def test_an_empty_prompt_is_refused():
         models.encode_problems(task, policy, cfg)
 
 
+@pytest.mark.parametrize("name", ["./missing", "/missing", "runs/first/checkpoint"])
+def test_a_missing_folder_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"--model {name}: there is no such folder"):
+        models.load_model(name)
+
+
 def test_a_model_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_text("")
     with pytest.raises(UserError, match="model.gguf is a file: give the folder"):

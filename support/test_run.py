@@ -169,7 +169,9 @@ def test_a_second_signal_stops_at_once_and_drops_the_unfinished_step(
         at_call(patch, grpo_sg, "grpo_sg_loss", 6, signal.SIGTERM)
         assert start(tmp_path / "run") == 143
     assert saved_step(tmp_path / "run") == 2
-    assert "SIGTERM; to continue: python " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "finishing this step, then saving; a second signal stops at once" in said
+    assert "SIGTERM; to continue: python " in said
     assert start(tmp_path / "run", resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(whole)
 
@@ -179,12 +181,27 @@ def test_a_second_signal_stops_at_once_and_drops_the_unfinished_step(
     (3, 4, "stopped by SIGHUP; to continue: python ")])
 def test_a_signal_during_a_test_stops_at_once(number, step, words, start, tmp_path,
                                               monkeypatch, capsys):
-    """A run stopped in its first test leaves no folder."""
-    at_call(monkeypatch, grpo_sg, "evaluate", number, signal.SIGHUP)
-    assert start(tmp_path / "run") == 129
+    """A run stopped in its first test leaves no folder; one stopped in its last test resumes
+    with that test."""
+    with monkeypatch.context() as patch:
+        at_call(patch, grpo_sg, "evaluate", number, signal.SIGHUP)
+        assert start(tmp_path / "run") == 129
     assert words in capsys.readouterr().err
     assert (tmp_path / "run").exists() == (step is not None)
-    assert step is None or saved_step(tmp_path / "run") == step
+    if step:
+        assert saved_step(tmp_path / "run") == step
+        at_call(monkeypatch, grpo_sg, "evaluate", 1, signal.SIGHUP)
+        assert start(tmp_path / "run", resume=True) == 129
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
+    """As SIGHUP under nohup: closing the terminal must not stop the run."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Run(grpo_sg.Config(out=str(tmp_path / "run"))):
+        signal.raise_signal(signal.SIGHUP)
+    monkeypatch.delattr(signal, "SIGHUP")  # Windows has none
+    with Run(grpo_sg.Config(out=str(tmp_path / "run"))):
+        pass
 
 
 def test_half_a_step_is_never_saved(start, tmp_path, monkeypatch):
@@ -266,6 +283,13 @@ def test_a_run_resumes_without_its_logs_and_keeps_other_files(start, tmp_path, m
     assert start(folder, resume=True) == 0 and saved_step(folder) == 4
     steps = [row["step"] for row in rows_of(folder / "metrics.jsonl") if "reward" in row]
     assert steps[-1] == 4 and (folder / "notes.jsonl").read_text() == "mine"
+
+
+def test_a_log_that_begins_after_the_checkpoint_is_emptied(tmp_path):
+    log = tmp_path / "tokens.jsonl"
+    log.write_text('{"step": 2}\n')
+    with Run(grpo_sg.Config(out=str(tmp_path), resume=True), state={"step": 1, "sizes": {}}):
+        assert log.read_text() == ""
 
 
 def test_a_resumed_run_may_add_steps_but_not_change_the_method(start, whole, longer, tmp_path,
@@ -422,15 +446,18 @@ def test_checkpoints_are_written_every_ten_minutes_and_rows_have_times(
 
 
 def test_the_time_of_a_step_excludes_the_evaluation_before_it(monkeypatch):
+    """The first step, too, is evaluated before the second."""
     works = grpo_sg.evaluate
+    evaluations = []
 
     def slow(*given, **named):
+        evaluations.append(given)
         time.sleep(1)
         return works(*given, **named)
     monkeypatch.setattr(grpo_sg, "evaluate", slow)
     policy, task, cfg = build_toy(steps=2, eval_every=1)
     rows = grpo_sg.train(policy, task, cfg, Run(cfg))
-    assert rows[1]["seconds"] < 1
+    assert len(evaluations) == 1 and rows[1]["seconds"] < 1
 
 
 def test_an_error_after_a_save_does_not_save_the_step_again(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 from verify.final_answer import final_answer  # noqa: E402
-from verify.math_equal import ceiling, floor, math_equal, plus  # noqa: E402
+from verify.math_equal import ceiling, floor, math_equal, plus, sample_points  # noqa: E402
 
 
 CASES, PAIRS = ([json.loads(line) for line in open(os.path.join(HERE, name), encoding="utf-8")]
@@ -80,6 +80,18 @@ def test_a_sum_with_0_is_the_other_number():
     root = complex(2 ** 0.5)
     assert plus(Fraction(0), root) == plus(root, Fraction(0)) == root and plus(Fraction(0), Fraction(0)) == 0
     assert plus(root, -root) == 0
+
+
+def test_numbers_that_overflow_or_underflow_are_not_equal():
+    """As floats e^{-1400} and e^{-1500} would both be 0."""
+    product = "\\frac{10^{700}+1}{10^{700}} \\cdot \\frac{10^{700}+1}{10^{700}}"
+    for answer, gold in (("e^{-1400}", "e^{-1500}"), ("e^{700} e^{700}", "e^{700} e^{699}"), (product, "1")):
+        assert not boxed(answer, gold) and boxed(answer, answer)
+
+
+def test_the_values_of_a_symbol_are_not_integers():
+    """Or (-1)^n would be 1 or -1 at one of them."""
+    assert all(value.denominator == 1024 for i in range(999) for value in sample_points(f"x_{i}"))
 
 
 def test_answers_of_more_than_500_characters_are_wrong():
