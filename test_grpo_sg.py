@@ -386,7 +386,7 @@ def test_a_token_is_drawn_as_often_as_its_probability_says(temperature):
     same(f"the share of a token at temperature {temperature}", shares, p, "its probability", 0.0011)
 
 
-def test_at_temperature_0_the_likeliest_token_is_drawn():
+def test_temperature_0_draws_the_most_likely_token():
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     drawn = draw(logits, torch.full((2, 1), 0.999), 0)
     assert drawn.shape == (2, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
@@ -659,7 +659,7 @@ def test_an_update_is_one_plain_step(name):
          "one optimizer step for each minibatch")
 
 
-def test_a_long_gradient_is_cut_to_norm_1():
+def test_a_large_gradient_is_clipped_to_norm_1():
     policy, completions, cfg = rolled(updates=2)
     for c in completions:
         c.advantage *= 1000
@@ -860,7 +860,7 @@ def test_a_mask_of_numbers_selects_the_same_tokens_as_one_of_booleans():
 
 @pytest.mark.parametrize("version, accepted", [
     ("4.57.6", False), ("5.9.0", False), ("5.20.2", False), ("5.21.0", True), ("6.0.0.dev0", True)])
-def test_an_old_transformers_is_one_line(version, accepted, monkeypatch):
+def test_an_old_transformers_is_reported_in_one_line(version, accepted, monkeypatch):
     """It would be an IndexError: too many indices."""
     monkeypatch.setattr(grpo_sg.transformers, "__version__", version)
     ids, mask = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
@@ -1468,7 +1468,7 @@ def test_an_incomplete_model_and_another_tasks_tokenizer_are_refused(tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_device_is_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
+def test_a_missing_device_is_reported_in_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "load_model", None)
     absent = "cuda" if torch.backends.mps.is_available() else "mps"
     assert "can use cpu" in main(f"--model a/b --device {absent} --out {tmp_path}/run", capsys)
@@ -1482,7 +1482,7 @@ def test_a_missing_device_is_one_line_before_a_model_is_loaded(tmp_path, monkeyp
     ("--people 9", "2 to 8"), ("--max_new_tokens 2047", "--max_new_tokens"),
     ("--out /proc/run", "cannot write to /proc/run"), ("--data published", "add --model"),
     ("--device tpu", "--device"), ("--chat_template_kwargs [1]", "must be a JSON object")])
-def test_a_mistake_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_reported_in_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far
     assert message in main(f"{argv} --train_problems 20 --eval_problems 5", capsys)
@@ -1518,7 +1518,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("change, message", FAULTS)
-def test_a_fault_in_a_users_task_is_one_line_before_the_warm_up(change, message, tmp_path, monkeypatch, capsys):
+def test_a_fault_in_a_users_task_is_reported_in_one_line_before_the_warm_up(change, message, tmp_path, monkeypatch, capsys):
     kk = tasks.TASKS["kk"]
     monkeypatch.setattr(tiny, "warm_up", None)
     monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(**change))

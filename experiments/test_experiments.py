@@ -269,7 +269,7 @@ def test_which_tokens_got_likelier(tmp_path, monkeypatch):
     assert found["moves: GRPO-SG, lower"] == "none"
 
 
-def test_whether_a_long_run_has_collapsed(tmp_path, monkeypatch):
+def test_collapse_of_long_runs_is_detected(tmp_path, monkeypatch):
     """Of 300 steps the best 100 in a row are 100 to 199, with .8."""
     def row(arm, seed, end, after):
         return {"arm": arm, "seed": seed, "rate": 2e-4, "split": "test", "before": 0.6,
@@ -455,7 +455,7 @@ def ask(tmp_path, script):
     return {row["policy"]: row for row in rows}, baselines.conclude(rows, wrong, right)
 
 
-def test_a_reward_that_pays_for_giving_up_is_warned_of(tmp_path):
+def test_rewards_that_pay_for_giving_up_give_a_warning(tmp_path):
     script = OWN_TASK.replace("{FORMED}", "sorted(response) == list(answer)")
     found, lines = ask(tmp_path, script)
     assert found["question"]["reward"] == pytest.approx(-0.5, abs=0.1)
@@ -530,7 +530,7 @@ def test_scripts_may_call_main_in_any_way(call, tmp_path):
 
 @pytest.mark.parametrize("name, message", [
     ("own.py", "does not call grpo_sg.main: end it with"), ("no.py", "there is no script")])
-def test_a_script_without_a_task_is_one_line(name, message, tmp_path):
+def test_a_script_without_a_task_is_reported_in_one_line(name, message, tmp_path):
     (tmp_path / "own.py").write_text(any_task("True", "None", "pass"))
     with pytest.raises(UserError, match=message):
         list(baselines.find_tasks(str(tmp_path / name)))

@@ -63,7 +63,7 @@ def start_toy(seed, default):
     return policy, task, cfg
 
 
-def test_each_run_has_its_mistake_alone(monkeypatch, capsys):
+def test_each_run_has_only_its_own_mistake(monkeypatch, capsys):
     train, losses = breaks.train, []
 
     def note_losses(name, *start):
@@ -89,7 +89,7 @@ def test_each_run_has_its_mistake_alone(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments, message", [
     (["clip"], "there is no 'clip': give some of inside, stop, temperature, tau"),
     (["--seeds", "0"], "at least one seed is needed")])
-def test_arguments_that_cannot_be(arguments, message, capsys):
+def test_invalid_arguments_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         breaks.main(arguments)
     assert message in capsys.readouterr().err
@@ -112,7 +112,7 @@ def read_breaks():
     return found
 
 
-def test_a_break_is_told_with_the_tests_that_see_it_alone(monkeypatch, capsys):
+def test_each_break_lists_only_the_tests_that_catch_it(monkeypatch, capsys):
     slow, plain = {"test_slow": [("", "is slow")]}, five_breaks.PLAIN_STEP
     broken = {**slow, "test_mask": [("[1]", "is 0")], plain: [("", "is 1"), ("", "is 2")]}
     failures = iter([slow, broken])

@@ -77,7 +77,7 @@ def test_the_pretrained_model_gives_what_was_recorded(capsys):
 
 
 @pytest.mark.parametrize("given", ["runs/nowhere", "runs/NAME", "a b"])
-def test_a_folder_without_a_model_is_one_line(given, tmp_path, monkeypatch):
+def test_a_folder_without_a_model_is_reported_in_one_line(given, tmp_path, monkeypatch):
     """The folder of a run has a config.json, but it is not a model's."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "NAME").mkdir(parents=True)

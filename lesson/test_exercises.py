@@ -83,7 +83,7 @@ def test_a_hint_for_no_exercise_is_refused_with_their_names(capsys):
     assert "'grpo_sg_loss', 'token_logps', 'draw'" in capsys.readouterr().err
 
 
-def test_blanks_fail_and_the_first_comes_next(tmp_path, monkeypatch, capsys):
+def test_blank_exercises_fail_and_the_first_is_suggested(tmp_path, monkeypatch, capsys):
     told = show("lesson.exercises", tmp_path, monkeypatch, capsys)
     assert told[1] == "0 of 8 done"
     tests = len(progress.read_sections())
@@ -109,7 +109,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 """
 
 
-def test_half_of_it_is_counted(tmp_path, monkeypatch, capsys):
+def test_partial_progress_is_counted(tmp_path, monkeypatch, capsys):
     """The loss keeps no nan out, and has neither KL nor the mean over completions."""
     (tmp_path / "half.py").write_text(HALF)
     told = show("half", tmp_path, monkeypatch, capsys)
@@ -127,7 +127,7 @@ def test_the_answers_pass_all_tests(tmp_path, monkeypatch, capsys):
     assert "whole method" in told[2]
 
 
-def test_what_cannot_be_imported_is_said(tmp_path, monkeypatch, capsys):
+def test_import_errors_are_reported(tmp_path, monkeypatch, capsys):
     (tmp_path / "torn.py").write_text("def token_weights(:\n")
     with pytest.raises(SystemExit, match="the tests did not run"):
         show("torn", tmp_path, monkeypatch, capsys)

@@ -42,7 +42,7 @@ def test_only_groups_that_differ_and_only_what_is_missing():
     assert groups.asked == [3, 2, 1], f"draw was asked for {groups.asked}: 3, then what is missing"
 
 
-def test_it_gives_up():
+def test_resampling_stops_after_most_draws():
     groups = Groups(*[[1, 1]] * 3, [0, 1], *[[0, 0]] * 20)
     kept = exercises.resample(groups.draw, 2, most=3)
     assert kept == [[0, 1]], f"{kept} were kept, expected the one group that differs"

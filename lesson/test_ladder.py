@@ -112,7 +112,7 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_as_a_script_in_a_terminal_of_ascii(small, monkeypatch):
+def test_runs_as_a_script_in_an_ascii_terminal(small, monkeypatch):
     """Started in the project's folder, where Python looks only into lesson/."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))

@@ -172,7 +172,7 @@ def test_moments_are_unbiased(all_groups):
     assert exact_V[0, 0] / 32 > 6 * error  # by which they would be off
 
 
-def test_the_jackknife_knows_the_spread(all_groups):
+def test_jackknife_errors_match_the_spread(all_groups):
     found = [look.jackknife(three_numbers, draw_sums(*all_groups, 128, seed).moments())
              for seed in range(60)]
     for name in found[0]:
@@ -225,7 +225,7 @@ def test_a_sketch_keeps_inner_products(monkeypatch):
     torch.testing.assert_close(sketch(a + 2 * b), sketch(a) + 2 * sketch(b))
 
 
-def test_a_model_too_large_is_sketched(monkeypatch):
+def test_large_models_use_sketches(monkeypatch):
     policy = build_policy(11)
     exact = look.measure(policy, make_groups(), CFG)[0]
     monkeypatch.setattr(look, "EXACT", 0)
@@ -325,7 +325,7 @@ def test_a_script_with_a_task_of_its_own(few_problems, tmp_path, capsys):
 
 @pytest.mark.parametrize("flags, words", [
     (["--shaping", "none"], "--shaping sg or ar"), (["--groups", "8"], "64 or more")])
-def test_a_mistake_is_one_line(flags, words, capsys):
+def test_a_mistake_is_reported_in_one_line(flags, words, capsys):
     with pytest.raises(SystemExit):
         look.main(flags)
     assert words in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_a_set_that_is_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch
         assert data.load_hub("hotpotqa/hotpot_qa", *place)["question"][:] == [" ".join(place)]
 
 
-def test_a_set_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
+def test_a_set_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # as HF_HUB_OFFLINE=1 would, if it were set before these are loaded
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -146,7 +146,7 @@ def test_golds_from_the_hub_that_nothing_can_match_are_dropped(hub, capsys):
         data.load_math("math500", data.MATH_TEST, str.isalpha)
 
 
-def test_a_line_feed_before_a_small_letter_is_a_warning(tmp_path, capsys):
+def test_a_newline_before_a_lowercase_letter_is_a_warning(tmp_path, capsys):
     path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
                                          {"question": "What is \nu?", "answer": "1"}])
     assert len(data.load_math(path, {})) == 2

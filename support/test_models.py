@@ -97,7 +97,7 @@ def test_template_kwargs_must_be_a_json_object_of_template_variables(kwargs):
         encode(byte_tokenizer(CHATML), kwargs=kwargs)
 
 
-def test_a_template_that_refuses_every_chat_is_one_line():
+def test_a_template_that_refuses_every_chat_is_reported_in_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
         encode(byte_tokenizer("{{ raise_exception('no') }}"))
 

@@ -24,7 +24,7 @@ def fail():
     (UserError("a mistake\nand more"), "error: a mistake", 2),
     (UserError("gone", 130), "error: gone", 130),
     (KeyboardInterrupt(), "error: interrupted", 130)])
-def test_a_users_mistake_is_one_line(error, line, status, monkeypatch):
+def test_a_users_mistake_is_reported_in_one_line(error, line, status, monkeypatch):
     """Also test a terminal that only supports ASCII."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, "ascii", write_through=True))
@@ -40,7 +40,7 @@ def test_a_users_mistake_is_one_line(error, line, status, monkeypatch):
 
 @pytest.mark.parametrize("handler, status, said", [
     (signal.default_int_handler, 130, "interrupted\n"), (signal.SIG_IGN, 0, "goes on\n")])
-def test_ctrl_c_while_libraries_are_imported_is_one_line(handler, status, said, tmp_path):
+def test_ctrl_c_while_libraries_are_imported_is_reported_in_one_line(handler, status, said, tmp_path):
     """Also interrupt library code that catches every exception; an ignored SIGINT stays ignored."""
     (tmp_path / "torch.py").write_text(
         "import signal\ntry: signal.raise_signal(signal.SIGINT)\n"

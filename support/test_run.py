@@ -547,7 +547,7 @@ def test_another_programs_config_is_ignored(tmp_path, content):
     assert run.read_settings(tmp_path, cli.FIELDS) == {}
 
 
-def test_a_truncated_config_is_one_line(tmp_path):
+def test_a_truncated_config_is_reported_in_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"lr": ')
     with pytest.raises(UserError, match="config.json cannot be read .JSONDecodeError"):
         run.read_settings(tmp_path, cli.FIELDS)

@@ -68,7 +68,7 @@ def computing(float32):
 @pytest.mark.parametrize("shape, float32, checkpointing", [
     ((448, 2432, 7, 3), False, False), ((384, 2240, 6, 4), False, True),
     ((448, 2432, 14, 3, 2), True, False), ((448, 2432, 14, 3, 2), True, True)])
-def test_an_update(shape, float32, checkpointing, monkeypatch):
+def test_update_memory_matches_the_formula(shape, float32, checkpointing, monkeypatch):
     if float32:
         monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", models.repeat_keys)
     model = made(*shape)
@@ -103,7 +103,7 @@ def sampled():
 # The peak comes from prefill, at once or in chunks, or from the cache and the logits.
 @pytest.mark.parametrize("prompt, n, new, read", [
     (64, 1, 2, 16_000), (64, 1, 2, 1024), (2, 8, 30, 16_000)])
-def test_sampling(prompt, n, new, read, float32, sampled, monkeypatch):
+def test_sampling_memory_matches_the_formula(prompt, n, new, read, float32, sampled, monkeypatch):
     monkeypatch.setattr(memory, "READ", read)
     monkeypatch.setattr(graph, "READ", read)
     prompts = [[i] * prompt for i in range(32 // n)]

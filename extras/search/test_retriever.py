@@ -313,7 +313,7 @@ def test_it_says_when_it_is_ready(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "stopped\n"
 
 
-def test_a_usage_error_is_one_line(tmp_path):
+def test_a_usage_error_is_reported_in_one_line(tmp_path):
     """Expect it before indexing, and without bm25s installed."""
     for name in ("empty", "bad", "null", "good"):
         (tmp_path / name).mkdir()
