@@ -79,7 +79,7 @@ MEASURED = {
 # ---- Runs ----
 
 def start_policy(seed, default):
-    """(policy, task, cfg) before training: after a short warm-up, or as in the default run."""
+    """Return (policy, task, cfg) after a short warm-up, or as the default run starts."""
     settings = {} if default else {**REGIME, "warm_up": True}
     cfg = cli.parse([], seed=seed, **settings)
     cfg.eval_every = cfg.steps  # no validation, which takes time and is not needed here
@@ -91,13 +91,13 @@ def start_policy(seed, default):
 
 
 def test(policy, task, cfg):
-    """(avg@4, greedy accuracy) on the test problems."""
+    """Return (avg@4, greedy accuracy) on the test problems."""
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
     return row["eval/avg@4"], row["eval/accuracy"]
 
 
 def train(name, policy, task, cfg):
-    """(avg@4, greedy accuracy, rows of the steps) of a copy that is trained with the mistake."""
+    """Train a copy with the mistake. Returns (avg@4, greedy accuracy, one row per step)."""
     patches, settings = BREAKS[name]
     policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
     run = Run(dataclasses.replace(cfg, **settings))
@@ -121,7 +121,7 @@ def tell(name, found, right):
         differences = torch.tensor([mine[0] - theirs[0] for mine, theirs in zip(found, right)])
         line += f"; avg@4 minus right {differences.mean():+.3f}"
         if len(differences) > 1:
-            line += f" +- {differences.std() / len(differences) ** 0.5:.3f}"
+            line += f" ± {differences.std() / len(differences) ** 0.5:.3f}"
     print(line, flush=True)
 
 

@@ -28,7 +28,7 @@ COLUMNS = ("completion", "token", "pi", "w", "A", "wA", "size of its gradient", 
 
 
 def reward(text, ended):
-    """As in grpo_sg.py: +3 right, -0.5 well formed but wrong, -3 badly formed."""
+    """Return the reward of grpo_sg.py: +3 right, -0.5 well formed but wrong, -3 badly formed."""
     verdict = tasks.verify_kk(text, ROLES)
     if not (ended and verdict.formatted):
         return -3.0
@@ -50,7 +50,7 @@ def sample_group(model, tokenizer):
 
 
 def gradient_norms(model, ids):
-    """(B, T): the norm of each token's gradient of log pi with respect to the logits."""
+    """Return (B, T): the norm of each token's gradient of log pi with respect to the logits."""
     with torch.no_grad():
         p = model(input_ids=ids[:, :-1]).logits.float().softmax(-1)  # (B, T-1, V)
     onehot = torch.nn.functional.one_hot(ids[:, 1:], p.shape[-1])

@@ -78,7 +78,7 @@ def draw(logits, u, temperature):
 
     If u is uniform in [0, 1), a token is drawn with its probability under the softmax of
     logits / temperature. A token of probability 0 is never drawn, not even for u = 0 or for the
-    largest float below 1. Temperature 0 takes the likeliest token. logits may be bfloat16.
+    largest float below 1. Temperature 0 takes the most likely token. logits may be bfloat16.
     """
     raise NotImplementedError("draw")
 

@@ -9,7 +9,7 @@ only how many completions are sampled?
 
 
 def overlong_penalty(length, longest, buffer):
-    """Return what is added to the reward of a completion of `length` tokens: between -1 and 0.
+    """Return the penalty, from -1 to 0, to add to the reward of a completion of `length` tokens.
 
     Up to longest - buffer tokens it is 0. From there it falls linearly to -1 at longest tokens,
     and stays -1 for longer completions. All three are numbers of tokens, 0 < buffer <= longest.
@@ -19,11 +19,11 @@ def overlong_penalty(length, longest, buffer):
 
 
 def resample(draw, wanted, most):
-    """Dynamic sampling: return up to `wanted` groups whose rewards are not all equal.
+    """Return up to `wanted` groups whose rewards are not all equal (dynamic sampling).
 
     A group of equal rewards has advantages of 0: no learning signal. draw(n) samples n new prompts
     and returns their groups, each a list of rewards. Call it for as many groups as are missing,
-    at most `most` times, and return the groups in the order in which they were drawn.
+    at most `most` times, and return the groups in the order they were drawn.
     """
     raise NotImplementedError(
         "resample: call draw for what is missing, keep the groups whose rewards are not all "

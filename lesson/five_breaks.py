@@ -60,14 +60,14 @@ BREAKS = [
 
 
 def replace_in(code, old, new):
-    """Return the code with the break. The code that it replaces must occur exactly once."""
+    """Replace old, which must occur exactly once in the code. Raises ValueError otherwise."""
     if code.count(old) != 1:
         raise ValueError(f"{code.count(old)} times in grpo_sg.py: {old}")
     return code.replace(old, new)
 
 
 def find_failures(folder):
-    """Run the folder's test_grpo_sg.py. Returns {test: [(a case that fails, its message)]}."""
+    """Run the folder's test_grpo_sg.py. Returns {test: [(failed case, its message)]}."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p",
                "no:cacheprovider", "test_grpo_sg.py"]
     # pytest cuts its messages to the number of columns.

@@ -2,8 +2,8 @@
 
     python -m lesson.how_many            five minutes on one core
 
-Words of four letters are to be written backwards. Prints for each number of training problems and
-each seed the accuracy in the last ten training steps, and the test's avg@4 before and after.
+The task is to write four-letter words backwards. For each number of training problems and each
+seed, prints the accuracy in the last ten training steps, and the test's avg@4 before and after.
 """
 import itertools
 import json
@@ -44,7 +44,7 @@ def make_backwards(cfg):
 
 
 def train(count, seed, **settings):
-    """Return (training accuracy, the test's avg@4 before, and after) of one run."""
+    """Run once. Returns (training accuracy, test avg@4 before training, test avg@4 after)."""
     with tempfile.TemporaryDirectory() as out:
         grpo_sg.main([], task="backwards", seed=seed, train_problems=count, out=out,
                      eval_every=1000, **settings)

@@ -27,9 +27,9 @@ Everything is estimated from products of different groups, so noise adds no bias
 errors are from a jackknife over 32 blocks of groups. The command also prints the angle between
 the two gradients. It says little by itself: two weightings of one rollout share its noise.
 
-Gradients are those at r = 1, before clipping and AdamW, and leave out the KL, whose gradient is
-0 at the reference. lesson/README.md explains the mathematics, experiments/README.md has what
-we measured.
+Gradients are those at r = 1, before gradient clipping and AdamW, and leave out the KL, whose
+gradient is 0 at the reference. lesson/README.md explains the mathematics, experiments/README.md
+has the measurements.
 """
 import argparse
 import dataclasses
@@ -58,7 +58,7 @@ SKETCH = 2 ** 20     # numbers that are kept of longer ones
 # ---- 1. The gradient of one group ----
 
 def draw_groups(policy, task, cfg, count, seed):
-    """Sample `count` groups, with advantages. Problems are drawn with replacement, so groups
+    """Sample `count` groups and set their advantages. Draws problems with replacement, so groups
     are independent."""
     problems = random.Random(seed).choices(task.train, k=count)
     completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
@@ -69,7 +69,7 @@ def draw_groups(policy, task, cfg, count, seed):
 
 
 def split(group, cfg):
-    """The group in parts that fit into a micro-batch, short completions first."""
+    """Split the group into parts that fit into a micro-batch, short completions first."""
     parts = [[]]
     for c in sorted(group, key=grpo_sg.Completion.length):
         if parts[-1] and (len(parts[-1]) + 1) * c.length() > cfg.tokens_per_micro_batch:
@@ -79,7 +79,7 @@ def split(group, cfg):
 
 
 def advantages_of(batch, cfg):
-    """(B, T): the advantage on tokens that the policy wrote, 0 elsewhere."""
+    """Return (B, T): the advantage on tokens that the policy wrote, 0 elsewhere."""
     A = batch["advantages"][:, None] * batch["mask"]
     if cfg.loss_agg_mode == "seq-mean-token-mean":
         A = A / batch["mask"].sum(1, keepdim=True)
@@ -87,10 +87,10 @@ def advantages_of(batch, cfg):
 
 
 def group_gradients(policy, group, cfg, make_coefficients, sketch=None):
-    """The gradients of sum_t c_t log pi_t over the group's tokens: a row for each c, float32.
+    """Return the gradient of sum_t c_t log pi_t over the group's tokens, a float32 row for each c.
 
-    make_coefficients(logps, batch, completions) returns a list of tensors c, (B, T). One
-    forward pass serves all of them. sketch: a linear map of each gradient, as of make_sketch.
+    make_coefficients(logps, batch, completions) returns a list of tensors c, (B, T), which
+    share one forward pass. sketch: a linear map to apply to each gradient, from make_sketch.
     """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
     policy.model.train(cfg.gradient_checkpointing)
@@ -110,9 +110,9 @@ def group_gradients(policy, group, cfg, make_coefficients, sketch=None):
 
 
 def make_sketch(size, seed=0):
-    """A random map of vectors of `size` numbers to SKETCH, linear, and right in expectation for
-    inner products: each stretch of SKETCH numbers gets random signs and a random rotation, and
-    the stretches are added up."""
+    """Return a random linear map from vectors of `size` numbers to SKETCH numbers that keeps
+    inner products in expectation. It multiplies each stretch of SKETCH numbers by random signs,
+    rotates it by a random shift, and adds the stretches up."""
     generator = torch.Generator().manual_seed(seed)
     signs = 2.0 * torch.randint(2, (SKETCH,), generator=generator) - 1
     stretches = math.ceil(size / SKETCH)
@@ -132,7 +132,7 @@ def make_sketch(size, seed=0):
 # ---- 2. Means and covariances of groups ----
 
 class Sums:
-    """Running sums over groups of gradients g_a, one for each way a of weighting the tokens."""
+    """Sum the gradients g_a of groups, one for each way a of weighting the tokens."""
 
     def __init__(self, ways, size, blocks=BLOCKS):
         self.count = torch.zeros(blocks, dtype=torch.float64)
@@ -150,8 +150,8 @@ class Sums:
             self.own[block] += (gradients @ gradients.T).double()
 
     def moments(self):
-        """[(M, V)], of all groups, then without each block: M[a, b] = <mu_a, mu_b> and
-        V[a, b] = tr Cov(g_a, g_b), unbiased."""
+        """Return [(M, V)] of all groups, then without each block: unbiased estimates of
+        M[a, b] = <mu_a, mu_b> and V[a, b] = tr Cov(g_a, g_b)."""
         count, total = self.count.sum(), self.total.sum(0).double()
         own = self.own.sum(0)
         found = [two_moments(count, total, own)]
@@ -161,14 +161,14 @@ class Sums:
 
 
 def two_moments(K, total, own):
-    """(M, V) of K groups, from their sums."""
+    """Return (M, V) of K groups, from their sums."""
     # The product of two sums has K products of a group with itself, which are left out.
     M = (total @ total.T - own) / (K * (K - 1))
     return M, own / K - M
 
 
 def jackknife(describe, moments):
-    """{name: (value, standard error)} of describe(M, V), a dict of numbers."""
+    """Return {name: (value, standard error)} for each number in the dict describe(M, V)."""
     whole, *parts = [describe(M, V) for M, V in moments]
     B = len(parts)
     found = {}
@@ -182,7 +182,7 @@ def jackknife(describe, moments):
 # ---- 3. What they say ----
 
 def root(x):
-    """The square root; nan below 0, where an unbiased estimate of a square may fall."""
+    """Return the square root; nan below 0, because an unbiased estimate of a square can be."""
     return math.sqrt(x) if x >= 0 else math.nan
 
 
@@ -191,7 +191,7 @@ def ratio(a, b):
 
 
 def signal_kept(M, w, base=0, true=0):
-    """<mu_w, mu> / <mu_base, mu>. base: the same rewards without weights. true: without
+    """Return <mu_w, mu> / <mu_base, mu>. base: the same rewards without weights. true: without
     weights, with clean rewards."""
     return ratio(M[w, true], M[base, true])
 
@@ -201,19 +201,19 @@ def noise_kept(V, w, base=0):
 
 
 def efficiency(M, V, w, n, base=0, true=0):
-    """cos(S_w, mu) / cos(S_base, mu) for sums S of n groups."""
+    """Return cos(S_w, mu) / cos(S_base, mu) for sums S of n groups."""
     length = root(ratio(M[w, w] + V[w, w] / n, M[base, base] + V[base, base] / n))
     return ratio(signal_kept(M, w, base, true), length)
 
 
 def cos_of_sums(M, V, a, b, n):
-    """Between the sums of g_a and of g_b over the same n groups."""
+    """Return the cosine between the sums of g_a and of g_b over the same n groups."""
     lengths = (n * M[a, a] + V[a, a]) * (n * M[b, b] + V[b, b])
     return ratio(n * M[a, b] + V[a, b], root(lengths))
 
 
 def cos_of_reruns(M, V, n):
-    """Between the sums of g over n groups and over n others."""
+    """Return the cosine between the sums of g over n groups and over n other groups."""
     return ratio(n * M[0, 0], n * M[0, 0] + V[0, 0])
 
 
@@ -223,29 +223,29 @@ def degrees(cos):
 
 
 def yardstick(low, high):
-    """The least cosine between sum of g_t and sum of w_t g_t with weights from low to high,
-    if the g_t are orthogonal: 2 sqrt(L U) / (L + U), by Kantorovich's inequality. Equality
-    holds where the tokens of weight L have U / (L + U) of the sum of squared norms and those
-    of weight U the rest. Tokens whose gradients are not orthogonal may cancel, and the angle
-    may then be larger."""
+    """Return the smallest cosine between sum g_t and sum w_t g_t for weights from low (L) to high
+    (U), if the g_t are orthogonal: 2 sqrt(L U) / (L + U), by Kantorovich's inequality. Equality
+    holds if the tokens of weight L have U / (L + U) of the sum of squared norms, and those of
+    weight U have the rest. Gradients that are not orthogonal may cancel; then the angle can be
+    larger."""
     return 2 * math.sqrt(low * high) / (low + high)
 
 
 def find_range(cfg):
-    """(least, greatest) weight of any token; weights are monotone in pi."""
+    """Return the smallest and largest weight a token can have; weights are monotone in pi."""
     return [float(w) for w in grpo_sg.weigh(torch.tensor([0.0, 1.0]).log(), cfg)]
 
 
 # ---- 4. The look ----
 
 def weigh_unlikely(logps, cfg):
-    """1 for tokens with pi < 1/3, 0 for others."""
+    """Return 1 for tokens with pi < 1/3, 0 for others."""
     return (logps.detach() < math.log(1/3)).float()
 
 
 def measure(policy, groups, cfg):
-    """(Sums with the ways GRPO, the weight, unlikely tokens only; tokens, and how many of them
-    are unlikely, of groups with a learning signal)."""
+    """Compute the gradients of all groups. Returns (Sums for GRPO, the weight, and unlikely
+    tokens only; the number of tokens in groups with a learning signal; how many are unlikely)."""
     size = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     sketch = make_sketch(size) if size > EXACT else None
     sums = Sums(3, min(size, SKETCH) if sketch else size)
@@ -284,7 +284,7 @@ def groups_per_update(cfg):
 
 
 def expect(found, groups):
-    """One sentence: what the efficiency says about training now."""
+    """Say in one sentence what the efficiency means for training now."""
     value, error = found["efficiency"]
     length, length_error = found["length"]
     later = "this changes as training goes on, so look again at a checkpoint"
@@ -331,8 +331,8 @@ def tell(found, counts, cfg, groups, sketched=False):
 
 
 def read_arguments(argv):
-    """(--groups, the Config of the other flags). A first argument that ends in .py is a script
-    with a task, which is run up to its grpo_sg.main."""
+    """Return (--groups, the Config of the other flags). A first argument that ends in .py is a
+    script with a task; it runs up to its grpo_sg.main."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--groups", type=int, default=256)
     known, rest = parser.parse_known_args(argv)
@@ -349,7 +349,7 @@ def read_arguments(argv):
 
 
 def start(cfg):
-    """(policy, task), with a tiny model that has been trained on worked solutions."""
+    """Return (policy, task). A tiny model that is not pretrained first gets a warm-up."""
     policy, task, _ = cli.load(cfg)
     if not (cfg.model or cfg.resume or tiny.find_pretrained(cfg)):
         tiny.warm_up(policy, task, cfg)
@@ -357,7 +357,7 @@ def start(cfg):
 
 
 def look(policy, task, cfg, count):
-    """The lines that are printed. Raises UserError if no group has a learning signal."""
+    """Return the lines to print. Raises UserError if no group has a learning signal."""
     groups = draw_groups(policy, task, cfg, count, seed=cfg.seed * 1_000_003)
     if not any(c.advantage for group in groups for c in group):
         raise program.UserError(

@@ -146,7 +146,7 @@ MUTANTS = {
         ("the next token", "right=True)", "right=True) + 1"),
         ("u ignored", "u * total", "torch.rand(len(u), 1) * total"),
         ("u turned around", "u * total", "(1 - u) * total"),
-        ("always the likeliest", "temperature == 0", "True"),
+        ("always the most likely", "temperature == 0", "True"),
         ("no float32", ".float()", ""),
         ("(B,)", "u * total, right=True)", "u * total, right=True)[:, 0]"),
     ],
@@ -254,7 +254,7 @@ EQUIVALENT = [
 
 
 class FirstFailure:
-    """Notes the first test that fails, and the first line of what it says."""
+    """Keep the name of the first test that fails, and the first line of its message."""
     test, message = None, None
 
     def pytest_runtest_logreport(self, report):
@@ -264,7 +264,7 @@ class FirstFailure:
 
 
 def mutate(function, old, new):
-    """Return answers.py as a module, with a replacement in one of its functions."""
+    """Return answers.py as a module, with old replaced by new in one of its functions."""
     start = CODE.index(f"def {function}(")
     before, (body, *after) = CODE[:start], CODE[start:].split("\n\n\n")
     if body.count(old) != 1:
@@ -276,8 +276,8 @@ def mutate(function, old, new):
 
 
 def find_failure(function, module):
-    """Return the first test that fails for the module, and its message: (None, None) if none does.
-    Tests of the function and of those below it are run, in their order."""
+    """Return (test, message) of the first test that fails for the module, or (None, None).
+    Runs the tests of the function and of those below it, in their order."""
     sections = progress.read_sections()
     names = list(sections)
     chosen = []

@@ -21,19 +21,19 @@ BOOK = {name: str(RNG.randrange(100, 1000)) for name in NAMES}
 
 
 def answer_calls(texts):
-    """The tool: each text is all that the policy wrote so far, and ends with a call."""
+    """Answer the calls: each text is all that the policy wrote so far, and ends with a call."""
     names = [text.removesuffix("?")[-3:] for text in texts]
     return [f"{BOOK.get(name, 'none')}=" for name in names]
 
 
 def verify(response, answer):
-    """Grade the policy's own text, without the tool's: "bca?417", or "417" if it guessed."""
+    """Grade what the policy wrote, without the tool's answer: "bca?417", or "417" if it guessed."""
     number = response.rpartition("?")[2]
     return tasks.Verdict(correct=number == answer, formatted=len(number) == 3 and number.isdigit())
 
 
 def reward(completion):
-    """Partial credit: the share of right digits. A call costs a little."""
+    """Return partial credit: the fraction of right digits minus 0.1 per call; -1 if badly formed."""
     if not completion.formatted:
         return -1.0
     number = completion.response.rpartition("?")[2]

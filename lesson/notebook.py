@@ -16,12 +16,12 @@ from xml.sax.saxutils import escape
 
 LADDER = pathlib.Path(__file__).with_name("ladder.py")
 NOTEBOOK = LADDER.with_suffix(".ipynb")
-COLOURS = {"1": "#999999", "2": "#999999", "3": "#999999", "4": "#c0392b", "5": "#1f6fb2",
-           "6": "#6a9a3b", "7": "#d98200", "8": "#d98200"}  # by a rung's first figure
+COLORS = {"1": "#999999", "2": "#999999", "3": "#999999", "4": "#c0392b", "5": "#1f6fb2",
+          "6": "#6a9a3b", "7": "#d98200", "8": "#d98200"}  # by a rung's first figure
 
 
 class Picture(str):
-    """An SVG, which a notebook shows as such."""
+    """Hold an SVG that a notebook displays."""
 
     def _repr_svg_(self):
         return str(self)
@@ -31,7 +31,7 @@ class Picture(str):
 
 
 def draw(curves, width=470, height=300):
-    """A figure of curves, {title: the mean reward of each step}, as a Picture."""
+    """Plot curves, {title: the mean reward of each step}, as a Picture."""
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12" '
              f'viewBox="0 0 {width + 270} {height + 40}">',
              '<rect width="100%" height="100%" fill="white"/>']
@@ -42,17 +42,17 @@ def draw(curves, width=470, height=300):
     parts.append(f'<text x="{width / 2:g}" y="{height + 32}">step: 1 to 30</text>')
     label = 0.0  # where the last label is: the next one is below it
     for title, curve in sorted(curves.items(), key=final_reward, reverse=True):
-        colour = COLOURS[title[0]]
+        color = COLORS[title[0]]
         stride = (width - 40) / (len(curve) - 1)
         points = []
         for step, reward in enumerate(curve):
             points.append(f"{40 + step * stride:.1f},{10 + (1 - reward) * height:.1f}")
         y = 10 + (1 - curve[-1]) * height
         label = max(y + 4, label + 15)
-        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
+        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" '
                      f'stroke-width="1.5"/><line x1="{width}" x2="{width + 14}" y1="{y:.1f}" '
-                     f'y2="{label - 4:.1f}" stroke="{colour}" stroke-width="0.5"/>'
-                     f'<text x="{width + 18}" y="{label:.1f}" fill="{colour}">'
+                     f'y2="{label - 4:.1f}" stroke="{color}" stroke-width="0.5"/>'
+                     f'<text x="{width + 18}" y="{label:.1f}" fill="{color}">'
                      f'{escape(title)}</text>')
     return Picture("\n".join([*parts, "</svg>"]))
 
@@ -63,7 +63,7 @@ def final_reward(item):
 
 
 def split(program):
-    """[(kind, text), ...] of a program: kind is "markdown" or "code"."""
+    """Split a program into cells, [(kind, text), ...]: kind is "markdown" or "code"."""
     preface, *chunks = re.split(r"^# %% ?", program, flags=re.M)
     cells = [("markdown", ast.get_docstring(ast.parse(preface)))]
     for chunk in chunks:
@@ -83,7 +83,7 @@ def uncomment(lines):
 
 
 def run_cell(code, names):
-    """Run a cell in the dictionary `names`. Returns its outputs, as a notebook has them."""
+    """Run a cell in the dictionary `names`. Returns its outputs in the notebook's format."""
     tree = ast.parse(code)
     last = None
     if isinstance(tree.body[-1], ast.Expr):  # its value is shown
@@ -105,7 +105,7 @@ def run_cell(code, names):
 
 
 def make(program):
-    """The notebook of a program, as what its JSON holds."""
+    """Build the notebook of a program, as a dictionary to write as JSON."""
     cells = []
     names = {"__name__": "__main__"}
     for kind, text in split(program):

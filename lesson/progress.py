@@ -1,4 +1,4 @@
-"""Grade the exercises: run the lesson's tests on a module's functions. Has the hints, too."""
+"""Grade the exercises: run the lesson's tests on a module's functions, and give hints."""
 import argparse
 import os
 import pathlib
@@ -38,7 +38,7 @@ HINTS = {
 
 
 def read_sections():
-    """Return {function: names of its tests}, by the headings of test_grpo_sg.py's first part."""
+    """Return {function: names of its tests}, from the headings of test_grpo_sg.py's first part."""
     text = (ROOT / "test_grpo_sg.py").read_text(encoding="utf-8")
     lesson = text.split("\nLESSON = ")[0]
     sections = {}
@@ -49,7 +49,7 @@ def read_sections():
 
 
 def run_tests(module):
-    """Return what pytest prints for the lesson's tests on the functions of the module."""
+    """Run the lesson's tests on the functions of the module. Returns what pytest prints."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
                "test_grpo_sg.py"]
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
@@ -60,8 +60,8 @@ def run_tests(module):
 
 
 def judge(output):
-    """Return (functions whose tests all passed, the others: [name, number of tests that passed,
-    number of tests, name and message of the first that failed])."""
+    """Return the names of functions whose tests all passed, and for each other function [name,
+    number of tests that passed, number of tests, name and message of the first that failed]."""
     verdicts = re.findall(r"^(PASSED|FAILED|ERROR) test_grpo_sg.py::(\w+)(.*)$", output, re.M)
     done, others = [], []
     for name, tests in read_sections().items():

@@ -33,7 +33,7 @@ TRUNCATED_AT = 2.0
 
 
 def objective_of(r, logps, A, low, high, factor):
-    """(B, T): the clipped objective, with r as a factor of its gradient or without."""
+    """Return the clipped objective (B, T), with or without r as a factor of its gradient."""
     clipped = r.clamp(1 - low, 1 + high) * A
     if factor:
         return torch.minimum(r * A, clipped)
@@ -50,7 +50,7 @@ def rewards_of(prompts, completions):
 
 
 def to_tensors(prompts, completions):
-    """ids and mask (B, T) of P prompts and their P * G completions."""
+    """Return ids and mask (B, T) of P prompts and their P * G completions."""
     ids, mask = [], []
     for i, tokens in enumerate(completions):
         prompt = prompts[i // G]
@@ -63,11 +63,11 @@ def train(seed, *, factor=True, low=0.2, high=0.2, updates=4, lag=0, temperature
           truncated=False, distances=None):
     """Train a new model. Returns the mean reward of the last five steps.
 
-    lag: sample completions with the policy of this many steps ago, and take r relative to it.
-    temperature: of sampling only; log-probabilities and r are at temperature 1. truncated:
-    multiply each token by min(pi / mu, 2), where mu is its probability when sampled. distances:
-    a list that gets r - 1 of the tokens that still have a gradient, except in first updates,
-    where r is 1.
+    lag: sample completions with the policy of this many steps ago, and compute r relative to
+    it. temperature: of sampling only; log-probabilities and r are at temperature 1.
+    truncated: multiply each token by min(pi / mu, 2), where mu is its probability when sampled.
+    distances: a list to which r - 1 is appended for each token that still has a gradient,
+    except in first updates, where r is 1.
     """
     torch.manual_seed(seed)
     model = new_model()
@@ -105,7 +105,7 @@ def train(seed, *, factor=True, low=0.2, high=0.2, updates=4, lag=0, temperature
 
 
 def compare(title, seeds, first, second, **setting):
-    """Print both means and their paired difference. first, second: choices of train."""
+    """Print both means and their paired difference. first, second: arguments of train."""
     rows = []
     for seed in tqdm(seeds, title, leave=False, delay=3):
         rows.append([train(seed, **setting, **first), train(seed, **setting, **second)])

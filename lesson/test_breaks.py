@@ -78,7 +78,7 @@ def test_each_run_has_only_its_own_mistake(monkeypatch, capsys):
                        told, re.M)
     assert [name for name, *_ in lines] == list(breaks.BREAKS)
     assert "minus right" not in lines[0][2]
-    assert all(re.search(r"minus right [+-]\d\.\d+ \+- \d\.\d+$", rest) for *_, rest in lines[1:])
+    assert all(re.search(r"minus right [+-]\d\.\d+ ± \d\.\d+$", rest) for *_, rest in lines[1:])
     assert "inside: eight seeds gave -0.152 [-0.196, -0.108]" in told
     assert grpo_sg.grpo_sg_loss is breaks.right_loss and grpo_sg.make_batch is breaks.right_batch
     assert grpo_sg.compute_logps is breaks.right_logps

@@ -55,7 +55,7 @@ method's best of three on 20 other seeds
 # ---- The toy ----
 
 def start_of(setting):
-    """(T, V): log pi of each word at each token, before training."""
+    """Return (T, V): log pi of each word at each token, before training."""
     pi = torch.full((T, V), 1 / V)
     if setting == "slips":
         pi[-1] = 0.05 / (V - 2)
@@ -69,13 +69,13 @@ def start_of(setting):
 
 
 def features_of(seed):
-    """(T, V, D), random: each seed is a toy of its own."""
+    """Return random features (T, V, D): each seed is a different toy."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(T, V, D, generator=generator) / math.sqrt(D)
 
 
 def weights_of(arm, logps):
-    """The weight of each word: logps and result are (..., T, V)."""
+    """Return the weight of each word: logps and result are (..., T, V)."""
     if arm == "GRPO":
         return torch.ones_like(logps)
     w = token_weights(logps)
@@ -89,9 +89,9 @@ def weights_of(arm, logps):
 # ---- Signal and noise at the start, exactly ----
 
 def signal_and_noise(setting, arm, seed):
-    """(mu, trace of Sigma): the mean of one group's gradient, (D,), and its total variance.
+    """Return mu (D,) and the trace of Sigma: the mean and total variance of a group's gradient.
 
-    Nothing is sampled. A group is known by its number k of right completions. Given k,
+    Nothing is sampled. Sums over k, a group's number of right completions. Given k,
     filler words are independent of the rewards. Their mean cancels because a group's
     advantages sum to 0, and their variance remains: filler is pure noise.
     """
@@ -120,12 +120,12 @@ def signal_and_noise(setting, arm, seed):
 
 
 def cosine(mu_w, noise_w, mu, n):
-    """About the cosine between an update of n groups and the true gradient mu."""
+    """Approximate the cosine between an update of n groups and the true gradient mu."""
     return mu_w @ mu / (mu.norm() * (mu_w @ mu_w + noise_w / n).sqrt())
 
 
 def compare_at_start(setting, arm, seed):
-    """[signal kept, noise kept, efficiency with 1, 8, and 64 groups in an update]."""
+    """Return [signal kept, noise kept, efficiency with 1, 8, and 64 groups in an update]."""
     mu, noise = signal_and_noise(setting, "GRPO", seed)
     mu_w, noise_w = signal_and_noise(setting, arm, seed)
     row = [mu_w @ mu / (mu @ mu), (noise_w / noise).sqrt()]
@@ -137,10 +137,10 @@ def compare_at_start(setting, arm, seed):
 # ---- Training: one group in each update ----
 
 def train(setting, arm, rate, seeds, steps=STEPS):
-    """(seeds, steps + 1): the exact chance of the right word before and after each update.
+    """Return (seeds, steps + 1): the exact accuracy before and after each update.
 
-    Each seed has its own theta, so one backward pass gives each its own gradient. Equal
-    seeds have equal features and random numbers with every arm: they are pairs.
+    Each seed has its own theta, so one backward pass computes all gradients. A seed has the
+    same features and random numbers in every arm, so differences can be paired.
     """
     base, features = start_of(setting), torch.stack([features_of(s) for s in seeds])
     theta = torch.zeros(len(seeds), D, requires_grad=True)
@@ -169,13 +169,13 @@ def train(setting, arm, rate, seeds, steps=STEPS):
 
 
 def best_rate(setting, arm):
-    """The learning rate with the highest mean accuracy over steps and tuning seeds."""
+    """Return the learning rate with the highest mean accuracy over steps and tuning seeds."""
     means = [train(setting, arm, rate, TUNING_SEEDS).mean() for rate in RATES]
     return RATES[torch.stack(means).argmax()]
 
 
 def confidence_interval(differences):
-    """(mean, low, high): 95%, of paired differences."""
+    """Return (mean, low, high): the mean of paired differences and its 95% interval."""
     mean = differences.mean()
     half = 1.96 * differences.std() / math.sqrt(len(differences))
     return mean.item(), (mean - half).item(), (mean + half).item()

@@ -42,8 +42,8 @@ def of_any_letters(word, letters):
 
 
 def my_reward(completion):
-    """Your turn: change this until the policy learns to sort. As in the first reward, a
-    well-formed word has the five given letters, in any order."""
+    """Return the reward. Your turn: change it until the policy learns to sort. As in the first
+    reward, a well-formed word has the five given letters, in any order."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
@@ -61,7 +61,7 @@ def make_problem(letters):
 
 
 def sort_task(well_formed, reward, seed):
-    """The task, whose problems are the same for each reward."""
+    """Build the task; its problems depend only on the seed, not on the reward."""
     rng = random.Random(seed)
     words = set()
     while len(words) < 3000:
@@ -79,7 +79,7 @@ def sort_task(well_formed, reward, seed):
 
 
 def train(name, seed, steps):
-    """A run of grpo_sg.py with the reward of that name. Returns the run's folder."""
+    """Run grpo_sg.py with the reward of that name. Returns the run's folder."""
     os.makedirs("runs", exist_ok=True)
     out = tempfile.mkdtemp(prefix=f"sort-{name.replace(' ', '-')}-", dir="runs")
 
@@ -98,7 +98,7 @@ def read_rows(out, name):
 
 
 def tell(name, out):
-    """Print what was paid, how much is right, and what is written now."""
+    """Print the reward and the accuracy, before and after, and completions that changed."""
     metrics = read_rows(out, "metrics.jsonl")
     rewards = [row["reward"] for row in metrics if "reward" in row]
     right = [row["eval/avg@4"] for row in metrics if "eval/avg@4" in row]
