@@ -823,11 +823,11 @@ def split_groups(completions, n):
 
 
 def summarize(updates):
-    """Summarize what `learn` returns: grad_norm, the largest norm before clipping (0:
-    nothing was trained on, or no update was finite); skipped, the number of updates that
-    were not finite; loss, the mean over updates; and the loss's statistics, means over
-    what was trained on. Statistics are None if there was no update, or if a value is not
-    finite."""
+    """Summarize what `learn` returns: grad_norm, the largest norm before gradient
+    clipping (0: nothing was trained on, or no update was finite); skipped, the number of
+    updates that were not finite; loss, the mean over updates; and the loss's statistics,
+    means over what was trained on. Statistics are None if there was no update, or if a value
+    is not finite."""
     norms = []
     for found in updates:
         if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     answer: object
     # worked text that ends in the answer: the warm-up trains the tiny model on it
     solution: str = ""
-    # a text with a bad habit, also for the warm-up: RL can teach that it earns less
+    # a solution with a bad habit, also for the warm-up: RL can teach that it earns less
     shortcut: str = ""
     meaning: int = 0    # equal for problems that differ only in wording
     # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
@@ -134,13 +134,13 @@ RULES = {
 
 
 def check_problem(owner, problem):
-    """Raise UserError unless this is a Problem with texts."""
+    """Raise UserError unless this is a Problem whose texts are strings."""
     if not isinstance(problem, Problem):
         raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
     texts = (problem.question, problem.solution, problem.shortcut)
     if not problem.question or not all(map(is_text, texts)):
         raise UserError(f"{owner} has {problem!r:.60}: question, solution and shortcut must "
-                        "be text, and the question must not be empty")
+                        "be strings, and the question must not be empty")
 
 
 def check_held_out(owner, task):

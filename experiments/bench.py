@@ -64,7 +64,7 @@ def draw_prompts(words, count=P):
 
 
 def compare(name, sides, rounds):
-    """Print and return the ratio of each side's seconds, or seconds a token, to those of "ours".
+    """Print and return the ratio of each side's seconds, or seconds per token, to those of "ours".
     The sides are functions that return {"seconds", perhaps "tokens"}, and take turns. The first
     round is a warm-up."""
     runs = {side: [] for side in sides}
@@ -121,7 +121,7 @@ def time_sampling(draw, *given):
 
 
 def bench_sampling(rounds):
-    """Compare grpo_sg.sample with model.generate and generate_batch, in seconds a token, with the
+    """Compare grpo_sg.sample with model.generate and generate_batch, in seconds per token, with the
     same model, prompts and distribution of lengths. Padding after a row's end is not counted."""
     results = {}
     for name, words in SIZES.items():
@@ -232,13 +232,13 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
 
 
 def bench_step(rounds):
-    """Compare the seconds a token of a whole step, on 8 x 8 long-tailed completions, with TRL's
+    """Compare the seconds per token of a whole step, on 8 x 8 long-tailed completions, with TRL's
     GRPOTrainer. Equal: model, tokenizer, prompts, updates, precision, distribution of lengths
-    (halved), optimizer, loss, no checkpointing. TRL has 8 rows a micro-batch, like ours on
+    (halved), optimizer, loss, no checkpointing. TRL has 8 rows per micro-batch, like ours on
     average, or an update in one batch. Different: TRL computes the entropy and logs more; ours
     weights tokens, and skips groups of equal rewards (1 in 128 by chance)."""
     words = SIZES["2,048 words"]
-    letters = [chr(0x4E00 + i) for i in range(words)]  # each a token; the first two have no use
+    letters = [chr(0x4E00 + i) for i in range(words)]  # a token each; the first two have no use
     problems = []
     for prompt in draw_prompts(words):
         problems.append(tasks.Problem("".join(letters[i] for i in prompt), None))

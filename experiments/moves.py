@@ -96,7 +96,7 @@ def update_with_sgd(policy, completions, cfg, weighs, length=None, rate=None):
     return used
 
 
-# ---- Which tokens became likelier ----
+# ---- Which tokens became more likely ----
 
 def count_moves(policy, completions, cfg, old):
     """Return one dict for each bin of pi and sign of A."""
@@ -172,7 +172,7 @@ def show(rows):
         task, steps, optimizer, low, high, sign = key
         tokens = statistics.fmean(each["tokens"] for each in arms["GRPO"].values())
         print(f"{task}, {steps} steps, {optimizer}, {low:.3g} <= pi < {high:.4g}, "
-              f"A {'> 0' if sign > 0 else '< 0'}, {tokens:.0f} tokens a seed")
+              f"A {'> 0' if sign > 0 else '< 0'}, {tokens:.0f} tokens per seed")
         for arm, here in arms.items():
             values = {seed: each["share"] for seed, each in here.items()}
             line = f"    {angle.PRINTED.get(arm, arm)}: "

@@ -371,7 +371,7 @@ def values_of(rows):
 
 
 def likelier():
-    """Count where tokens with a positive advantage became likelier after one AdamW update. A
+    """Count where tokens with a positive advantage became more likely after one AdamW update. A
     cell is a task at a point of training, and a bin of pi."""
     below, sides, least = 0, {arm: [] for arm in ("GRPO-SG", "AR", "Lopti")}, []
     cells = [each for (_, _, optimizer, _, _, sign), each in moves.shares(read("moves")).items()
@@ -450,7 +450,7 @@ def bench():
              [update[words] for words in both], "naive"),
             ("update, against the full log-softmax in one batch",
              [update[words] for words in both], "naive, one batch"),
-            ("a whole step against TRL 1.16 with 8 rows a micro-batch", step, "TRL, 8 rows"),
+            ("a whole step against TRL 1.16 with 8 rows per micro-batch", step, "TRL, 8 rows"),
             ("a whole step against TRL 1.16 with an update in one batch", step,
              "TRL, one batch")):
         cells = []
@@ -460,7 +460,7 @@ def bench():
             cells.append(text.format(*ratios) if ratios else "not measured")
         if set(cells) != {"not measured"}:
             lines.append([label, *cells, ""][:3])
-    head = ["their time / ours (sampling, steps: a token)", "vocabulary 2,048", "151,936"]
+    head = ["their time / ours (sampling, steps: per token)", "vocabulary 2,048", "151,936"]
     yield "bench: table", table(head, lines)
 
 

@@ -307,7 +307,7 @@ def choose_rates(name, results):
 # ---- A run ----
 
 def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.describe_step):
-    """Return a step's row, with the norms of all its updates, before clipping."""
+    """Return a step's row, with the norms of all its updates, before gradient clipping."""
     norms = [update["norm"] for update in updates]
     row = describe(completions, updates, *given)
     return {**row, "norms": [norm for norm in norms if math.isfinite(norm)]}

@@ -243,7 +243,7 @@ def write_rows(folder, monkeypatch, name, rows):
     monkeypatch.setattr(analysis, "RESULTS", folder)
 
 
-def test_which_tokens_got_likelier(tmp_path, monkeypatch):
+def test_which_tokens_got_more_likely(tmp_path, monkeypatch):
     """Three seeds at two points. Below 1/3 GRPO's shares are .2, .3 and .4 at the warm start,
     whose interval is .3 +- 4.303 * .1 / sqrt(3), up to .548; and .1, .2 and .3 after 30 steps,
     up to .448. There Lopti's are higher by .1 each time. All others are GRPO's."""

@@ -182,11 +182,11 @@ MUTANTS = {
          "        loss.backward()\n        optimizer.zero_grad()\n"),
         ("no step", "        optimizer.step()\n", ""),
         ("one step for all minibatches", "        optimizer.step()\n", "    optimizer.step()\n"),
-        ("the gradient not cut", "        torch.nn.utils.clip_grad_norm_"
+        ("no gradient clipping", "        torch.nn.utils.clip_grad_norm_"
          "(policy.model.parameters(), 1.0)\n", ""),
-        ("cut to another norm", "parameters(), 1.0)", "parameters(), 0.5)"),
-        ("cut by value", "clip_grad_norm_", "clip_grad_value_"),
-        ("the gradient of each parameter cut", "torch.nn.utils.clip_grad_norm_"
+        ("gradient clipping to another norm", "parameters(), 1.0)", "parameters(), 0.5)"),
+        ("gradient clipping by value", "clip_grad_norm_", "clip_grad_value_"),
+        ("gradient clipping for each parameter", "torch.nn.utils.clip_grad_norm_"
          "(policy.model.parameters(), 1.0)", "[torch.nn.utils.clip_grad_norm_([p], 1.0) "
          "for p in policy.model.parameters()]"),
         ("clip_low ignored", "clip_low=cfg.clip_low, ", ""),

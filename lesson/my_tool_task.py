@@ -33,7 +33,7 @@ def verify(response, answer):
 
 
 def reward(completion):
-    """Return partial credit: the fraction of right digits minus 0.1 per call; -1 if badly formed."""
+    """Return partial credit: the fraction of right digits, minus 0.1 per call."""
     if not completion.formatted:
         return -1.0
     number = completion.response.rpartition("?")[2]

@@ -41,7 +41,7 @@ def test_the_columns(tmp_path, monkeypatch, capsys):
         most = abs(wA) * math.sqrt(2) * (1 - pi)
         assert least - 0.02 < size < most + 0.02
         gained += A * (after - pi)
-    assert len(rows) > 2 and gained > 0  # the good got likelier, the bad less likely
+    assert len(rows) > 2 and gained > 0  # good tokens got more likely, bad ones less
 
 
 def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):

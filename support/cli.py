@@ -177,7 +177,7 @@ def check_value(name, value):
     kind = typing.get_args(FIELDS[name])[0]
     least = LEAST.get(name)
     words = f"{least} or more" if least is not None else "above 0"
-    allowed = {bool: "True or False", str: "text", int: f"a whole number, {words}, up to 1e9",
+    allowed = {bool: "True or False", str: "a string", int: f"a whole number, {words}, up to 1e9",
                float: f"a number, {words}, up to 1e9",
                list[int]: "a list of whole numbers above 0"}.get(kind)
     if typing.get_origin(kind) is typing.Literal:

@@ -22,7 +22,7 @@ MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
 # --data -> the set to test on
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
-# An example line of a file. The answer may be text, a number, or a list of these.
+# An example line of a file. The answer may be a string, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
 
 
@@ -153,10 +153,10 @@ def read_line(line, example, where):
                         f"{hint}") from None
     golds = golds if isinstance(golds, list) else [golds]
     if any(type(gold) in (bool, dict, list) for gold in golds):
-        raise UserError(f"{where}: an answer must be text, a number or a list of these, not "
+        raise UserError(f"{where}: an answer must be a string, a number or a list of these, not "
                         f"{golds!r:.60}")
     if passages and not isinstance(passages[0], list):
-        raise UserError(f"{where}: passages must be a list of texts, not {passages[0]!r:.60}")
+        raise UserError(f"{where}: passages must be a list of strings, not {passages[0]!r:.60}")
     golds = ["" if gold is None else str(gold) for gold in golds]
     for text in [question, *golds, *(passages[0] if passages else [])]:
         if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):

@@ -55,7 +55,7 @@ def test_a_wrong_flag_is_refused_in_one_line(argv, message):
 
 @pytest.mark.parametrize("given, message", [
     (dict(group_size=1), "2 or more"), (dict(lr="1e-4"), "--lr must be a number.* not '1e-4'"),
-    (dict(model=None), "--model must be text, not None"), (dict(steps=None), "not None"),
+    (dict(model=None), "--model must be a string, not None"), (dict(steps=None), "not None"),
     (dict(people=3), "a list of whole numbers"), (dict(shaping="magic"), "one of sg, none, ar"),
     (dict(learning_rate=1), "mean --lr"), (dict(eval_only=1), "True or False")])
 def test_a_scripts_settings_are_checked(given, message):

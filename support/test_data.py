@@ -127,7 +127,7 @@ def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
     (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
     (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give only the final answer"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
-    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of texts, not 'x'"),
+    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of strings, not 'x'"),
     (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is not valid text")])
 def test_a_bad_line_is_named(line, why, tmp_path):
     example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE

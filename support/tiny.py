@@ -2,7 +2,7 @@
 supervised warm-up (SFT), which replaces pretraining. `python -m experiments.pretrain` made
 the pretrained tiny models in support/pretrained/.
 
-The problems of a task need a `solution`, and may have a `shortcut`, a text with a bad
+The problems of a task need a `solution`, and may have a `shortcut`, a solution with a bad
 habit for RL to unlearn.
 """
 import json

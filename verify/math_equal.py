@@ -203,7 +203,7 @@ UNIT = re.compile(
 
 
 def math_tokens(text):
-    """Cut a text into numbers, letters, commands, signs, subscripts, and "words" in
+    """Cut a string into numbers, letters, commands, signs, subscripts, and "words" in
     double quotes."""
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)

@@ -53,7 +53,7 @@ def main(train, valid, *argv):
         rows = []
         for i, problem in enumerate(getattr(task, split)):
             longest = max(longest, len(encode(tokenizer, task, problem, cfg).prompt))
-            # verl requires a text here; the agent loop builds the real prompt.
+            # verl requires a string here; the agent loop builds the real prompt.
             rows.append({
                 "data_source": task.name,
                 "prompt": [{"role": "user", "content": problem.question}],

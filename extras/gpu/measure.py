@@ -41,7 +41,7 @@ PROMPT = list(range(4, 54))
 NEW = 64 if GPU else 12  # tokens of a completion where its length does not matter
 MUST_BE_EQUAL = {  # row of the table -> what it means if measured differs from computed
     "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
-    "bytes that a call of the recorded sampler leaves": "the recorded sampler leaks memory",
+    "bytes that a call of the CUDA-graph sampler leaves": "the CUDA-graph sampler leaks memory",
     "kl of two updates, lr 0": "log-probabilities change without learning",
     "clip_frac of two updates, lr 0": "log-probabilities change without learning"}
 STOPPED = [program.exit_status(name) for name in ("SIGINT", "SIGTERM")]
@@ -129,7 +129,7 @@ def measure_speed(model, many, lengths):
     for columns in lengths:
         for rows in many:
             computed = 1000 * seconds.decode(model.config, CARD, rows, columns)
-            name = f"ms a decode step, {rows} rows, {columns} columns"
+            name = f"ms per decode step, {rows} rows, {columns} columns"
             tell(f"{name}, plain", milliseconds(model, "plain", rows, columns))
             tell(f"{name}, recorded", milliseconds(model, "recorded", rows, columns), computed)
 
@@ -145,7 +145,7 @@ def measure_recording(model, rows):
 def measure_attention(model):
     for allowed in (True, False):  # a run turns it off
         torch.backends.cuda.enable_cudnn_sdp(allowed)
-        name = "ms a decode step, 8 rows, plain, cuDNN's attention"
+        name = "ms per decode step, 8 rows, plain, cuDNN's attention"
         tell(f"{name} {'on' if allowed else 'off'}", milliseconds(model, "plain", 8, 77))
 
 
@@ -174,7 +174,7 @@ def measure_leak(model, cfg):
     draw(model, "recorded", [PROMPT], cfg.sample_batch, 40)
     left = torch.cuda.memory_allocated() - before if GPU else None
     gc.enable()
-    tell("bytes that a call of the recorded sampler leaves", left, 0)
+    tell("bytes that a call of the CUDA-graph sampler leaves", left, 0)
 
 
 def measure_memory(model, cfg):
@@ -278,7 +278,7 @@ def explain():
         if row and row["measured"] is not None:
             right = row["measured"] == row["computed"]
             lines.append(f"right: {name}" if right else f"WRONG: {name}: {otherwise}")
-    for unit in ("ms a decode step", "seconds of", "GB"):
+    for unit in ("ms per decode step", "seconds of", "GB"):
         rows = [row for name, row in found.items() if unit in name]
         ratios = [row["measured"] / row["computed"] for row in rows
                   if row["measured"] is not None and row["computed"]]
@@ -297,7 +297,7 @@ def explain():
     if all(distances):
         usual, recorded = (each["measured"] for each in distances)
         right = recorded <= 2 * usual + 1e-6
-        lines.append("right: the recorded sampler is as close to the trainer as the plain one"
+        lines.append("right: the CUDA-graph sampler is as close to the trainer as the plain one"
                      if right else "WRONG: recorded steps are far off: use --sampler plain")
     return lines
 

@@ -49,14 +49,14 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     copies = 0 if float32 else 2 * trunk  # the linear layers' parameters in bfloat16
     fixed = parameters + moments
     length = prompt + new
-    cache = 2 * size * K  # bytes a token and layer: a key and a value
+    cache = 2 * size * K  # bytes per token and layer: a key and a value
     # The worst case is an evaluation, in which every row has a different prompt.
     read = min(rows * prompt, max(READ, prompt)) * (3 * size * inner + 16 * H)
     prefill = read + rows * prompt * cache * L + 4 * V * rows
     # Also the copy of a layer as it grows, or the logits, their softmax, and its sums.
     decode = rows * length * cache * L + rows * max(length * cache, 12 * V)
     tokens = max(tokens, length)  # a longer row forms its own micro-batch
-    # What autograd saves, in bytes a token; in float32 also the repeated keys and values.
+    # What autograd saves, in bytes per token; in float32 also the repeated keys and values.
     layer = 4 * size * inner + (44 if float32 else 30) * H + cache
     # Float32; at the backward pass's peak also their softmax, and two gradients.
     logits = 4 * V * tokens

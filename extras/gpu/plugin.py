@@ -10,7 +10,7 @@ def equip(policy, cfg, prompt):
 
     Args:
         policy: its AdamW keeps averages in host memory if cfg.offload is set. Its sampler
-            becomes the recorded one if cfg.sampler is "auto" and a test on `prompt` succeeds.
+            becomes the CUDA-graph sampler if cfg.sampler is "auto" and a test on `prompt` succeeds.
         prompt: token ids of any problem.
 
     Raises:

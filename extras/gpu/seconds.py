@@ -6,15 +6,15 @@
 Sampling: a step samples B completions, with mean length m and at most T tokens each, in chunks
 of --sample_batch rows. The time of a decode step is the sum of three terms:
 
-- 43 kernel launches a layer, at least 4 microseconds each in a recording;
+- 43 kernel launches per layer, at least 4 microseconds each in a recording;
 - reading the parameters, and each row's keys and values, at 0.7 of the memory bandwidth;
-- 2 operations a parameter and row, at 0.5 of the peak.
+- 2 operations per parameter and row, at 0.5 of the peak.
 
 Every chunk takes T decode steps, because some completion is always cut off. Lengths fall off
 exponentially, and finished rows keep decoding until half of the rows are finished, so there are
 1.4 rows for each unfinished one.
 
-Updates: an update does 6 operations a parameter and token (2 forward, 4 backward), 2 more with
+Updates: an update does 6 operations per parameter and token (2 forward, 4 backward), 2 more with
 --gradient_checkpointing, 2 for old log-probabilities (not in the rollout's first update), and 2
 with a KL, at 0.5 of the peak. All groups are assumed to have different rewards.
 
@@ -36,8 +36,8 @@ BANDWIDTH = 0.7   # reached fraction of the data sheet's bandwidth
 PEAK = 0.5
 GOING_ALONG = 1.4
 
-# From data sheets: GB; bytes a second; operations a second in bfloat16 (T4: float32); operations
-# a second for float32 matrices, with TF32 if the card has it.
+# From data sheets: GB; bytes per second; operations per second in bfloat16 (T4: float32);
+# operations per second for float32 matrices, with TF32 if the card has it.
 CARDS = {"T4": (16, 0.32e12, 8.1e12, 8.1e12),
          "RTX 3090": (24, 0.94e12, 71e12, 35.6e12),
          "RTX 4090": (24, 1.01e12, 165e12, 82.6e12),
@@ -67,7 +67,7 @@ def decode(config, card, rows, columns):
     _, bandwidth, peak, peak_float32 = CARDS[card]
     trunk, head, cache = sizes(config, card)
     size = 4 if card == "T4" else 2
-    logits = 20 * config.vocab_size  # bytes a row, written and read before a token is drawn
+    logits = 20 * config.vocab_size  # bytes per row, written and read before a token is drawn
     moved = size * trunk + 4 * head + rows * (columns * cache + logits)
     computed = rows * (2 * trunk / peak + 2 * head / peak_float32)
     launched = KERNELS * config.num_hidden_layers * LAUNCH
@@ -103,9 +103,9 @@ def sizes(config, card):
 
 
 def whole_run(config, card, prompt, mean, cfg):
-    """Return (seconds of sampling a step, seconds of updates a step, hours of the run). The run
-    includes its evaluations, each with a group for each of three more problems, and the test
-    before and after."""
+    """Return (seconds of sampling per step, seconds of updates per step, hours of the run). The
+    run includes its evaluations, each with a group for each of three more problems, and the
+    test before and after."""
     rows = cfg.prompts * cfg.group_size
     sampling = sample(config, card, rows, prompt, mean, cfg)
     updates = update(config, card, rows, prompt, mean, cfg)
@@ -118,8 +118,8 @@ def whole_run(config, card, prompt, mean, cfg):
 
 
 def print_ladder():
-    print("| card | Instruct model | GB of memory | sampling, seconds a step "
-          "| updates, seconds a step | steps | hours |\n|---|---|---|---|---|---|---|")
+    print("| card | Instruct model | GB of memory | sampling, seconds per step "
+          "| updates, seconds per step | steps | hours |\n|---|---|---|---|---|---|---|")
     for cards, size, (prompt, mean, longest), command in LADDER:
         config, cfg = memory.qwen(size), cli.parse(shlex.split(command)[1:])
         for card in cards:

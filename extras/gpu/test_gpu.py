@@ -1,4 +1,4 @@
-"""Test that a policy gets the recorded sampler and the offloading optimizer only on a GPU."""
+"""Test that a policy gets the CUDA-graph sampler and the offloading optimizer only on a GPU."""
 import importlib
 import sys
 from types import SimpleNamespace

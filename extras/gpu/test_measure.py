@@ -32,7 +32,7 @@ def test_a_cpu_prints_the_whole_table(tmp_path, monkeypatch, capsys):
     assert 0 < measured["kl of two updates, lr 1e-06"] < 1e-4
     for sampler in measure.SAMPLERS:
         assert measured[f"difference of their log pi, greatest, {sampler}"] < 1e-4
-        assert measured[f"ms a decode step, 4 rows, 30 columns, {sampler}"] > 0
+        assert measured[f"ms per decode step, 4 rows, 30 columns, {sampler}"] > 0
     for step in (1, 2, 3):  # the third one after --resume
         for part in ("seconds of sampling", "seconds of updates"):
             name = f"step {step}: {part}"
@@ -51,8 +51,8 @@ def test_failures_are_rows_and_wrong_values_are_reported(monkeypatch, capsys):
     assert "| FAILED: measure_something | RuntimeError: CUDA error |" in capsys.readouterr().out
     measure.tell("kl of two updates, lr 0", 0.01, 0)
     for rows, plain, recorded in ((1, 10.0, 20.0), (8, 30.0, 10.0)):
-        measure.tell(f"ms a decode step, {rows} rows, 300 columns, plain", plain)
-        measure.tell(f"ms a decode step, {rows} rows, 300 columns, recorded", recorded, 5.0)
+        measure.tell(f"ms per decode step, {rows} rows, 300 columns, plain", plain)
+        measure.tell(f"ms per decode step, {rows} rows, 300 columns, recorded", recorded, 5.0)
     measure.tell("KL of the sampler to the trainer, plain", 1e-4)
     measure.tell("KL of the sampler to the trainer, recorded", 1e-3)
     failed, updates, computed, gain, distance = measure.explain()

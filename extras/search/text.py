@@ -55,7 +55,7 @@ MOST_HYPHENS = 4  # with more hyphens, all become spaces or all become nothing
 
 
 def plain_answers(text):
-    """Return the forms of a text for exact match: folded, without punctuation and articles.
+    """Return the forms of a string for exact match: folded, without punctuation and articles.
 
     A final article stays (vitamin A is not vitamin). Each hyphen is tried as a space and
     as nothing; J. K., J K and J.K. become JK. Digits separated by a sign stay separate,
