@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
+from experiments import when
 from experiments.analysis import (
     DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
     tuned)
@@ -243,6 +244,26 @@ def plot_weight(axis, found, task, arm, *, color, offset):
     axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
 
 
+def switch():
+    """Plot avg@8 minus GRPO's against the training step; the weight changes after step 20."""
+    rows = read("when")
+    arms = {"GRPO-SG": BLUE, "damping 10": ORANGE, "damping 10, then GRPO": "black",
+            "GRPO, then damping 10": GREY}
+    figure, axis = plt.subplots(figsize=(6, 3))
+    axis.axhline(0, color=GREY, lw=1, ls=":")
+    for i, (arm, color) in enumerate(arms.items()):
+        found = [(0, 0.0, 0.0)]
+        for step in when.PARTS["switch"].points:
+            average, low, _ = interval(when.compare(rows, "switch", arm, "GRPO", step))
+            found.append((step + 0.5 * (i - 1.5), average, average - low))
+        xs, averages, errors = zip(*found)
+        axis.errorbar(xs, averages, errors, fmt="o-", ms=3, lw=1, capsize=2, color=color, label=arm)
+    axis.set(xlabel="training step", ylabel="avg@8 minus GRPO's, 95% CI",
+             xticks=(0, *when.PARTS["switch"].points))
+    axis.legend(frameon=False, fontsize=8)
+    save(figure, "switch")
+
+
 def tokens(run):
     """Take a picture of a run's page, without the HIDDEN parts."""
     text = (run / "report.html").read_text("utf-8")
@@ -258,7 +279,7 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, forest, mistakes, learning, collapse, damping, signal)}
+    method, premise, forest, mistakes, learning, collapse, damping, signal, switch)}
 
 
 def main():

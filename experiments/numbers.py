@@ -319,6 +319,8 @@ def describe_part(rows, part):
     for step, arm, values in when.compare_arms(rows, part):
         text, share = describe_difference(rows, part, step, values)
         yield f"when: {part}, {step}, {arm}", text
+        yield (f"when: {part}, {step}, {arm}, CI",
+               with_interval(values) if len(values) > 1 else when.NOT_RUN)
         yield f"when: {part}, {step}, {arm}, share", share
 
 
