@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     solution: str = ""
     # a solution with a bad habit, also for the warm-up: RL can teach that it earns less
     shortcut: str = ""
-    meaning: int = 0    # equal for problems that differ only in wording
+    meaning: int = 0    # equal for problems that differ only in wording or order
     # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
     # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
@@ -101,65 +101,6 @@ def make_task(cfg):
     if not cfg.eval_only:
         check_held_out(owner, task)
     return task
-
-
-def is_text(value):
-    return isinstance(value, str) and is_whole(value)
-
-
-def is_count(value):
-    return isinstance(value, int) and value >= 0
-
-
-def is_positive(value):
-    return is_count(value) and value > 0
-
-
-def is_share(value):
-    return isinstance(value, (int, float)) and 0 <= value <= 1
-
-
-def is_list(value):
-    return isinstance(value, list) and len(value) > 0
-
-
-# What make_task checks: fields of a Task, a test of each, and the message's words.
-RULES = {
-    "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
-    "name system opening stop_text tokens": (is_text, "a string"),
-    "verify reward": (callable, "a function"),
-    "floor shortcuts": (is_share, "a number from 0 to 1"),
-    "max_turns": (is_count, "a whole number, 0 or more"),
-    "warmup": (is_positive, "a whole number, 1 or more")}
-
-
-def check_problem(owner, problem):
-    """Raise UserError unless this is a Problem whose texts are strings."""
-    if not isinstance(problem, Problem):
-        raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
-    texts = (problem.question, problem.solution, problem.shortcut)
-    if not problem.question or not all(map(is_text, texts)):
-        raise UserError(f"{owner} has {problem!r:.60}: question, solution and shortcut must "
-                        "be strings, and the question must not be empty")
-
-
-def check_held_out(owner, task):
-    """Raise UserError if every validation or test problem is also a training problem;
-    warn if some are."""
-    trained_on = {problem.question for problem in task.train}
-    for name in ("valid", "test"):
-        problems = getattr(task, name)
-        seen = sum(problem.question in trained_on for problem in problems)
-        line = f"{owner}: {seen} of {len(problems)} questions of {name} are also in train"
-        if seen == len(problems):
-            raise UserError(f"{line}: give problems that are not in the training set")
-        if seen:
-            say(f"warning: {line}: accuracy on them shows what was memorized")
-
-
-def is_whole(text):
-    """Return False for a string with lone surrogates, which no tokenizer can encode."""
-    return text.encode(errors="replace").decode() == text
 
 
 def most_frequent(answers):
@@ -308,6 +249,7 @@ def kk_task(cfg):
         answers = [tuple(p.answer.values()) for p in test if len(p.answer) == n]
         floor += most_frequent(answers) * len(answers) / len(test)
     return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, opening="<think>",
+                # a token is a word, or "NAME is a ROLE"
                 tokens=r"\s?(?:\w+ is a )?\S+", warmup=500, shortcuts=0.6)
 
 
@@ -322,8 +264,7 @@ def verify_math(response, gold):
 
     A response is formatted if the function final_answer finds an answer in it and no
     \\boxed{} of that answer is longer than 500 characters. It is correct if math_equal
-    accepts that answer. Without answer tags only
-    the box is read, not the text around it.
+    accepts that answer. Without answer tags only the box is read, not the text around it.
 
     Args:
         response: without the prompt.
@@ -383,7 +324,7 @@ def arithmetic_split(split, count, seed):
     """Make `count` problems of a split: "train", "valid" or "test".
 
     The unordered pair of operands decides the split, for every seed: no pair of one
-    split occurs in another, in any order or operation. "valid" and "test" never repeat a
+    split occurs in another, in any order. "valid" and "test" never repeat a
     pair; each has 58,000, and gives at most 20,000. "train" may repeat pairs.
     """
     problems = []
@@ -438,3 +379,63 @@ def add_extras():
     task qa."""
     for path in sorted((ROOT / "extras").glob("*/plugin.py")):
         importlib.import_module(f"extras.{path.parent.name}.plugin")
+
+
+# ---- What make_task checks ----
+
+def is_text(value):
+    return isinstance(value, str) and is_whole(value)
+
+
+def is_count(value):
+    return isinstance(value, int) and value >= 0
+
+
+def is_positive(value):
+    return is_count(value) and value > 0
+
+
+def is_share(value):
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+def is_list(value):
+    return isinstance(value, list) and len(value) > 0
+
+
+RULES = {  # fields of a Task: a test of each, and the message's words
+    "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
+    "name system opening stop_text tokens": (is_text, "a string"),
+    "verify reward": (callable, "a function"),
+    "floor shortcuts": (is_share, "a number from 0 to 1"),
+    "max_turns": (is_count, "a whole number, 0 or more"),
+    "warmup": (is_positive, "a whole number, 1 or more")}
+
+
+def check_problem(owner, problem):
+    """Raise UserError unless this is a Problem whose texts are strings."""
+    if not isinstance(problem, Problem):
+        raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
+    texts = (problem.question, problem.solution, problem.shortcut)
+    if not problem.question or not all(map(is_text, texts)):
+        raise UserError(f"{owner} has {problem!r:.60}: question, solution and shortcut must "
+                        "be strings, and the question must not be empty")
+
+
+def check_held_out(owner, task):
+    """Raise UserError if every validation or test problem is also a training problem;
+    warn if some are."""
+    trained_on = {problem.question for problem in task.train}
+    for name in ("valid", "test"):
+        problems = getattr(task, name)
+        seen = sum(problem.question in trained_on for problem in problems)
+        line = f"{owner}: {seen} of {len(problems)} questions of {name} are also in train"
+        if seen == len(problems):
+            raise UserError(f"{line}: give problems that are not in the training set")
+        if seen:
+            say(f"warning: {line}: accuracy on them shows what was memorized")
+
+
+def is_whole(text):
+    """Return False for a string with lone surrogates, which no tokenizer can encode."""
+    return text.encode(errors="replace").decode() == text

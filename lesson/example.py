@@ -1,4 +1,4 @@
-"""One example with all its numbers, as Markdown. lesson/README.md shows the output.
+"""One example with all its numbers, as Markdown. results/example.md has the output.
 
     python -m lesson.example             the pretrained tiny model; or give another folder
 
@@ -79,8 +79,8 @@ def print_completions(texts, R, A):
     """Print each distinct completion once."""
     for i, text in enumerate(texts):
         if text not in texts[:i]:
-            times = texts.count(text)
-            print(f"Completion {i + 1} (sampled {'once' if times == 1 else f'{times} times'}): "
+            same = [str(j + 1) for j, other in enumerate(texts) if other == text]
+            print(f"Completion {i + 1} (sample{'s' * (len(same) > 1)} {', '.join(same)}): "
                   f"R = {R[i]:g}, A = ({R[i]:g} - {R.mean():.3f}) / {R.std():.3f} = {A[i]:.2f}\n")
             print(f"    {text}\n")
 
@@ -112,7 +112,8 @@ def main(folder):
     R = rewards[0]
     print(f"> {QUESTION}\n")
     listed = ", ".join(f"{x:g}" for x in R)
-    print(f"The rewards are {listed}: mean {R.mean():.3f}, standard deviation {R.std():.3f}.\n")
+    print(f"The rewards of samples 1 to {G} are {listed}: mean {R.mean():.3f}, "
+          f"standard deviation {R.std():.3f}.\n")
     print_completions(texts, R, A)
     columns = logps.detach().exp(), w, A[:, None].expand_as(w), wA, sizes, after
     shown = [i for i, text in enumerate(texts) if text not in texts[:i]]  # each once

@@ -220,8 +220,8 @@ climb("3. over its deviation", train,
 climb("3 try: every reward times 100", train, times=100,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
-# **Predict:** this is slow. What does the same update do at four times the learning rate? **Try:**
-# `python -m lesson.ladder 3 --try`, with rewards 100 times as large.
+# **Predict:** this is slow. What does the same update do at four times the learning rate?
+# **Try** something else: `python -m lesson.ladder 3 --try`, with rewards 100 times as large.
 
 
 # %% 3b. The same with four times the rate
@@ -237,7 +237,7 @@ climb("3b try: the rate times two", train, rate=2,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
 # **Predict:** next come four updates on the same completions, at the old rate. Better or worse than
-# one long step? **Try:** `python -m lesson.ladder 3b --try`, at twice the rate.
+# one long step? **Try** something else: `python -m lesson.ladder 3b --try`, at twice the rate.
 
 
 # %% 4. Four updates on the same completions
@@ -381,8 +381,8 @@ climb("6 try: sums over tokens", train, updates=4, mean=over_sums,
 
 # **Predict:** rung 7 multiplies the objective of a token by w = clip(2 (sigmoid(9 pi) - 1/4), 1,
 # 1.4), which is larger for likely tokens. What is the mean of w when all tokens are equally likely
-# (pi = 1/8), and what at the end? **Try:** `python -m lesson.ladder 6 --try`, with a completion's
-# sum over tokens instead of its mean.
+# (pi = 1/8), and what at the end? **Try** something else: `python -m lesson.ladder 6 --try`, with a
+# completion's sum over tokens instead of its mean.
 
 
 # %% 7. The weight w: GRPO-SG

@@ -50,12 +50,12 @@ def make_problem(name):
 def make_phone_book(cfg):
     problems = [make_problem(name) for name in random.Random(cfg.seed).sample(NAMES, 1000)]
     return tasks.Task(
-        name="phone book", system="Find the number of this name. Ask with the name and ?.",
+        name="phone_book", system="Find the number of this name. Ask with the name and ?.",
         train=problems[200:], valid=problems[:100], test=problems[100:200],
         verify=verify, reward=reward, observe=answer_calls, stop_text="?", max_turns=1,
         floor=0.01, tokens=".", warmup=150, shortcuts=0.7)
 
 
 if __name__ == "__main__":
-    tasks.TASKS["phone book"] = make_phone_book
-    grpo_sg.main(task="phone book", steps=30)
+    tasks.TASKS["phone_book"] = make_phone_book
+    grpo_sg.main(task="phone_book", steps=30)
