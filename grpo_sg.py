@@ -20,9 +20,9 @@ The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a con
 without a gradient: it scales the advantage and is not itself maximized. It is never
 negative, so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in
 which every token has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
-1.4 at pi = 0.33, and stays there. Unlikely tokens have the largest gradients (they grow
-with 1 - pi) and dominate an update; the weight makes them count for less than likely
-ones. The loop is `train`, in section 5: sample, compare, learn.
+1.4 at pi = 0.33, and stays there. Unlikely tokens have the largest gradients (their
+norms grow with 1 - pi); the weight makes them count for less than likely ones. The
+loop is `train`, in section 5: sample, compare, learn.
 
 This file imports torch, transformers and tqdm, and works when it is copied alone. Bring
 a model, a tokenizer and a task; `rollout` lists what a task needs. Left out on purpose:
@@ -632,7 +632,7 @@ def train(policy, task, cfg, run=None, reference=None):
         if step > 1 and (step - 1) % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, run, step - 1, "valid")
         # What is sampled depends only on this number, so there is no random state to
-        # save. With this factor, two seeds never share such a number.
+        # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
         P = min(cfg.prompts, len(task.train))
         problems = random.Random(seed).sample(task.train, P)
@@ -826,8 +826,8 @@ def summarize(updates):
     """Summarize what `learn` returns: grad_norm, the largest norm before gradient
     clipping (0: nothing was trained on, or no update was finite); skipped, the number of
     updates that were not finite; loss, the mean over updates; and the loss's statistics,
-    means over what was trained on. Statistics are None if there was no update, or if a value
-    is not finite."""
+    means over what was trained on. Statistics are None if there was no update, or if a
+    value is not finite."""
     norms = []
     for found in updates:
         if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
@@ -1000,9 +1000,9 @@ def in_bfloat16(device):
 @dataclasses.dataclass
 class Config:
     """The settings, each a flag of the command line. Defaults are for a real model on a
-    GPU; support/cli.py has the tiny model's defaults, and the allowed ranges. Of the
-    settings below, `train` and `evaluate` read shaping and all after it, except for
-    offload, sampler, device, eval_only, resume and out."""
+    GPU; support/cli.py has the tiny model's defaults, and the allowed ranges. `train`
+    and `evaluate` read only the settings from shaping on, without offload, sampler,
+    device, eval_only, resume and out."""
     model: Annotated[str, "hub name or folder of a causal language model; default: a tiny one"] = ""
     task: Annotated[str, "what to learn: kk, math or qa"] = "kk"
     data: Annotated[str, "all: synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
@@ -1028,10 +1028,10 @@ class Config:
     high: Annotated[float, "U, the largest weight"] = 1.4
     clip_low: Annotated[float, "the ratio r is clipped at 1 - clip_low"] = 0.2
     clip_high: Annotated[float, "the ratio r is clipped at 1 + clip_high"] = 0.24
-    beta: Annotated[float, "coefficient of the KL to the first policy; a copy is kept"] = 0.0
+    beta: Annotated[float, "coefficient of the KL to the initial policy (a copy)"] = 0.0
     loss_agg_mode: Annotated[Literal["token-mean", "seq-mean-token-mean"],
-                             "mean over all tokens, or over completions of each one's "
-                             "mean"] = "token-mean"
+                             "mean over all tokens, or first over each completion's "
+                             "tokens"] = "token-mean"
     lr: Annotated[float, "learning rate of AdamW"] = 1e-6
     temperature: Annotated[float, "for sampling and for all log-probabilities"] = 0.7
     steps: Annotated[int, "training steps, each a rollout and its updates"] = 350

@@ -72,7 +72,7 @@ class Task(NamedTuple):
     stop_text: str = ""      # text that ends a call of the task's tool
     # the tool: texts that end with a call -> an answer to each
     observe: Callable[[list[str]], list[str]] | None = None
-    max_turns: int = 2       # turns that get an answer of the tool; then comes one last turn
+    max_turns: int = 2       # turns whose calls the tool answers; one last turn follows
     warmup: int = 300        # steps of the tiny model's warm-up
     shortcuts: float = 0.0   # fraction of warm-up texts that are shortcuts
     # pattern of the tiny model's tokens: words, each with the space before it
@@ -315,7 +315,7 @@ def arithmetic(rng):
         carry = result // 10
     answer = str(a + b if sign == "+" else a * b)
     solution = f"{','.join(columns)}. \\boxed{{{answer}}}"
-    # The shortcut answers at once, and is right less often.
+    # The shortcut: answer at once. A tiny model that does this is right less often.
     shortcut = f"\\boxed{{{answer}}}"
     return Problem(f"{a}{sign}{b}", answer, solution, shortcut, digest(min(a, b), max(a, b)))
 
@@ -325,7 +325,7 @@ def arithmetic_split(split, count, seed):
 
     The unordered pair of operands decides the split, for every seed: no pair of one
     split occurs in another, in any order. "valid" and "test" never repeat a
-    pair; each has 58,000, and gives at most 20,000. "train" may repeat pairs.
+    pair; each has 58,000 pairs, and uses at most 20,000. "train" may repeat pairs.
     """
     problems = []
     seen = set()

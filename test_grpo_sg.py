@@ -1062,7 +1062,7 @@ def test_nan_logits_or_log_probabilities_are_refused_before_training(monkeypatch
     with pytest.raises(ValueError, match="differs from a plain forward pass"):
         cli.compare_passes(policy.model, prompt, likeliest)
     policy.model.lm_head.weight.data.fill_(math.nan)
-    with pytest.raises(ValueError, match="not finite: are its parameters"):
+    with pytest.raises(ValueError, match="not finite: check its parameters"):
         cli.compare_passes(policy.model, prompt, likeliest)
 
 

@@ -227,7 +227,7 @@ def test_the_page_has_what_the_ratio_printed():
     assert f"changes the reward by {difference_of(compared['as in rungs 5b and 5c'])}" in PAGE
     late = difference_of(compared["completions of four steps ago"])
     again = difference_of(*read_result("ratio_again.txt"))
-    assert f"four steps old: {late} (and {again} in [six other seeds]" in PAGE
+    assert f"four steps old: by {late} (and {again} in [six other seeds]" in PAGE
     with_it, without = re.findall(r"([\d.]+) with(?:out)?", compared["sampled at temperature 2"])
     family = " ".join((LESSON / "family.md").read_text(encoding="utf-8").split())
     told = f"ends at {with_it} with it and {without} without, "

@@ -401,7 +401,7 @@ def compare_passes(model, prompt, tokens):
     logits = model(input_ids=ids).logits[0].float()
     most = logits.abs().max()
     if not most.isfinite():
-        raise ValueError("its logits are not finite: are its parameters?")
+        raise ValueError("its logits are not finite: check its parameters for NaN")
     alone = model(input_ids=ids[:, :1]).logits[0, 0].float()
     if (alone - logits[0]).abs().max() > 0.01 * most:
         raise ValueError("it is not a causal model: a token's logits depend on later tokens")
