@@ -174,8 +174,7 @@ def read_roles(answer, names):
         return None
     answer = fold(answer.replace("**", "").replace("__", ""))
     name_of = {" ".join(fold(name).split()): name for name in names}
-    longest_first = sorted(name_of, key=len, reverse=True)
-    any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in longest_first)
+    any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in name_of)
     clause = re.compile(KK_CLAUSE.format(any_name))
     found = {}
     at = 0

@@ -311,8 +311,8 @@ def tell(found, counts, cfg, groups, sketched=False):
         return form.format(*found[key])
     lines = [
         f"{groups} groups; {tokens:,.0f} {counted} in those with a learning signal",
-        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; projected "
-        f"onto GRPO's gradient, they make up {found['part'][0]:.0%} of it",
+        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; they make "
+        f"up {found['part'][0]:.0%} of a rollout's gradient for GRPO, noise included",
         f"a rollout of {cfg.prompts} groups (estimates +- standard errors):",
         f"    angle between the gradients of GRPO and {name}: "
         f"{shown('angle', '{:.1f} +- {:.1f}')} degrees",

@@ -43,7 +43,8 @@ def of_any_letters(word, letters):
 
 def my_reward(completion):
     """Return the reward. Your turn: change it until the policy learns to sort. As in the first
-    reward, a well-formed word has the five given letters, in any order."""
+    reward, a well-formed word has the five given letters, in any order. You can use
+    completion.response, completion.problem.question and completion.problem.answer."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
