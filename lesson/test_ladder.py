@@ -57,7 +57,7 @@ def rewards_in(lines):
     return found
 
 
-def test_four_updates_fail_because_of_bad_completions_and_the_clip_helps(lines):
+def test_bad_completions_spoil_four_updates_but_not_with_ratio_and_clip(lines):
     ends = {line.split("|")[0].strip(): float(line.split()[-3]) for line in lines if "|" in line}
     four, good, bad, clipped, weighted = ends.values()
     assert list(ends)[1:3] == ["4 try: good completions only", "4 try: bad completions only"]

@@ -306,7 +306,8 @@ def test_only_a_model_that_is_not_pretrained_is_warmed_up(flags, expected, few_p
                                                           monkeypatch):
     warmed = []
     monkeypatch.setattr(tiny, "warm_up", lambda *given: warmed.append(given))
-    policy, task = look.start(cfg := cli.parse(["--task", "math", *flags]))
+    cfg = cli.parse(["--task", "math", *flags])
+    policy, task = look.start(cfg)
     assert warmed == expected * [(policy, task, cfg)]
 
 
