@@ -2,6 +2,7 @@
 grade them.
 
     python -m lesson.exercises               how many are done, and what comes next
+    python -m lesson.exercises draw          the first failure of one of them
     python -m lesson.exercises --hint draw   a hint for one of them
 
 Replace each `raise` by a body. The equations are in README.md, "The method"; the answers

@@ -74,8 +74,8 @@ def judge(output):
     return done, others
 
 
-def show(module):
-    """Print what is done and what comes next."""
+def show(module, wanted=None):
+    """Print what is done and what comes next: the wanted function, or the first that is not."""
     print("running the tests: a few seconds", flush=True)
     output = run_tests(module)
     done, others = judge(output)
@@ -87,6 +87,9 @@ def show(module):
     if not others:
         print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
         return
+    for i, (name, *_) in enumerate(others):
+        if name == wanted:
+            others.insert(0, others.pop(i))
     name, passed, tests, first = others[0]
     print(f"next: {name}, {passed} of {tests} tests pass; the first failure:")
     print(f"    {first}")
@@ -98,10 +101,12 @@ def show(module):
 def main(module, argv=None):
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description="Grade the exercises.")
+    parser.add_argument("function", choices=HINTS, metavar="NAME", nargs="?",
+                        help="show what fails of this function, not of the next")
     parser.add_argument("--hint", choices=HINTS, metavar="NAME",
                         help=f"print a hint for one of {', '.join(HINTS)}")
-    name = parser.parse_args(argv).hint
-    if name:
-        print(f"{name}: {HINTS[name]}")
+    args = parser.parse_args(argv)
+    if args.hint:
+        print(f"{args.hint}: {HINTS[args.hint]}")
     else:
-        show(module)
+        show(module, args.function)

@@ -92,6 +92,16 @@ def test_blank_exercises_fail_and_the_first_is_suggested(tmp_path, monkeypatch, 
     assert "python -m lesson.exercises --hint token_weights" in told[4]
 
 
+def test_a_named_exercise_is_shown_first(monkeypatch, capsys):
+    failed = [f"FAILED test_grpo_sg.py::{tests[0]} - {name}"
+              for name, tests in progress.read_sections().items()]
+    monkeypatch.setattr(progress, "run_tests", lambda module: "\n".join(failed))
+    progress.main("lesson.exercises", ["draw"])
+    told = capsys.readouterr().out.splitlines()
+    assert told[2].startswith("next: draw, 0 of 1 ") and told[3].strip() == "- draw"
+    assert told[5].startswith("then: token_weights")
+
+
 HALF = """
 import torch
 from grpo_sg import token_weights, group_advantages, token_logps, draw, make_batch
