@@ -98,7 +98,7 @@ def test_a_named_exercise_is_shown_first(monkeypatch, capsys):
     monkeypatch.setattr(progress, "run_tests", lambda module: "\n".join(failed))
     progress.main("lesson.exercises", ["draw"])
     told = capsys.readouterr().out.splitlines()
-    assert told[2].startswith("next: draw, 0 of 1 ") and told[3].strip() == "- draw"
+    assert told[2].startswith("next: draw, 0 of 1 ") and told[3].endswith(" - draw")
     assert told[5].startswith("then: token_weights")
 
 
