@@ -36,7 +36,9 @@ class Problem(NamedTuple):
     solution: str = ""
     # a solution with a bad habit, also for the warm-up: RL can teach that it earns less
     shortcut: str = ""
-    meaning: int = 0    # equal for problems that differ only in wording or order
+    # a key that is equal for problems that differ only in wording or order: no two splits
+    # have one in common
+    meaning: int = 0
     # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
     # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
@@ -243,7 +245,7 @@ def kk_task(cfg):
         test = generated("test", cfg.eval_problems)
         train = test if cfg.eval_only else generated("train", cfg.train_problems)
     valid = generated("valid", cfg.eval_problems)
-    floor = 0.0
+    floor = 0.0  # the best constant answer of each size, weighted by how many have that size
     for n in set(cfg.people):
         answers = [tuple(p.answer.values()) for p in test if len(p.answer) == n]
         floor += most_frequent(answers) * len(answers) / len(test)
