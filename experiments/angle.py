@@ -363,19 +363,25 @@ def tabulate(rows):
                   f"{' | '.join(each)} |")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "show", "table"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / "angle.jsonl")
-    parser.add_argument("--smoke", action="store_true",
-                        help="small steps of everything, seed 0, into smoke.jsonl")
+def read_command(doc, what, name, seeds, tasks):
+    """Read the flags of a script that measures policies at points of training. what: its
+    subcommands; name: of the file in results/."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("what", choices=what)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
+    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / name)
+    parser.add_argument("--smoke", action="store_true", help="small, seed 0, into smoke.jsonl")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.smoke:
         args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
         args.results.unlink(missing_ok=True)
+    return args
+
+
+def main():
+    args = read_command(__doc__, ["run", "show", "table"], "angle.jsonl", SEEDS, TASKS)
     if args.what == "run":
         run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
     tell = tabulate if args.what == "table" else show

@@ -28,10 +28,8 @@ mean change of log pi times the sign of A (in float64: of the likeliest tokens i
 what float32 tells apart). Reported are means and 95 % intervals over seeds of the shares, and
 of their differences to GRPO's. A share is called below half if its interval is.
 """
-import argparse
 import copy
 import functools
-import pathlib
 import statistics
 
 import torch
@@ -186,18 +184,7 @@ def show(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "show"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(angle.SEEDS))
-    parser.add_argument("--tasks", nargs="+", choices=angle.TASKS, default=list(angle.TASKS))
-    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / "moves.jsonl")
-    parser.add_argument("--smoke", action="store_true",
-                        help="a small rollout of seed 0, into smoke.jsonl")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    if args.smoke:
-        args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
-        args.results.unlink(missing_ok=True)
+    args = angle.read_command(__doc__, ["run", "show"], "moves.jsonl", angle.SEEDS, angle.TASKS)
     if args.what == "run":
         angle.run(args.results, jobs_of(args.seeds, args.tasks, args.smoke), work, args.smoke)
     show(analysis.read_rows(args.results))

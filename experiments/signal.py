@@ -40,13 +40,11 @@ GRPO-SG's weight points updates better at the start and worse after some ten ste
   above 1, "worse" if below 1, else "not told apart". These are 17 intervals, uncorrected. All
   else is description. With fewer seeds it is called interim.
 """
-import argparse
 import dataclasses
 import datetime
 import functools
 import json
 import math
-import pathlib
 import random
 import statistics
 import time
@@ -55,7 +53,7 @@ import torch
 
 import grpo_sg
 import tasks
-from experiments import analysis
+from experiments import analysis, angle
 from experiments.angle import weigh_damping, weigh_pi, weigh_sg
 from experiments.run import name_commit
 from lesson import look
@@ -332,18 +330,7 @@ def tabulate(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["run", "show", "table"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--results", type=pathlib.Path,
-                        default=analysis.RESULTS / "signal.jsonl")
-    parser.add_argument("--smoke", action="store_true", help="small points, into smoke.jsonl")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    if args.smoke:
-        args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
-        args.results.unlink(missing_ok=True)
+    args = angle.read_command(__doc__, ["run", "show", "table"], "signal.jsonl", SEEDS, TASKS)
     if args.what == "run":
         run(args.results, args.seeds, args.tasks, args.smoke)
     tell = tabulate if args.what == "table" else show
