@@ -24,40 +24,41 @@ which every token has its own advantage wA. By default w is 1 up to pi = 0.12, r
 norms grow with 1 - pi); the weight makes them count for less than likely ones. The
 loop is `train`, in section 5: sample, compare, learn.
 
-This file imports torch, transformers and tqdm, and works when it is copied alone. Bring
-a model, a tokenizer and a task; `rollout` lists what a task needs. Left out on purpose:
-trainer classes, value networks, reward models, LoRA, several GPUs, inference engines.
+Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
+rollouts, training, evaluation. Whoever reads for the method can skip sections 7 to 9: loading
+a model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
+value networks, reward models, LoRA, several GPUs, inference engines.
 
-With the whole project there is also a command line:
+Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
+(`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py             a tiny model on a CPU, offline: about half a minute
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
-                                  the same loop on a real model and a GPU
     python grpo_sg.py --eval_only --model runs/NAME/checkpoint
-                                  repeat a run's test: seconds for the tiny model
+
+With the optional folder support/ it needs no flags and no network: `python grpo_sg.py` trains
+a tiny model on a CPU in about half a minute.
 """
-NEEDS_PROJECT = ("the command line needs the whole project: tasks.py, support/ and verify/ "
-                 "next to grpo_sg.py. The functions of grpo_sg.py do not: import them")
-
 if __name__ == "__main__":
-    # Run as a script, this file only starts the command line, which imports this file.
-    # The import takes some seconds. Ctrl-C then ends the program with a one-line message.
-    try:
-        from support import program
-    except ImportError as error:
-        raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
-    program.end_on_ctrl_c()
-    from support import cli
-    raise SystemExit(cli.main())
+    # The imports take seconds. If Ctrl-C raised an exception, some of them would abort with
+    # pages of text; until `main` starts, it ends the process silently.
+    import signal
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import argparse
+import copy
 import dataclasses
+import json
 import math
 import os
 import platform
 import random
+import secrets
+import signal
 import sys
 import time
 import types
+import typing
 import warnings
 from statistics import fmean as mean
 from typing import Annotated, Literal
@@ -68,6 +69,7 @@ from typing import Annotated, Literal
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
+import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
@@ -162,7 +164,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     Returns:
         (loss, sums): a scalar, and a dict of sums over tokens, with the number
         of tokens as "count" (in the second mode: sums of the completions' token means, and
-        the number of completions). sums["kl"] / sums["count"] is the mean KL.
+        the number of completions). They are sums, because those of the parts of a batch
+        add up: sums["kls"] / sums["count"] is the mean KL.
 
     Raises:
         AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
@@ -213,12 +216,12 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         held_back = clipped * A < r * A  # by the clip
         unlikely = logps < math.log(1/3)  # by default, roughly the tokens with w < U
         sums = {"count": count,
-                "clip_frac": total(held_back.float()),
-                "kl": total(kl),
+                "clipped": total(held_back.float()),
+                "kls": total(kl),
                 # of the policy that sampled, in nats, estimated from the sampled tokens
-                "entropy": total(-old_logps.to(logps.dtype)),
-                "weight_mean": total(w),
-                "low_prob_frac": total(unlikely.float())}
+                "entropies": total(-old_logps.to(logps.dtype)),
+                "weights": total(w),
+                "unlikely": total(unlikely.float())}
     return loss, sums
 
 
@@ -235,6 +238,15 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 # ---- 2. Log-probabilities of the policy ----
+
+def keeps_by_mask():
+    """Return True if this transformers computes logits at the positions of a mask."""
+    return [int(part) for part in transformers.__version__.split(".")[:2]] >= [5, 21]
+
+
+KEEPS_BY_MASK = keeps_by_mask()
+
+
 
 def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
                 temperature: float = 1.0) -> Tensor:
@@ -258,9 +270,8 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
         AssertionError: a mask of another shape, or one that is true on a first token; a
             temperature that is not above 0; an older transformers.
     """
-    version = transformers.__version__
-    newer = [int(part) for part in version.split(".")[:2]] >= [5, 21]
-    assert newer, f"token_logps needs transformers 5.21 or newer, not {version}"
+    assert KEEPS_BY_MASK, ("token_logps needs transformers 5.21 or newer, not "
+                           f"{transformers.__version__}")
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
@@ -349,7 +360,7 @@ def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
 @torch.no_grad()
 def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
            max_new_tokens: int, stop_ids, temperature: float = 1.0, generator=None,
-           stopping_criteria=None) -> list[list[int]]:
+           stopping_criteria=None, progress: bool = True) -> list[list[int]]:
     """Sample n completions of each of P prompts.
 
     Tokens are drawn from the whole of softmax(logits / temperature), which is what
@@ -366,6 +377,7 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
         generator: a torch.Generator of any device; None uses the device's own.
         stopping_criteria: a StoppingCriteria of transformers that may end completions
             too. It gets the tokens drawn so far, without prompts, and no scores.
+        progress: show a bar in a terminal if sampling takes more than two seconds.
 
     Returns:
         P * n lists of token ids: all n of the first prompt, then those of the second, ...
@@ -377,7 +389,8 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     assert not model.training, "call model.eval() before sampling"
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
     valid = len(prompts) > 0 and all(isinstance(p, list) and p for p in prompts)
-    assert valid, "prompts must be lists of token ids, each with at least one"
+    assert valid, ("prompts must be lists of token ids, each with at least one, not "
+                   f"{type(prompts).__name__} {prompts!r:.60}")
     prompts = [p for p in prompts for _ in range(n)]
     logits, attention, position, cache = prefill(model, prompts)
     stops = torch.tensor(list(stop_ids), device=model.device).long()
@@ -389,7 +402,9 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     alive = torch.arange(len(prompts), device=model.device)  # (B,): unfinished rows
     drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
     completions = [[] for _ in prompts]
-    steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2)
+    # disable=None shows a bar only in a terminal.
+    steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2,
+                 disable=None if progress else True)
     for t in steps:
         token = draw(logits, u[alive, t].unsqueeze(1), temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
@@ -423,7 +438,8 @@ class Policy:
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # Replace these by a faster sampler, or by an AdamW that needs less GPU memory.
+    # extras/gpu replaces these: by a sampler that records its decode step (--sampler graph),
+    # and by an AdamW that keeps its averages in host memory (--offload).
     sampler: object = sample
     AdamW: type = torch.optim.AdamW
 
@@ -473,10 +489,8 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
             train, valid and test: lists of problems;
             verify(response, problem.answer), which returns (correct, formatted);
             reward(completion), which returns a number;
-            observe, None or a tool: a function that takes texts, each of which ends with a
-            call of the tool, and returns an answer to each. With a tool, stop_text is the
-            text that ends a call, and max_turns the number of turns whose calls are
-            answered.
+            write, None or a function like `write_completions`, which writes the
+            completions in another way (support/tools.py: with calls of a tool).
         problems: each has the attributes answer (for verify), prompt (token ids) and
             opening (the text at the end of the prompt that belongs to the response, such as
             <think>, or "").
@@ -494,55 +508,31 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     completions = []
     for problem in problems:
         completions += [Completion(problem, problem.prompt) for _ in range(n)]
-    # Without a tool there is one turn. With a tool (task.observe), each of
-    # the first max_turns turns may end in a call, which is answered. A call in the last
-    # turn is not answered.
-    tool_turns = task.max_turns if task.observe else 0
-    call_end = StopText(policy.tokenizer, task.stop_text) if tool_turns else None
-    unfinished = completions
-    for turn in range(tool_turns + 1):
-        contexts = [c.prompt + c.tokens for c in unfinished]
-        last_turn = turn == tool_turns
-        drawn = sample_in_parts(
-            policy, contexts, cfg.sample_batch, generator,
-            max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
-            temperature=temperature, stopping_criteria=None if last_turn else call_end)
-        for c, tokens in zip(unfinished, drawn):
-            c.add(tokens, own=True)
-        if last_turn:
-            break
-        unfinished = [c for c, tokens in zip(unfinished, drawn) if call_end.ends(tokens)]
-        if not unfinished:
-            break
-        # All that the policy has written: the tool looks for the call at its end.
-        texts = [policy.tokenizer.decode(c.own_tokens()) for c in unfinished]
-        for c, answer in zip(unfinished, task.observe(texts), strict=True):
-            # The policy did not write the answer and does not learn it.
-            c.add(encode_tool_answer(policy.tokenizer, answer), own=False)
-            c.tool_calls += 1
-    for c in tqdm(completions, "verifying", leave=False, delay=2):
+    write = task.write or write_completions
+    write(policy, completions, cfg, generator, temperature)
+    for c in tqdm(completions, "verifying", leave=False, delay=2, disable=None):
         grade(c, policy, task)
     return completions
 
 
-def sample_in_parts(policy, contexts, most, generator, **settings):
-    """Sample a completion of each context with the policy's sampler, at most `most` at
-    once. If a GPU runs out of memory, try half as many, with the same random numbers."""
+def write_completions(policy, completions, cfg, generator, temperature):
+    """Sample the tokens of each completion from the policy."""
+    drawn = sample_in_parts(policy, [c.prompt for c in completions], cfg, generator,
+                            temperature)
+    for c, tokens in zip(completions, drawn):
+        c.add(tokens, own=True)
+
+
+def sample_in_parts(policy, contexts, cfg, generator, temperature, stopping_criteria=None):
+    """Sample a completion of each context with the policy's sampler, at most
+    cfg.sample_batch at once."""
     completions = []
-    while len(completions) < len(contexts):
-        part = contexts[len(completions):][:most]
-        state = generator.get_state()
-        try:
-            with in_bfloat16(policy.model.device):
-                completions += policy.sampler(policy.model, part, generator=generator,
-                                              **settings)
-        except torch.OutOfMemoryError:
-            if len(part) == 1:
-                raise
-            most = len(part) // 2
-            generator.set_state(state)
-            tqdm.write(f"out of GPU memory: sampling {most} at once; --sample_batch {most} "
-                       "avoids the failed attempts", file=sys.stderr)
+    for start in range(0, len(contexts), cfg.sample_batch):
+        with in_bfloat16(policy.model.device):
+            completions += policy.sampler(
+                policy.model, contexts[start:start + cfg.sample_batch], generator=generator,
+                max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
+                temperature=temperature, stopping_criteria=stopping_criteria)
     return completions
 
 
@@ -569,43 +559,6 @@ def set_advantages(completions, group_size):
         c.advantage = A
 
 
-class StopText(transformers.StoppingCriteria):
-    """Ends rows of token ids (B, t) whose latest token completes the stop text, in
-    whatever way the text is split into tokens. (transformers' StopStringCriteria cannot
-    read tokenizers that have only whole words.)"""
-
-    def __init__(self, tokenizer, text):
-        self.tokenizer = tokenizer
-        self.text = text
-
-    def ends(self, tokens):
-        """Return whether this list of token ids ends with the stop text."""
-        return self(torch.tensor([tokens])).item()
-
-    def __call__(self, ids, scores=None):
-        tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more
-        found = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
-        return torch.tensor(found, device=ids.device)
-
-
-TOOL_TOKENS = 500  # most tokens of a tool's answer
-
-
-def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):
-    """Return the token ids of a tool's answer, at most `most`. A longer answer is
-    shortened before its last line, which is kept, such as </information>. If the text has
-    the letters of a special token, such as <|im_end|>, they become ordinary tokens, so a
-    tool can neither open nor close a turn. Invalid Unicode characters (lone surrogates)
-    become question marks."""
-    text = text.encode(errors="replace").decode()
-    last_line = text.rstrip("\n").rfind("\n")
-    end = last_line if last_line >= 0 else len(text)
-    plain = {"add_special_tokens": False, "split_special_tokens": True}
-    body = tokenizer(text[:end], **plain)["input_ids"]
-    last = tokenizer(text[end:], **plain)["input_ids"][:most]
-    return body[:most - len(last)] + last
-
-
 # ---- 5. Training ----
 
 def train(policy, task, cfg, run=None, reference=None):
@@ -613,8 +566,8 @@ def train(policy, task, cfg, run=None, reference=None):
 
     Args:
         policy, task, cfg: as for `rollout`.
-        run: what logs the steps and saves checkpoints. support/run.py has a full one;
-            None shows a progress bar and keeps the rows.
+        run: a Run, which logs the steps and saves checkpoints; by default one that only
+            keeps the rows.
         reference: the model of the KL, needed if cfg.beta is above 0, such as a
             copy.deepcopy of policy.model.
 
@@ -622,11 +575,10 @@ def train(policy, task, cfg, run=None, reference=None):
         The rows of the training steps, a list of dicts.
     """
     assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
-    run = run or Progress()
+    run = run or Run(cfg)
     optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
                              weight_decay=0, fused=True)
-    run.restore(optimizer)
-    for step in run.steps(cfg.steps):
+    for step in run.steps(optimizer):
         # Evaluate the policy after the previous step. Doing this here, not at the end of a
         # step, lets a resumed run do it, too. The command line tests after the last step.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
@@ -644,41 +596,9 @@ def train(policy, task, cfg, run=None, reference=None):
         # Learn: make the better ones more likely, and the others less likely.
         started = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
-        row = {"step": step, **describe_step(completions, updates, cfg.group_size)}
+        row = make_step_row(step, completions, updates, cfg.group_size)
         run.log_step(row, completions, time.time() - started)
-        # The run of support/run.py saves a checkpoint every ten minutes and when it ends.
-        # It ends early after a signal, such as Ctrl-C, or five steps in a row without a
-        # finite update.
-        run.save_if_due()
-        if run.stopping:
-            break
     return run.rows
-
-
-class Progress:
-    """The minimum that `train` needs as its run: a progress bar, and the steps' rows."""
-    logs_tokens = False
-    stopping = False
-
-    def __init__(self):
-        self.rows = []
-
-    def restore(self, optimizer):
-        pass
-
-    def steps(self, total):
-        self.bar = tqdm(range(1, total + 1), "training")
-        return self.bar
-
-    def log_step(self, row, completions, seconds_update):
-        self.rows.append(row)
-        self.bar.set_postfix(reward=f"{row['reward']:.2f}", accuracy=f"{row['accuracy']:.2f}")
-
-    def log_evaluation(self, row, completions, watched):
-        tqdm.write(f"step {row['step']}: {row['split']} accuracy {row['eval/accuracy']:.3f}")
-
-    def save_if_due(self):
-        pass
 
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
@@ -704,11 +624,11 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         # changes the policy. The first update uses its own logps.
         for batches in parts[1:]:
             for batch in batches:
-                batch["old_logps"] = compute_logps(model, batch, cfg)
+                batch.old_logps = compute_logps(model, batch, cfg)
         if cfg.beta:
             for batches in parts:
                 for batch in batches:
-                    batch["ref_logps"] = compute_logps(reference, batch, cfg)
+                    batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, parts):
         if not batches:  # A = 0 everywhere
@@ -735,12 +655,12 @@ def update(model, optimizer, batches, denominator, cfg):
     found = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
-        old_logps = batch.get("old_logps")
+        old_logps = batch.old_logps
         if old_logps is None:  # the first update: nothing has changed since the rollout
             old_logps = logps.detach()
         loss, sums = grpo_sg_loss(
-            logps, old_logps, batch["advantages"], batch["mask"],
-            weights=weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
+            logps, old_logps, batch.advantages, batch.mask,
+            weights=weigh(logps, cfg), ref_logps=batch.ref_logps,
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
@@ -760,6 +680,8 @@ def update(model, optimizer, batches, denominator, cfg):
 def weigh(logps, cfg):
     """Return the weights of the method that cfg.shaping names, shaped like logps; None (all
     1) is GRPO."""
+    known = cfg.shaping in ("sg", "none", "ar")
+    assert known, f"shaping must be sg, none or ar, not {cfg.shaping!r}"
     if cfg.shaping == "none":
         return None
     if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
@@ -786,9 +708,18 @@ def micro_batches(completions, cfg, device):
     return batches
 
 
+@dataclasses.dataclass
+class Batch:
+    """Completions with their prompts, a row each, padded on the right."""
+    ids: Tensor                       # (B, T)
+    mask: Tensor                      # (B, T) bool: what the policy wrote
+    advantages: Tensor                # (B,)
+    old_logps: Tensor | None = None   # (B, T); None before the first update: logps themselves
+    ref_logps: Tensor | None = None   # (B, T); None without a KL
+
+
 def make_batch(completions, device):
-    """Return ids (B, T) and mask (B, T), padded on the right, and advantages (B,), of
-    completions with their prompts."""
+    """Return completions and their advantages as a Batch."""
     longest = max(c.length() for c in completions)
     ids, mask = [], []
     for c in completions:
@@ -798,23 +729,23 @@ def make_batch(completions, device):
         # which must be learned.
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
     advantages = [c.advantage for c in completions]
-    return {"ids": torch.tensor(ids, device=device),
-            "mask": torch.tensor(mask, device=device),
-            "advantages": torch.tensor(advantages, dtype=torch.float32, device=device)}
+    return Batch(torch.tensor(ids, device=device), torch.tensor(mask, device=device),
+                 torch.tensor(advantages, dtype=torch.float32, device=device))
 
 
 def compute_logps(model, batch, cfg):
     """Compute token_logps of a batch, on a GPU with bfloat16 matrix products."""
-    with in_bfloat16(batch["ids"].device):
-        return token_logps(model, batch["ids"], batch["mask"], temperature=cfg.temperature)
+    with in_bfloat16(batch.ids.device):
+        return token_logps(model, batch.ids, batch.mask, temperature=cfg.temperature)
 
 
-def describe_step(completions, updates, group_size):
+def make_step_row(step, completions, updates, group_size):
     """Return the row of a training step: means over completions and over updates."""
     groups = split_groups(completions, group_size)
     unequal = [group for group in groups if any(c.advantage for c in group)]
-    return {"reward": mean(c.reward for c in completions), **describe(completions),
-            **summarize(updates), "equal_groups": 1 - len(unequal) / len(groups)}
+    return {"step": step, "reward": mean(c.reward for c in completions),
+            **average_completions(completions), **average_updates(updates),
+            "equal_groups": 1 - len(unequal) / len(groups)}
 
 
 def split_groups(completions, n):
@@ -822,8 +753,8 @@ def split_groups(completions, n):
     return [completions[i:i + n] for i in range(0, len(completions), n)]
 
 
-def summarize(updates):
-    """Summarize what `learn` returns: grad_norm, the largest norm before gradient
+def average_updates(updates):
+    """Average what `learn` returns: grad_norm, the largest norm before gradient
     clipping (0: nothing was trained on, or no update was finite); skipped, the number of
     updates that were not finite; loss, the mean over updates; and the loss's statistics,
     means over what was trained on. Statistics are None if there was no update, or if a
@@ -834,8 +765,10 @@ def summarize(updates):
             norms.append(found["norm"])
     means = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
     count = sum(found["count"] for found in updates)
-    for key in ("clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac"):
-        means[key] = sum(found[key] for found in updates) / max(1, count)
+    columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
+               "weight_mean": "weights", "low_prob_frac": "unlikely"}
+    for column, key in columns.items():
+        means[column] = sum(found[key] for found in updates) / max(1, count)
     for key, value in means.items():
         if not updates or not math.isfinite(value):
             means[key] = None  # JSON has no NaN
@@ -858,7 +791,7 @@ def evaluate(policy, task, problems, cfg, *, samples=0):
         "_se" is the standard error of a mean over the problems.
     """
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
-    row = {f"eval/{key}": value for key, value in describe(greedy).items()}
+    row = {f"eval/{key}": value for key, value in average_completions(greedy).items()}
     add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
     add_mean(row, "eval/reward", [c.reward for c in greedy])
     if samples:
@@ -875,7 +808,7 @@ def add_samples(row, drawn, n):
     groups = split_groups(drawn, n)
     rewards = [[c.reward for c in group] for group in groups]
     solved = [sum(c.solved for c in group) for group in groups]
-    means = describe(drawn)
+    means = average_completions(drawn)
     row[f"eval/format_rate@{n}"] = means["format_rate"]
     row[f"eval/truncated@{n}"] = means["truncated"]
     row[f"eval/equal_groups@{n}"] = mean(len(set(each)) == 1 for each in rewards)
@@ -896,7 +829,7 @@ def add_mean(row, key, values):
         row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
-def describe(completions):
+def average_completions(completions):
     """Return means over completions."""
     return {"accuracy": mean(c.solved for c in completions),
             "format_rate": mean(c.formatted for c in completions),
@@ -906,34 +839,138 @@ def describe(completions):
 
 
 def evaluate_split(policy, task, cfg, run, step, split):
-    """Evaluate on the problems of "valid" or "test" and log the row, the greedy
-    completions, and the watched tokens. Returns the row."""
+    """Evaluate on the problems of "valid" or "test" and log the row and the greedy
+    completions. Returns the row."""
     samples = cfg.eval_samples if split == "test" else 0
     row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
     row = {"step": step, "split": split, **row}
-    watched = watch_tokens(policy, task, cfg) if run.logs_tokens else []
-    run.log_evaluation(row, greedy, watched)
+    run.log_evaluation(row, greedy)
     return row
 
 
-@torch.no_grad()
-def watch_tokens(policy, task, cfg):
-    """Sample a group of completions of each of three fixed validation problems, for the
-    run's page. Returns for each group a list of (completion, logps, weights).
-    logps and weights have a number for each token (logps has 0 for a tool's tokens)."""
-    completions = rollout(policy, task, task.valid[:3], cfg, n=cfg.group_size,
-                          temperature=cfg.temperature, seed=cfg.seed)
-    set_advantages(completions, cfg.group_size)
-    watched = []
-    for c in completions:
-        batch = make_batch([c], policy.model.device)
-        logps = compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
-        w = weigh(logps, cfg)
-        watched.append((c, logps, torch.ones_like(logps) if w is None else w))
-    return split_groups(watched, cfg.group_size)
+# ---- 7. The model: loading, prompts, its device ----
+
+def load_model(name, *, local=False):
+    """Load a causal language model of transformers and its tokenizer. Code that comes with a
+    model is never run.
+
+    Args:
+        name: a folder written by save_pretrained, or a name on the hub.
+        local: never ask the hub.
+
+    Returns:
+        (model, tokenizer), the parameters in float32.
+
+    Raises:
+        ValueError: the saved model lacks parameters, which would start at random. Other
+            errors are those of transformers.
+    """
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        name, dtype="float32", local_files_only=local, trust_remote_code=False,
+        output_loading_info=True)
+    if report["missing_keys"]:
+        raise ValueError(f"it lacks {len(report['missing_keys'])} parameters, such as "
+                         f"{min(report['missing_keys'])}: save the whole model")
+    # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
+    return model, tokenizer
 
 
-# ---- 7. The model on its device ----
+def find_stop_ids(model, tokenizer):
+    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
+    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
+    token: stop on both, and on all end tokens in the model's generation_config."""
+    words = tokenizer.get_vocab()
+    configured = model.generation_config.eos_token_id
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+
+
+def encode_problems(task, policy, cfg):
+    """Return the task with its prompts encoded as token ids. Problems whose prompt and
+    completion would not fit into the model's context are dropped, with a message."""
+    context = policy.model.config.get_text_config()
+    context = getattr(context, "max_position_embeddings", math.inf)
+    # With a tool, a completion is longer: support/tools.py says how long.
+    longest = getattr(task.write, "longest", None)
+    longest = longest(cfg) if longest else cfg.max_new_tokens
+    encoded = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        questions = [problem.question for problem in problems]
+        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
+                          for problem, (prompt, opening) in zip(problems, prompts)
+                          if len(prompt) + longest <= context]
+        gone = len(problems) - len(encoded[split])
+        if gone:
+            most = max(len(prompt) for prompt, _ in prompts)
+            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
+                  f"to {most} tokens, and the model's context of {context} must also hold a "
+                  f"completion of up to {longest}: lower --max_new_tokens by "
+                  f"{most + longest - context} to keep them")
+    return task._replace(**encoded)
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    A prompt that contains the system prompt ends with task.opening, such as <think>.
+    Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal. Nothing is added if the template already opens
+    the thoughts, or closes them because thinking is turned off.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, or "".
+    """
+    tags = [tag for tag in (task.opening, "<think>") if tag]
+    given = json.loads(template_kwargs)
+    texts, openings = [], []
+    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
+        text = f"{task.system}\n\n{question}\n\n"
+        if tokenizer.chat_template:
+            text = render_chat(tokenizer, task.system, question, given)
+        opened = text.rstrip().endswith((*tags, "</think>"))
+        if task.opening and task.system in text and not opened:
+            text += task.opening
+        texts.append(text)
+        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
+        openings.append(ends[0] if ends else "")
+    # One call for all of them is much faster.
+    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    return list(zip(ids, openings))
+
+
+def render_chat(tokenizer, system, question, template_kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
+    the user's turn contains both texts."""
+    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
+    try:
+        return tokenizer.apply_chat_template(both, **given)
+    except jinja2.TemplateError:
+        return tokenizer.apply_chat_template(one, **given)
+
+
+def find_device(name):
+    """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
+    otherwise the CPU. Raises ValueError if PyTorch cannot use the device."""
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
+              "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if usable["cuda"] else "cpu"
+    if not usable[name]:
+        names = " and ".join(each for each in usable if usable[each])
+        raise ValueError(f"--device {name}: here PyTorch {torch.__version__} (built for CUDA "
+                         f"{torch.version.cuda}) can use {names}")
+    return name
+
 
 def prepare(model, device, *, gradient_checkpointing=False):
     """Move a causal language model to a device and set it up for this file: eval mode, no
@@ -941,8 +978,8 @@ def prepare(model, device, *, gradient_checkpointing=False):
 
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
     round most updates away. On a GPU two settings of the whole process change: cuDNN's
-    attention is off, and float32 products may use TF32. Set gradient_checkpointing if
-    cfg.gradient_checkpointing is set.
+    attention is off, and float32 products may use TF32. A tiny model on a CPU sets another:
+    one thread. Set gradient_checkpointing if cfg.gradient_checkpointing is set.
     """
     turn_off_dropout(model)
     if gradient_checkpointing:
@@ -956,6 +993,10 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.backends.cuda.matmul.allow_tf32 = True
         keep_logits_in_float32(model)
+    elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
+        # A tiny model runs thousands of small operations, in which threads mostly wait for
+        # each other. One thread is as fast, and gives the same sums on any number of cores.
+        torch.set_num_threads(1)
     return model.to(device).eval()
 
 
@@ -995,30 +1036,159 @@ def in_bfloat16(device):
     return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
 
 
-# ---- 8. Settings ----
+# ---- 8. A run's folder ----
+
+SAVE_SECONDS = 600  # time between checkpoints
+
+
+class Run:
+    """Log the steps of `train`, and save checkpoints.
+
+    The folder `out` gets config.json (the settings), metrics.jsonl (a row of numbers for each
+    training step and each evaluation), samples.jsonl (completions as text, with their
+    verdicts) and checkpoint/ (model and tokenizer, which transformers can load). support/run.py
+    adds what a long run needs: resuming, signals, a page with curves.
+
+    Args:
+        cfg: a Config.
+        policy: the Policy to save.
+        out: a new or empty folder; with "" nothing is written, and the run only keeps its rows.
+    """
+
+    def __init__(self, cfg, policy=None, out=""):
+        self.cfg = cfg
+        self.policy = policy
+        self.out = out
+        self.done = 0   # steps of the checkpoint that this run continues
+        self.rows = []  # of the training steps of this process
+        self.bar = None
+        self.started = self.last_save = time.time()
+        if out:
+            os.makedirs(out, exist_ok=True)
+            with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(vars(cfg), file)
+
+    def steps(self, optimizer):
+        """Yield the numbers of the remaining steps. Save after the last, and every ten
+        minutes."""
+        self.bar = tqdm(range(self.done + 1, self.cfg.steps + 1), "training",
+                        initial=self.done, total=self.cfg.steps, disable=None)
+        for step in self.bar:
+            self.started = time.time()
+            yield step
+            if step == self.cfg.steps or time.time() - self.last_save > SAVE_SECONDS:
+                self.save()
+
+    def save(self):
+        if self.out:
+            folder = os.path.join(self.out, "checkpoint")
+            self.policy.model.save_pretrained(folder)
+            self.policy.tokenizer.save_pretrained(folder)
+            self.last_save = time.time()
+
+    def log_step(self, row, completions, seconds_update):
+        """Log a step's row and one group of its completions, if possible one with unequal
+        rewards; log all completions if an update was skipped."""
+        groups = split_groups(completions, self.cfg.group_size)
+        unequal = [group for group in groups if any(c.advantage for c in group)]
+        seconds = time.time() - self.started
+        tokens = sum(sum(c.mask) for c in completions)
+        row = {**row, "tokens_per_second": tokens / (seconds - seconds_update),
+               "seconds_sampling": seconds - seconds_update,
+               "seconds_update": seconds_update, "seconds": seconds}
+        if torch.cuda.is_available():
+            row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
+        self.rows.append(row)
+        self.show(row)
+
+    def show(self, row):
+        """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
+        numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
+        self.bar.set_postfix(numbers)
+        step = row["step"]
+        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == self.cfg.steps):
+            words = ", ".join(f"{key} {value}" for key, value in numbers.items())
+            print(f"step {step} of {self.cfg.steps}: {words}, {row['seconds']:.1f} s", flush=True)
+
+    def log_evaluation(self, row, completions):
+        """Log an evaluation's row and completions."""
+        self.log(row, completions)
+        if row["split"] == "valid" and self.bar.disable:
+            print(f"validation after step {row['step']}: {in_words(row)}", flush=True)
+        self.started = time.time()  # a step's time excludes the evaluation
+
+    def log(self, row, completions):
+        """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
+        samples = []
+        for c in completions:
+            samples.append({"step": row["step"], "split": row.get("split", "train"),
+                            "question": c.problem.question, "answer": as_json(c.problem.answer),
+                            "completion": c.transcript, **verdict_of(c)})
+        self.append("metrics.jsonl", [row])
+        self.append("samples.jsonl", samples)
+
+    def append(self, name, rows):
+        """Append rows of JSON to a file. Values that JSON cannot represent are written with
+        str()."""
+        if self.out:
+            with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps(row, default=str) + "\n")
+
+    def report_test(self, row):
+        """Print the result of a test."""
+        when = "before" if row["step"] == 0 else "after"
+        when = "" if self.cfg.eval_only else f" {when} training"
+        print(f"test{when}: {in_words(row)}", flush=True)
+
+
+def verdict_of(c):
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
+            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def as_json(answer):
+    """Return the answer, or its text if JSON cannot represent it."""
+    try:
+        json.dumps(answer, default=str)
+    except (TypeError, ValueError):  # a key that is not a string
+        return str(answer)
+    return answer
+
+
+def in_words(row):
+    """Format the means in a row that have a standard error, KEY_se. (That of a single problem
+    is None.)"""
+    parts = []
+    for key, value in row.items():
+        if f"{key}_se" in row:
+            error = row[f"{key}_se"]
+            plus_minus = "" if error is None else f" ± {error:.3f}"
+            parts.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
+    return ", ".join(parts)
+
+
+# ---- 9. Settings, and the program ----
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the command line. Defaults are for a real model on a
-    GPU; support/cli.py has the tiny model's defaults, and the allowed ranges. `train`
-    and `evaluate` read only the settings from shaping on, without offload, sampler,
-    device, eval_only, resume and out."""
-    model: Annotated[str, "hub name or folder of a causal language model; default: a tiny one"] = ""
-    task: Annotated[str, "what to learn: kk, math or qa"] = "kk"
-    data: Annotated[str, "all: synthetic; kk: published; math: gsm8k, math, deepscaler; qa: "
-                         "hotpotqa; or a .jsonl file"] = "synthetic"
-    eval_data: Annotated[str, "math: gsm8k, math500, aime24; qa: hotpotqa; or a .jsonl file; "
-                              "default: chosen by --data"] = ""
+    """The settings, each a flag of the command line. Defaults are for a real model on a GPU.
+    `train` and `evaluate` read only those from shaping on, without device, eval_only and
+    out."""
+    model: Annotated[str, "hub name or folder of a causal language model"] = ""
+    task: Annotated[str, "what to learn, such as kk or math"] = "kk"
+    data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "
+                         "file"] = "synthetic"
+    eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
+                              "by --data"] = ""
     people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
         dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
+    brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
     train_problems: Annotated[int, "size of a generated training set"] = 4500
     eval_problems: Annotated[int, "size of a generated test set and of any validation set"] = 200
     chat_template_kwargs: Annotated[str, "JSON for the chat template, such as "
                                          "'{\"enable_thinking\": false}'"] = "{}"
-    warm_up: Annotated[bool, "train a new tiny model instead of using the pretrained one"] = False
-    max_turns: Annotated[int, "qa: searches that are answered; then comes one last turn"] = 2
-    retriever: Annotated[str, "qa: URL of a search server; default: search the questions' "
-                              "own passages"] = ""
     shaping: Annotated[Literal["sg", "none", "ar"], "token weights: GRPO-SG, none (GRPO), or "
                                                     "AR-Lopti"] = "sg"
     alpha: Annotated[float, "scale of the weight"] = 2.0
@@ -1045,25 +1215,150 @@ class Config:
                                  "more memory"] = 256
     gradient_checkpointing: Annotated[bool, "less memory in the backward pass, for a third "
                                             "more time"] = False
-    offload: Annotated[bool, "keep AdamW's averages in host memory, not on the GPU"] = False
-    sampler: Annotated[Literal["auto", "plain"], "auto: on a GPU, replay decode steps as a CUDA "
-                                                 "graph if it is as accurate"] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], "auto: cuda if PyTorch can use it, "
                                                              "else cpu; mps is untested"] = "auto"
     eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
     eval_samples: Annotated[int, "k of avg@k and pass@k on the test set; 0: greedy only"] = 4
     eval_only: Annotated[bool, "only run the test, no training"] = False
-    resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
     seed: Annotated[int, "of all random choices"] = 0
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
+def add_flag(parser, kind, name):
+    """Add the flag of a field of `kind`, a dataclass like Config."""
+    hint, text = typing.get_args(typing.get_type_hints(kind, include_extras=True)[name])
+    text = text.replace("%", "%%")
+    if hint is bool:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
+                            help=argparse.SUPPRESS)
+        return
+    default = getattr(kind(), name)
+    if default != "":
+        text += f" (default: {shown(default)})"
+    if typing.get_origin(hint) is Literal:
+        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
+    elif hint == list[int]:
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
+    else:
+        metavar = {int: "N", float: "X", str: "TEXT"}[hint]
+        parser.add_argument(f"--{name}", type=hint, metavar=metavar, help=text)
+
+
+def shown(value):
+    """Format a setting as one would type it."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def main(argv=None, **defaults):
-    """Run the command line. argv: a list of flags (default: those of the process).
-    defaults: a script's own default settings, such as main(task="mine"); flags replace
-    them."""
+    """Run the command line: that of support/ if it is next to this file, else `run_program`.
+
+    Args:
+        argv: a list of flags; by default those of the process.
+        defaults: a script's own default settings, such as main(task="mine"); flags replace
+            them.
+    """
     try:
         from support import cli
-    except ImportError as error:
-        raise SystemExit(NEEDS_PROJECT if error.name == "support" else error)
-    return cli.main(argv, **defaults)
+        program = cli.main
+    except ModuleNotFoundError as error:
+        if error.name != "support":  # a part of support/ or a package is missing: say which
+            raise
+        program = run_program
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    program(argv, **defaults)
+
+
+def run_program(argv=None, **defaults):
+    """Load a model, make the problems, test, train and test again."""
+    try:
+        import tasks
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
+                         "The functions of grpo_sg.py do not: import them")
+    parser = argparse.ArgumentParser(
+        description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
+        argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    for field in dataclasses.fields(Config):
+        add_flag(parser, Config, field.name)
+    try:
+        cfg = Config(**{**defaults, **vars(parser.parse_args(argv))})
+        check_settings(cfg, tasks)
+        policy, task = load(cfg, tasks)
+        run = Run(cfg, policy, cfg.out or new_name(cfg))
+        describe_run(policy, task, cfg, run)
+        carry_out(policy, task, cfg, run, copy.deepcopy(policy.model) if cfg.beta else None)
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: a checkpoint is saved every ten minutes and at the end",
+              file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT)
+
+
+def check_settings(cfg, tasks):
+    """Raise UserError if a setting cannot be used, before anything is loaded."""
+    if cfg.task not in tasks.TASKS:
+        raise tasks.UserError(f"there is no --task {cfg.task}: give one of "
+                              f"{', '.join(tasks.TASKS)}")
+    if not cfg.model:
+        raise tasks.UserError("name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder; "
+                              "the tiny model that needs no network is in support/")
+    if os.path.isdir(cfg.out) and os.listdir(cfg.out) or os.path.isfile(cfg.out):
+        raise tasks.UserError(f"--out {cfg.out} exists: name a new or empty folder")
+
+
+def load(cfg, tasks):
+    """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
+    print(f"preparing the problems of --task {cfg.task}")
+    task = tasks.TASKS[cfg.task](cfg)
+    try:
+        device = find_device(cfg.device)
+        model, tokenizer = load_model(cfg.model)
+        model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
+        policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
+        task = encode_problems(task, policy, cfg)
+    except Exception as error:  # no such name, no network, half a folder: each has its own type
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise tasks.UserError(f"--model {cfg.model} cannot be used: {reason}")
+    if not (task.train and task.valid and task.test):
+        raise tasks.UserError("no problem fits into the model's context: lower --max_new_tokens")
+    return policy, task
+
+
+def new_name(cfg):
+    """Make a name for a new run's folder."""
+    kind = "test" if cfg.eval_only else cfg.shaping
+    start = f"runs/{cfg.task}-{kind}-seed{cfg.seed}"
+    return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def describe_run(policy, task, cfg, run):
+    """Print the run's folder and size, and a problem as the model reads it."""
+    print(f"files of this run: {run.out}/")
+    to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
+    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; {to_train}"
+          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    problem = task.train[0]
+    read = policy.tokenizer.decode(problem.prompt)
+    print(f"the first problem, as the model reads it:\n{read}\nits answer: {problem.answer}",
+          flush=True)
+
+
+def carry_out(policy, task, cfg, run, reference=None):
+    """Test, train, and test again. A resumed run has had its first test."""
+    if run.done == 0:
+        run.report_test(evaluate_split(policy, task, cfg, run, 0, "test"))
+    if cfg.eval_only:
+        return
+    train(policy, task, cfg, run, reference)
+    run.report_test(evaluate_split(policy, task, cfg, run, cfg.steps, "test"))
+
+
+if __name__ == "__main__":
+    # Under its own name: tasks of the user's import grpo_sg, and there must be only one.
+    import grpo_sg
+    grpo_sg.main()

@@ -5,25 +5,36 @@ whether a response is correct and well formed. Responses are hostile input, beca
 model that writes them is rewarded for fooling the verifier: nothing here executes them,
 and no verifier raises or hangs. The functions that make a task raise UserError on bad
 settings or data.
+
+This file needs tqdm, and datasets for data from the hub. With the optional folder verify/,
+mathematical answers are compared by verify/math_equal.py, which reads fractions, roots, sets
+and more; without it, only problems whose answer is a plain number are used.
 """
 import functools
-import importlib
-import pathlib
+import hashlib
+import json
 import random
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from support import data, puzzles
-from support.program import UserError, say
-from support.puzzles import digest, split_of
-from verify.final_answer import final_answer
-from verify.math_equal import math_equal
-from verify.text import FAKE_TURN, visible, without_end
+
+class UserError(ValueError):
+    """A mistake by the user, or a fault of the machine.
+
+    Its text is one line: what was given, what is allowed, and what to do. The command line
+    prints it without a traceback and exits with `status`. If it is raised `from` an error in
+    the user's own function, such as a verifier, that error's traceback is shown first.
+    """
+
+    def __init__(self, message, status=2):
+        super().__init__(message.split("\n")[0])
+        self.status = status
 
 
 # ---- What a task is ----
@@ -39,7 +50,7 @@ class Problem(NamedTuple):
     # a key that is equal for problems that differ only in wording or order: no two splits
     # have one in common
     meaning: int = 0
-    # Both are set by models.encode_problems: the prompt's token ids, and the tag at its
+    # Both are set by grpo_sg.encode_problems: the prompt's token ids, and the tag at its
     # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
     opening: str = ""
@@ -71,38 +82,12 @@ class Task(NamedTuple):
     reward: Callable[[object], float] = reward
     # start of every response: a real model's prompt ends with it
     opening: str = ""
-    stop_text: str = ""      # text that ends a call of the task's tool
-    # the tool: texts that end with a call -> an answer to each
-    observe: Callable[[list[str]], list[str]] | None = None
-    max_turns: int = 2       # turns whose calls the tool answers; one last turn follows
+    # how completions are written, if not in one turn: support/tools.py has Tool
+    write: Callable | None = None
     warmup: int = 300        # steps of the tiny model's warm-up
     shortcuts: float = 0.0   # fraction of warm-up texts that are shortcuts
     # pattern of the tiny model's tokens: words, each with the space before it
     tokens: str = r"\s?\S+"
-
-
-def make_task(cfg):
-    """Make the task that cfg.task names, and check it."""
-    owner = f"tasks.TASKS[{cfg.task!r}]"
-    make = TASKS[cfg.task]
-    task = make(cfg) if callable(make) else make
-    if not isinstance(task, Task):
-        raise UserError(f"{owner} must be a function of the settings that returns a "
-                        f"tasks.Task, not {task!r:.60}")
-    for names, (fits, words) in RULES.items():
-        for name in names.split():
-            if not fits(getattr(task, name)):
-                raise UserError(f"{owner}: {name} must be {words}, not "
-                                f"{getattr(task, name)!r:.60}")
-    for name in ("train", "valid", "test"):
-        for problem in getattr(task, name):
-            check_problem(f"{owner}: {name}", problem)
-    if task.observe and not task.stop_text:
-        raise UserError(f"{owner} has a tool (observe) but no stop_text: give it the text "
-                        "that ends a call")
-    if not cfg.eval_only:
-        check_held_out(owner, task)
-    return task
 
 
 def most_frequent(answers):
@@ -111,23 +96,50 @@ def most_frequent(answers):
     return max(counts.values(), default=0) / max(1, counts.total())
 
 
+# ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----
+# Every function takes time linear in the length of its text.
+
+def each_normalized(form, text):
+    """Normalize the text character by character: normalizing a long run of accents at once
+    takes quadratic time."""
+    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
+
+
+def filtered(text, keep, other=""):
+    """Replace each character c by `other` unless keep(c)."""
+    return text.translate({ord(c): other for c in set(text) if not keep(c)})
+
+
+def visible(text):
+    """Return the text as a reader sees it, to search for tags and turns: full-width letters
+    become plain ones, and invisible characters, which could hide a tag, are removed."""
+    return filtered(each_normalized("NFKC", text),
+                    lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
+
+
+LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]*"
+                       r"(?:user|human|assistant|system)\W{0,3}:", re.I)
+
+
+# Of Qwen, Llama, Gemma, Mistral and others. Our sampling loop removes them; other programs may not.
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
+               "<eos>", "<pad>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+REVERSED_END = re.compile("(?:" + "|".join([r"\s", *(re.escape(token[::-1]) for token in STOP_TOKENS)]) + ")*+")
+
+
+def without_end(response):
+    """Strip white space, and the stop tokens at the end."""
+    ended = REVERSED_END.match(response[::-1]).end()  # backwards, for linear time
+    return response[:len(response) - ended].lstrip()
+
+
 # ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
 
 KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step inside <think> "
              "and </think>. Then name everybody's role inside <answer> and </answer>, for "
              "example: <answer> (1) Zoey is a knight (2) Oliver is a knave </answer>. "
              "Write nothing after that.")
-
-def kk_puzzle(n, rng, *, brief=False):
-    """Make a puzzle of n people as a Problem; arguments as for puzzles.make_puzzle."""
-    return Problem(*puzzles.make_puzzle(n, rng, brief=brief))
-
-
-def kk_split(split, count, people, seed, *, brief=False):
-    """Make puzzles as a list of Problem; arguments as for puzzles.make_split."""
-    made = puzzles.make_split(split, count, people, seed, brief=brief)
-    return [Problem(*puzzle) for puzzle in made]
-
 
 # One clause of an answer; {} is filled with the names in the puzzle.
 KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
@@ -207,6 +219,259 @@ def has_lookalikes(answer, names):
     return not all(c.isascii() or c in allowed for c in answer)
 
 
+# ---- Knights and Knaves: making puzzles ----
+
+def digest(*parts):
+    """Hash the parts to an integer that is the same in every run and Python version."""
+    text = repr(parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def split_of(meaning):
+    """Return the split of a problem. For every seed, a seventh of all meanings is "test",
+    and a seventh is "valid"."""
+    return ("test", "valid", *["train"] * 5)[meaning % 7]
+
+
+NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil "
+         "Emma Eric Eva Felix Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai "
+         "Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga Oscar Paul Peter Rosa Ruth Sam "
+         "Sara Simon Theo Tom Vera Zoe").split()
+STORY = ("On this island everyone is either a knight, who always tells the truth, or a "
+            "knave, who always lies. You meet {n} inhabitants of it on the shore: {names}. "
+            "{told} Who is a knight and who is a knave?")
+SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.",
+           "{} told you that {}.",
+           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.",
+           "{} declares that {}.",
+           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.",
+           "{} mentioned that {}.", "{} swears that {}.", "{} lets you know that {}.",
+           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.",
+           "If you believe {}, {}."]
+KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
+         "or": "{0} or {1}",
+         "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim -> words
+BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # without a story
+
+
+def draw_claim(n, speaker, rng):
+    """Draw a claim, such as ("if", (0, "knight"), (2, "knave")): a kind and one or two
+    leaves. A leaf is a person and a role."""
+    kind = rng.choice(tuple(KINDS))
+    leaves = [draw_leaf(n, speaker, rng)]
+    while kind not in ("leaf", "not") and len(leaves) < 2:
+        second = draw_leaf(n, speaker, rng)
+        if second != leaves[0]:
+            leaves.append(second)
+    return kind, *leaves
+
+
+def draw_leaf(n, speaker, rng):
+    """Draw a person and a role, but never "I am a knave", which neither role can say."""
+    person, role = speaker, "knave"
+    while (person, role) == (speaker, "knave"):
+        person = rng.randrange(n)
+        role = "knight" if rng.random() < 0.5 else "knave"
+    return person, role
+
+
+def find_true(claim, knight, every):
+    """Return the assignments of roles that make the claim true.
+
+    An assignment is a number; a set of assignments is an integer with a bit for each.
+    knight[person] is the set in which the person is a knight, `every` the set of all.
+    """
+    kind, *leaves = claim
+    said = [knight[person] if role == "knight" else every ^ knight[person] for person,
+            role in leaves]
+    x, y = said[0], said[-1]
+    if kind == "leaf":
+        return x
+    if kind == "not":
+        return every ^ x
+    if kind == "and":
+        return x & y
+    if kind == "or":
+        return x | y
+    if kind == "if":
+        return (every ^ x) | y
+    return every ^ x ^ y
+
+
+def put_in_words(claim, names, brief=False):
+    """Write the claim in English, or in telegraphic style."""
+    kind, *leaves = claim
+    said = []
+    for person, role in leaves:
+        said.append(f"{names[person]} {role}" if brief else f"{names[person]} is a {role}")
+    return (BRIEF if brief else KINDS)[kind].format(*said)
+
+
+@functools.cache
+def list_assignments(n):
+    """Return (knight, every) for n people, the arguments of find_true. Bit `person` of an
+    assignment is 1 for a knave."""
+    numbers = range(2 ** n)
+    knight = [sum(1 << a for a in numbers if not a >> person & 1) for person in range(n)]
+    return knight, (1 << 2 ** n) - 1
+
+
+def narrow_down(claims):
+    """Return for each claim the set of assignments that are consistent with it and with
+    the claims before it."""
+    knight, left = list_assignments(len(claims))
+    every = left
+    found = []
+    for speaker, claim in enumerate(claims):
+        left &= every ^ knight[speaker] ^ find_true(claim, knight, every)
+        found.append(left)
+    return found
+
+
+@functools.lru_cache(10_000)
+def name_roles(assignment, n):
+    """Write an assignment as letters: KNK is knight, knave, knight."""
+    return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
+
+
+def write_response(left, names):
+    """Write a response that lists, for each person, the assignments left after their
+    claim. The last assignment is the answer."""
+    lines = []
+    for name, bits in zip(names, left):
+        words = [name_roles(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
+        lines.append(f"{name}: {' '.join(words)}.")
+    roles = ["knight" if letter == "K" else "knave" for letter in words[-1]]
+    answer = ", ".join(f"{name} is a {role}" for name, role in zip(names, roles))
+    return f"<think> {' '.join(lines)} </think> <answer> {answer} </answer>"
+
+
+def kk_puzzle(n, rng, *, brief=False):
+    """Make a puzzle with exactly one consistent assignment of roles.
+
+    Args:
+        n: the number of people, 2 to 8.
+        rng: a random.Random.
+        brief: leave out the story and use the first n names, for a tiny model.
+
+    Returns:
+        A Problem. Its answer is a dict name -> "knight" or "knave"; the shortcut stops
+        before the last claim.
+
+    Raises:
+        UserError: for other sizes.
+    """
+    question, names, claims, left = draw_puzzle(n, rng, brief)
+    return solve_puzzle(question, names, left, hash_meaning(claims))
+
+
+def draw_puzzle(n, rng, brief):
+    """Draw claims until exactly one assignment is left, which a third of the draws
+    achieve. Returns (question, names, claims, left), with left from narrow_down."""
+    if not 2 <= n <= 8:
+        raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
+    names = NAMES[:n] if brief else rng.sample(NAMES, n)
+    left = [0]
+    while left[-1].bit_count() != 1:
+        claims = [draw_claim(n, speaker, rng) for speaker in range(n)]
+        left = narrow_down(claims)
+    words = [put_in_words(claim, names, brief) for claim in claims]
+    if brief:
+        question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
+    else:
+        told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
+        people = ", ".join(names[:-1]) + " and " + names[-1]
+        question = STORY.format(n=n, names=people, told=told)
+    return question, names, claims, left
+
+
+def solve_puzzle(question, names, left, meaning):
+    """Return the puzzle as a Problem, with its answer and solutions."""
+    word = name_roles(left[-1].bit_length() - 1, len(names))
+    roles = ["knight" if letter == "K" else "knave" for letter in word]
+    return Problem(question, dict(zip(names, roles)), write_response(left, names),
+                   write_response(left[:-1], names), meaning)
+
+
+@functools.lru_cache(10_000)
+def tabulate(claim, first, second=None):
+    """Return the claim's truth table over these people's roles, as the bits of an
+    integer."""
+    if second is None:
+        return find_true(claim, {first: 0b10}, 0b11)
+    return find_true(claim, {first: 0b1010, second: 0b1100}, 0b1111)
+
+
+def hash_meaning(claims):
+    """Compute a hash that is equal for puzzles identical up to names and logically
+    equivalent wording, by color refinement on the graph of who speaks of whom.
+
+    A few symmetric puzzles differ and still share a hash. A held-out split then has only
+    one of them; no puzzle gets into two splits.
+    """
+    # (speaker, person, the claim's truth table with that person first, the other person)
+    mentions = []
+    for speaker, claim in enumerate(claims):
+        x, *others = dict.fromkeys(person for person, _ in claim[1:])
+        if others:
+            y = others[0]
+            mentions.append((speaker, x, tabulate(claim, x, y), y))
+            mentions.append((speaker, y, tabulate(claim, y, x), x))
+        else:
+            table = tabulate(claim, x)
+            always = table in (0b00, 0b11)  # a tautology or contradiction: about nobody
+            mentions.append((speaker, speaker if always else x, table, None))
+    colors = [0] * len(claims)
+    for _ in claims:
+        seen = [[] for _ in claims]
+        for speaker, person, table, other in mentions:
+            edge = (speaker == person, other == speaker, table, -1 if other is None
+                    else colors[other])
+            seen[speaker].append((0, colors[person], *edge))
+            seen[person].append((1, colors[speaker], *edge))
+        colors = [digest(color, sorted(edges)) for color, edges in zip(colors, seen)]
+    return digest(sorted(colors))
+
+
+def kk_split(split, count, people, seed, *, brief=False):
+    """Make up to `count` puzzles of a split ("train", "valid" or "test"), cycling through
+    the sizes in `people`.
+
+    A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
+    any seed, names or wording. A held-out split never repeats a meaning, and "train" never
+    repeats a question. Gives up on a size after 1,000 draws without a new puzzle: two
+    people have only 41 meanings.
+    """
+    problems = []
+    seen = set()
+    left = list(people)  # sizes that still have new puzzles
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
+        n = people[i % len(people)]
+        if n not in left:
+            continue
+        problem = make_new(split, n, random.Random(f"{seed} {split} {i}"), brief, seen)
+        if problem:
+            problems.append(problem)
+        else:
+            left.remove(n)
+    return problems
+
+
+def make_new(split, n, rng, brief, seen):
+    """Make a puzzle of the split that is not in `seen`, a set of meanings (of questions
+    for "train"), and add it there. Returns None after 1,000 failed draws."""
+    for _ in range(1000):
+        question, names, claims, left = draw_puzzle(n, rng, brief)
+        if split == "train" and question in seen:
+            continue
+        meaning = hash_meaning(claims)
+        key = question if split == "train" else meaning
+        if split_of(meaning) == split and key not in seen:
+            seen.add(key)
+            return solve_puzzle(question, names, left, meaning)
+    return None
+
+
 def kk_published(people):
     """Load (train, test) from the puzzles published with mem-kk-logic (arXiv 2410.23123),
     split as in Logic-RL: the last 100 of each size are the test set. There are 1,000 of
@@ -215,7 +480,7 @@ def kk_published(people):
     test = []
     for n in people:
         problems = []
-        for row in data.load_hub("K-and-K/knights-and-knaves", "train", f"{n}ppl"):
+        for row in load_hub("K-and-K/knights-and-knaves", "train", f"{n}ppl"):
             roles = ["knight" if is_knight else "knave" for is_knight in row["solution"]]
             problems.append(Problem(row["quiz"], dict(zip(row["names"], roles))))
         train += problems[:-100]
@@ -225,20 +490,20 @@ def kk_published(people):
 
 def kk_task(cfg):
     """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
-    eval_data (must be ""), people, model, eval_only, seed, train_problems and
-    eval_problems. Validation puzzles are always generated."""
+    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
+    Validation puzzles are always generated."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
-    data.check_name("--data", cfg.data, ("synthetic", "published"), files=False)
+    if cfg.data not in ("synthetic", "published"):
+        raise UserError(f"--data {cfg.data} is not one of synthetic, published")
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
-    brief = data.is_tiny(cfg)  # the tiny model reads puzzles without a story
-    if brief and cfg.data == "published":
+    if cfg.brief and cfg.data == "published":
         raise UserError("--data published has stories, which the tiny model cannot read: "
-                        "add --model")
-    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=brief)
+                        "add --model, and leave out --brief")
+    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if cfg.data == "published":
         train, test = kk_published(cfg.people)
     else:
@@ -254,10 +519,131 @@ def kk_task(cfg):
                 tokens=r"\s?(?:\w+ is a )?\S+", warmup=500, shortcuts=0.6)
 
 
-# ---- Mathematics: problems from the hub, a file, or a generator ----
+# ---- Mathematics: the verifier ----
 
 # Qwen2.5's prompt for mathematics
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+# ---- The final answer ----
+MAX_CHARS = 500  # characters of an answer, and of the text read on each side of it
+
+BOX = re.compile(r"\\boxed\s*")
+JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*(?:[A-Za-z]\s*=\s*)?")
+
+# With answer tags, anything but layout between a box and the nearest word, "=" or line end
+# changes the answer. So do these words.
+OPERATORS = (r"(?:or|not?|never|plus|minus|negative|opposite|times|over|half|twice|double|triple|than|least|"
+             r"most|of|squared|cubed|factorial|percent|dozen|hundred|thousand|[mbtr]+illion|mod|modulo|"
+             r"pi|sqrt|exp|ln|log|sin|cos|tan|(?:and|to)(?!\s+[^\W\d_]{2}))(?![^\W\d_])")
+WORD = rf"(?<![\w\\'’])(?!{OPERATORS})[^\W\d_]{{2,}}(?:['’](?!t\b)\w+|(?!['’]))"
+ARROW = r"\\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])"
+STOP_BEFORE = re.compile(rf"""\n | \A\s*(?:[-+>]+|\#+|\(?\w\w?[.)])\s  # an item of a list
+    | {WORD}(?:\s+\w{{1,3}}:|\s+[–—-]\s)?         # Answer, Answer -, Step 2:
+    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+           # since $x = 5$,
+    | (?<![!<>])=>? | -> | [.?!]\s | [→⇒∴≈。：] | {ARROW}""", re.X | re.I)
+STOP_AFTER = re.compile(rf"""\n | \\end\s*\{{ | \\\\\s*$ | [.?]\s | [\u3040-\ud7a3]  # Japanese to Korean
+    | (?<![\w\\}}])(?:a\s+)?{WORD} | \s[–—-]\s+(?={WORD})""", re.X | re.I | re.M)
+LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ] | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
+    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right|blacksquare|square|Box|checkmark|qed)
+    (?![A-Za-z])""", re.X)
+PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|percent\b)", re.I)
+
+
+def final_answer(response):
+    """Return the text of the final answer, or "" if there is none.
+
+    It is what the last \\boxed{...} after the last </think> contains; no <think> may
+    follow. With answer tags only the last <answer>...</answer> counts: its last box, or
+    all of it if it has no box or if something next to the box changes the answer. Boxes
+    joined by a comma, "and" or "or" are one answer, a list; a box in a box is part of
+    it. An empty box is not an answer."""
+    text = response.rpartition("</think>")[2]
+    _, tagged, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
+    if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
+        return ""
+    text = inside.partition("</answer>")[0] if tagged else text
+    contents, last, first, end = [], 0, 0, 0  # of the boxes that are joined; `last` ends the one before them
+    for box in BOX.finditer(text, max(0, text.rfind("\\boxed") - MAX_CHARS)):
+        if box.start() >= end:  # else it is in a box
+            if not contents or not JOINED.fullmatch(text, end, box.start()):
+                contents, last, first = [], end, box.start()
+            end = after_brace(text, box.end())
+            contents.append(text[box.end() + 1:end - 1].strip())
+    if not all(contents):
+        return ""
+    answer = ", ".join(dict.fromkeys(contents))
+    before, after = text[max(last, first - MAX_CHARS):first], text[end - 1:end + MAX_CHARS]
+    if tagged and (not contents or is_changed(before, after)):
+        percent = contents and PERCENT.match(text, end)
+        if percent:  # otherwise 5% would be 5, because a unit may be left out
+            text = f"{text[:first]}{answer} \\times 10^{{-2}}{text[percent.end():]}"
+        return text.strip() if len(text) <= MAX_CHARS else ""
+    return answer
+
+
+def is_changed(before, after):
+    """Return True if something other than layout touches the box. `after` begins with the
+    box's closing brace."""
+    touching = STOP_BEFORE.split(before)[-1], STOP_AFTER.split(after)[0]
+    return any(LAYOUT.sub("", text) for text in touching)
+
+
+def after_brace(text, at):
+    """Return the position after the brace that closes the one at `at`; `at` + 1 if there is
+    no brace at `at` or it closes more than MAX_CHARS later."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else "", re.S):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return at + brace.end()
+    return at + 1
+
+
+# ---- Mathematics: are two answers equal? ----
+
+DIGITS = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
+NUMBER = re.compile(rf"""\$?(?P<sign>[-+]?)\$?
+    (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
+      | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
+      | \\[dt]?frac \{{(?P<above>[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
+    \s* (?P<percent>\\?%)? (?:\^?\\circ|°)? \.? \$?""", re.X)
+
+
+def plain_equal(answer, gold):
+    """Compare two plain numbers exactly: integers, decimals and fractions in lowest terms,
+    with a sign, thousands separators, a dollar, percent or degree sign. Anything else is
+    equal to nothing: verify/math_equal.py reads more, and accepts whatever this accepts."""
+    x, y = read_number(answer), read_number(gold)
+    if x is None or y is None:
+        return False
+    if x[1] == y[1]:
+        return x[0] == y[0]
+    number, other = (x[0], y[0]) if x[1] else (y[0], x[0])  # 5% is 5, or 0.05
+    return other in (number, number / 100)
+
+
+def read_number(text):
+    """Read a plain number as (Fraction, whether it has a percent sign), or return None."""
+    found = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
+        return None
+    top = found["top"] or found["above"]
+    if top:
+        value = Fraction(int(top), int(found["bottom"] or found["below"]) or 1)
+        if str(value) != f"{top}/{found['bottom'] or found['below']}":
+            return None  # 6/8 is not worked out, and 1/0 is no number
+    else:
+        value = Fraction((found["whole"] or "0").replace(",", "") + (found["part"] or ""))
+    return -value if found["sign"] == "-" else value, bool(found["percent"])
+
+
+try:
+    from verify.math_equal import math_equal
+except ModuleNotFoundError as error:
+    if error.name not in ("verify", "verify.math_equal"):
+        raise
+    math_equal = plain_equal  # verify/ is optional
 
 
 def verify_math(response, gold):
@@ -293,6 +679,8 @@ def as_answers(gold):
         gold = [gold]
     return [str(each) for each in gold]
 
+
+# ---- Mathematics: problems from a generator, the hub, or a file ----
 
 def arithmetic(rng):
     """Make a sum of two three-digit numbers, or the product of such a number and a digit.
@@ -331,7 +719,7 @@ def arithmetic_split(split, count, seed):
     problems = []
     seen = set()
     count = count if split == "train" else min(count, 20_000)
-    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2):
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
         rng = random.Random(f"{seed} {split} {i}")
         problem = arithmetic(rng)
         while split_of(problem.meaning) != split or problem.meaning in seen:
@@ -342,101 +730,156 @@ def arithmetic_split(split, count, seed):
     return problems
 
 
+# --data or --eval_data -> the set's name, configuration and split on the hub
+MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
+              "math": ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+              "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
+MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
+             "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+             # its only split, with 30 problems
+             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
+# --data -> the set to test on
+MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
+              "deepscaler": "aime24"}
+# An example line of a file. The answer may be a string, a number, or a list of these.
+MATH_LINE = {"question": "1 + 1?", "answer": "2"}
+
+
+def load_hub(name, configuration, split):
+    """Load a split of a set on the hub."""
+    import datasets  # slow to import, and only needed for data from the hub
+    try:
+        return datasets.load_dataset(name, configuration, split=split)
+    except RuntimeError:
+        # The set is a script, which we never run. The hub has a copy of its rows on a
+        # branch, with a folder per configuration.
+        try:
+            return datasets.load_dataset(name, data_dir=configuration, split=split,
+                                         revision="refs/convert/parquet")
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+    except Exception as error:  # no such set, no access, no network: each has its own type
+        reason = f"{type(error).__name__}: {error}"
+    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network, or give "
+                    "a .jsonl file")
+
+
+def load_math(name, places):
+    """Load the rows (question, golds) of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or
+    of a .jsonl file."""
+    if name not in places:
+        return with_golds(name, read_file(name, MATH_LINE), is_gold)
+    rows = []
+    for row in load_hub(*places[name]):
+        if name == "gsm8k":
+            gold = row["answer"].partition("####")[2].strip().replace(",", "")
+            rows.append((row["question"], [gold]))
+        elif name == "math":
+            rows.append((row["problem"], [final_answer(row["solution"])]))
+        else:
+            rows.append((row["problem"], [row["answer"]]))
+    return with_golds(name, rows, is_gold)
+
+
+def read_file(path, example):
+    """Read the rows of a .jsonl file: of each line the values at the example's keys. The
+    second, one gold or a list, becomes a list of strings."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line) if line.strip() else None
+            question, golds, *more = [values[key] for key in example] if values else ("", [])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not like "
+                            f"{json.dumps(example)}") from None
+        if question:
+            golds = golds if isinstance(golds, list) else [golds]
+            golds = ["" if gold is None else str(gold) for gold in golds]
+            rows.append((question, golds, *more))
+    return rows
+
+
+def with_golds(name, rows, matches):
+    """Drop golds that are blank or match nothing, and rows without any other gold. Print
+    how many rows were dropped."""
+    kept = []
+    for question, golds, *passages in rows:
+        golds = [gold for gold in golds if gold and gold.strip() and matches(gold)]
+        if golds:
+            kept.append((question, golds, *passages))
+    if not kept:
+        raise UserError(f"{name} has no problem with a gold answer: name another set or file")
+    if len(kept) < len(rows):
+        print(f"dropped {len(rows) - len(kept)} of {len(rows)} problems of {name}: no gold "
+              "answer, or one that the verifier cannot read")
+    return kept
+
+
+
+def choose_eval_data(cfg, pairs):
+    """Return the name of the set to test on. pairs: the default for each training set."""
+    eval_data = cfg.eval_data or pairs.get(cfg.data, "")
+    for flag, name, known in (("data", cfg.data, pairs),
+                              ("eval_data", eval_data, pairs.values())):
+        if name == "":
+            raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
+                            "file with --eval_data")
+        if name not in known and not name.endswith(".jsonl"):
+            raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
+                            "that ends in .jsonl")
+    return eval_data
+
+
+def drop_questions(problems, held_out):
+    """Drop problems whose question is also held out, ignoring white space and case."""
+    def key(problem):
+        return " ".join(problem.question.split()).casefold()
+    keys = {key(problem) for problem in held_out}
+    return [problem for problem in problems if key(problem) not in keys]
+
+
+def hold_out(found, test, eval_data, cfg):
+    """Split the problems found into (train, valid), without those in the test set; print
+    how many were removed. Validation gets at most a tenth, and at most
+    cfg.eval_problems."""
+    train = drop_questions(found, test)
+    if len(train) < len(found):
+        print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
+    valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
+    train = drop_questions(train, valid)
+    if not valid or not train:
+        raise UserError(f"--data {cfg.data} has too few different problems that are not in "
+                        f"{eval_data}: give 10 or more (a tenth is held out for validation)")
+    return train, valid
+
+
 def math_task(cfg):
-    """Make the task mathematics. It uses cfg.data ("synthetic", a key of data.MATH_TRAIN,
-    or a file), eval_data ("synthetic", a key of data.MATH_TEST, a file, or "" for the
+    """Make the task mathematics. It uses cfg.data ("synthetic", a key of MATH_TRAIN,
+    or a file), eval_data ("synthetic", a key of MATH_TEST, a file, or "" for the
     test set that belongs to data), model, eval_only, seed, train_problems and
     eval_problems. Validation problems are split off the training set."""
-    eval_data = data.choose_eval_data(cfg, data.MATH_PAIRS)
+    eval_data = choose_eval_data(cfg, MATH_PAIRS)
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
-        test = [Problem(*row) for row in data.load_math(eval_data, data.MATH_TEST, is_gold)]
+        test = [Problem(*row) for row in load_math(eval_data, MATH_TEST)]
     if cfg.eval_only:
         train, valid = test, test  # unused: --eval_only reads only the test set
     elif cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        found = [Problem(*row) for row in data.load_math(cfg.data, data.MATH_TRAIN, is_gold)]
-        train, valid = data.hold_out(found, test, eval_data, cfg)
+        found = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
+        train, valid = hold_out(found, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")
 
 
-# ---- Registration ----
-
-ROOT = pathlib.Path(__file__).parent
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
-# that function -> folder of the tiny model pretrained on its default problems
-PRETRAINED = {kk_task: ROOT / "support" / "pretrained" / "kk",
-              math_task: ROOT / "support" / "pretrained" / "math"}
-
-
-def add_extras():
-    """Import each extras/*/plugin.py. A plugin registers what its folder has, such as the
-    task qa."""
-    for path in sorted((ROOT / "extras").glob("*/plugin.py")):
-        importlib.import_module(f"extras.{path.parent.name}.plugin")
-
-
-# ---- What make_task checks ----
-
-def is_text(value):
-    return isinstance(value, str) and is_whole(value)
-
-
-def is_count(value):
-    return isinstance(value, int) and value >= 0
-
-
-def is_positive(value):
-    return is_count(value) and value > 0
-
-
-def is_share(value):
-    return isinstance(value, (int, float)) and 0 <= value <= 1
-
-
-def is_list(value):
-    return isinstance(value, list) and len(value) > 0
-
-
-RULES = {  # fields of a Task: a test of each, and the message's words
-    "train valid test": (is_list, "a list of tasks.Problem, with at least one"),
-    "name system opening stop_text tokens": (is_text, "a string"),
-    "verify reward": (callable, "a function"),
-    "floor shortcuts": (is_share, "a number from 0 to 1"),
-    "max_turns": (is_count, "a whole number, 0 or more"),
-    "warmup": (is_positive, "a whole number, 1 or more")}
-
-
-def check_problem(owner, problem):
-    """Raise UserError unless this is a Problem whose texts are strings."""
-    if not isinstance(problem, Problem):
-        raise UserError(f"{owner} has {problem!r:.60}, which is not a tasks.Problem")
-    texts = (problem.question, problem.solution, problem.shortcut)
-    if not problem.question or not all(map(is_text, texts)):
-        raise UserError(f"{owner} has {problem!r:.60}: question, solution and shortcut must "
-                        "be strings, and the question must not be empty")
-
-
-def check_held_out(owner, task):
-    """Raise UserError if every validation or test problem is also a training problem;
-    warn if some are."""
-    trained_on = {problem.question for problem in task.train}
-    for name in ("valid", "test"):
-        problems = getattr(task, name)
-        seen = sum(problem.question in trained_on for problem in problems)
-        line = f"{owner}: {seen} of {len(problems)} questions of {name} are also in train"
-        if seen == len(problems):
-            raise UserError(f"{line}: give problems that are not in the training set")
-        if seen:
-            say(f"warning: {line}: accuracy on them shows what was memorized")
-
-
-def is_whole(text):
-    """Return False for a string with lone surrogates, which no tokenizer can encode."""
-    return text.encode(errors="replace").decode() == text

@@ -2,7 +2,8 @@
 
 The first part is a lesson. It compares each piece of the algorithm with a slow version of itself,
 made of loops, or shows what would go wrong without it. A message says what was found and what was
-expected. The other tests cover corner cases, tasks, tools and the command line.
+expected. The other tests cover training, corner cases, the tasks and the program. The models that
+they use, at the end of the file, are tiny, random and made here.
 
     python -m pytest -q test_grpo_sg.py                        all of it, on grpo_sg.py
     OF=lesson.exercises python -m pytest -q test_grpo_sg.py    the lesson, on your own functions
@@ -10,7 +11,6 @@ expected. The other tests cover corner cases, tasks, tools and the command line.
 The heading of each section of the lesson begins with the function that it tests: lesson/progress.py
 reads it.
 """
-import dataclasses
 import importlib
 import inspect
 import itertools
@@ -20,6 +20,7 @@ import operator
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -29,17 +30,14 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 
 import grpo_sg
 import tasks
-from conftest import (
-    PROMPTS, WORDS, build_model, build_toy, byte_tokenizer, parameters_of, rows_of,
-    word_tokenizer)
 from grpo_sg import sample
-from support import cli, data, models, program, puzzles, tiny
-from support.run import Run
+
+torch.set_num_threads(1)
 
 # The module whose functions the lesson tests.
 GRADED = importlib.import_module(os.environ.get("OF", "grpo_sg"))
@@ -53,6 +51,9 @@ make_batch = GRADED.make_batch
 learn = GRADED.learn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+LAST_MESSAGE = "{{ messages[-1]['content'] }}"
+WORDS = ["<|im_end|>", "[UNK]", "yes", "no", "maybe", "who", "what", "why", "never", "always"]
 MODES = pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 
 
@@ -457,13 +458,15 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
     batch = make_batch(completions, "cpu")
     longest = max(c.length() for c in completions)
     for name in ("ids", "mask"):
-        shape = tuple(batch[name].shape)
+        shape = tuple(getattr(batch, name).shape)
         assert shape == (48, longest), f"{name} has shape {shape}, expected {(48, longest)}"
-    assert batch["mask"].dtype == torch.bool, f"mask is {batch['mask'].dtype}, expected torch.bool"
-    same("an advantage", batch["advantages"], range(48), "c.advantage of each completion")
-    for name, x in make_batch(completions, "meta").items():
+    assert batch.mask.dtype == torch.bool, f"mask is {batch['mask'].dtype}, expected torch.bool"
+    same("an advantage", batch.advantages, range(48), "c.advantage of each completion")
+    meta = make_batch(completions, "meta")
+    for name in ("ids", "mask", "advantages"):
+        x = getattr(meta, name)
         assert x.device.type == "meta", f"{name} is on {x.device}, expected the device given"
-    for c, ids, mask in zip(completions, batch["ids"].tolist(), batch["mask"].tolist()):
+    for c, ids, mask in zip(completions, batch.ids.tolist(), batch.mask.tolist()):
         pads = longest - c.length()
         row = c.prompt + c.tokens + [0] * pads
         assert ids == row, f"a row of ids is {ids}, expected {row}: prompt, completion, pads (0)"
@@ -692,7 +695,7 @@ def stepped(policy, completions, cfg, rate=0.1, **more):
     """Call grpo_sg.learn with plain gradient descent. Returns (statistics, parameters)."""
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=rate)
     updates = grpo_sg.learn(policy, optimizer, completions, cfg, **more)
-    return grpo_sg.summarize(updates), parameters_of(policy.model)
+    return grpo_sg.average_updates(updates), parameters_of(policy.model)
 
 
 def test_the_ratio_is_exactly_1_in_the_first_update():
@@ -707,7 +710,7 @@ def test_greedy_completions_belong_to_their_prompts():
     policy, task, cfg = build_toy(sample_batch=4)
     questions = [" ".join(words) for words in itertools.permutations(WORDS[2:8], 2)]
     task = task._replace(train=[tasks.Problem(question, "yes") for question in questions])
-    problems = models.encode_problems(task, policy, cfg).train
+    problems = grpo_sg.encode_problems(task, policy, cfg).train
     alone = []
     for question in questions:
         prompt = policy.tokenizer(question)["input_ids"]
@@ -740,10 +743,9 @@ def test_an_update_clips_on_both_sides_where_its_settings_say():
 
 
 def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
-    policy, task, cfg = build_toy(out=str(tmp_path / "run"))
-    with Run(cfg, policy) as run:
-        grpo_sg.train(policy, task, cfg, run)
-    run.check_ending()
+    policy, task, cfg = build_toy()
+    run = grpo_sg.Run(cfg, policy, tmp_path / "run")
+    grpo_sg.train(policy, task, cfg, run)
     rewards = [row["reward"] for row in run.rows]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 2 and len(rewards) == 25
     assert run.rows[0]["weight_mean"] > 1
@@ -756,11 +758,9 @@ def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
 def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grpo_sg, "watch_tokens", None)  # no page would show them
     policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
-    for run in (None, Run(cfg)):
-        rows = grpo_sg.train(policy, task, cfg, run)
-        assert [row["weight_mean"] for row in rows] == [1, 1]
+    rows = grpo_sg.train(policy, task, cfg)
+    assert [row["weight_mean"] for row in rows] == [1, 1]
     assert os.listdir(tmp_path) == []
 
 
@@ -804,8 +804,8 @@ def test_the_sums_are_those_of_loops(mode):
         r = math.exp(logps[i, t] - old[i, t])
         x = float(ref[i, t] - logps[i, t])
         held_back = A[i] > 0 and r > 1.3 or A[i] < 0 and r < 0.8
-        values = {"clip_frac": held_back, "kl": math.exp(x) - 1 - x, "entropy": -old[i, t],
-                  "weight_mean": w[i, t], "low_prob_frac": logps[i, t].exp() < 1/3}
+        values = {"clipped": held_back, "kls": math.exp(x) - 1 - x, "entropies": -old[i, t],
+                  "weights": w[i, t], "unlikely": logps[i, t].exp() < 1/3}
         length = 1 if mode == "token-mean" else mask[i].sum().item()
         for key, value in values.items():
             expected[key] += float(value) / length
@@ -826,7 +826,7 @@ def test_the_entropy_of_many_tokens_does_not_overflow_in_float16():
     """131,072 tokens of 2 nats sum to more than float16 can hold."""
     logps = torch.full((64, 2048), -2.0)
     _, sums = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
-    assert sums["entropy"].item() / sums["count"].item() == pytest.approx(2.0)
+    assert sums["entropies"].item() / sums["count"].item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("change", [
@@ -863,12 +863,11 @@ def test_a_mask_of_numbers_selects_the_same_tokens_as_one_of_booleans():
 def test_an_old_transformers_is_reported_in_one_line(version, accepted, monkeypatch):
     """It would be an IndexError: too many indices."""
     monkeypatch.setattr(grpo_sg.transformers, "__version__", version)
-    ids, mask = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
-    if accepted:
-        assert grpo_sg.token_logps(build_model(), ids, mask).shape == (1, 2)
-    else:
+    assert grpo_sg.keeps_by_mask() == accepted
+    if not accepted:
+        monkeypatch.setattr(grpo_sg, "KEEPS_BY_MASK", False)
         with pytest.raises(AssertionError, match=f"needs transformers 5.21 or newer, not {version}$"):
-            grpo_sg.token_logps(build_model(), ids, mask)
+            grpo_sg.token_logps(build_model(), torch.tensor([[1, 2]]), torch.tensor([[False, True]]))
 
 
 def test_a_completion_does_not_depend_on_the_others_in_its_batch():
@@ -904,22 +903,15 @@ def test_equal_prompts_are_prefilled_once(monkeypatch):
     assert once == each and read == [3, 12, 12] * 2
 
 
-def answer_who(texts):
-    return [f"who {'why ' * len(text.split())}" for text in texts]
-
-
-@pytest.mark.parametrize("tool", [False, True])
-def test_a_rollout_depends_only_on_the_seed(tool):
+def test_a_rollout_depends_only_on_the_seed():
     """Not on how many completions are sampled at once."""
-    change = {"stop_text": "maybe", "observe": answer_who, "max_turns": 3} if tool else None
-    policy, task, cfg = build_toy(change=change)
+    policy, task, cfg = build_toy()
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
         rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
         found.append([(c.tokens, c.mask) for c in rolled])
     assert found[0] == found[1] == found[2] == found[3] != found[4]
-    assert {c.tool_calls for c in rolled} == ({0, 1, 2, 3} if tool else {0})
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
@@ -958,7 +950,7 @@ def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
     for beta, rows in ((0.0, 8), (0.1, 9)):
         cfg = grpo_sg.Config(tokens_per_micro_batch=36, beta=beta)
         batches = grpo_sg.micro_batches(completions, cfg, "cpu")
-        shapes = [tuple(batch["ids"].shape) for batch in batches]
+        shapes = [tuple(batch.ids.shape) for batch in batches]
         assert all(height == 1 or height * width <= 36 for height, width in shapes)
         assert sum(height for height, _ in shapes) == rows and len(shapes) < 6
 
@@ -1001,7 +993,7 @@ def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_update():
     calls, parameters = {}, {}
     for checkpointing in (False, True):
         policy, completions, cfg = rolled(updates=1, gradient_checkpointing=checkpointing)
-        models.prepare(policy.model, checkpointing, "cpu")
+        grpo_sg.prepare(policy.model, "cpu", gradient_checkpointing=checkpointing)
         calls[checkpointing] = 0
         attention = policy.model.model.layers[0].self_attn
         before = attention.forward
@@ -1050,37 +1042,11 @@ def test_a_non_finite_update_is_skipped():
     assert row["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
 
 
-def test_nan_logits_or_log_probabilities_are_refused_before_training(monkeypatch):
-    policy, completions, _ = rolled()
-    prompt = completions[0].prompt
-    likeliest = policy.model(torch.tensor([prompt])).logits[0, -1:].argmax(-1).tolist()
-    cli.compare_passes(policy.model, prompt, likeliest)
-
-    def give_nan(model, ids, mask):
-        return mask * math.nan
-    monkeypatch.setattr(grpo_sg, "token_logps", give_nan)
-    with pytest.raises(ValueError, match="differs from a plain forward pass"):
-        cli.compare_passes(policy.model, prompt, likeliest)
-    policy.model.lm_head.weight.data.fill_(math.nan)
-    with pytest.raises(ValueError, match="not finite: check its parameters"):
-        cli.compare_passes(policy.model, prompt, likeliest)
-
-
 # ==== Knights and Knaves, sums and products ====
 
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
 ROLE_NAMES = ("knight", "knave")
-VERIFIERS = {"kk": tasks.verify_kk, "math": tasks.verify_math}
-
-
-def test_labeled_responses_get_their_verdicts():
-    """Right answers, slips and cheats; each row says why."""
-    rows = rows_of(os.path.join(HERE, "support", "cases.jsonl"))
-    for row in rows:
-        verdict = VERIFIERS[row["task"]](row["response"], row["gold"])._asdict()
-        assert {**verdict, **row} == {**row, **verdict}, row["why"]
-    assert len(rows) > 110
 
 
 def test_hostile_responses_are_cheap():
@@ -1102,7 +1068,7 @@ def claims_of(problem):
     names, claims = list(problem.answer), {}
     told = problem.question.split(f" and {names[-1]}. ", 1)[1].split(" Who is a knight and")[0]
     for sentence in re.split(r"(?<=\.) ", told):
-        for saying in puzzles.SAYINGS:
+        for saying in tasks.SAYINGS:
             before, middle, after = map(re.escape, saying.split("{}"))
             if said := re.fullmatch(f"{before}({'|'.join(names)}){middle}(.*){after}", sentence):
                 claims[said[1]] = said[2]
@@ -1163,16 +1129,15 @@ def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
     """As in Logic-RL."""
     row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
     rows = [{"quiz": f"{i}", **row} for i in range(1000)]
-    monkeypatch.setattr(data, "load_hub", lambda name, configuration, split: rows)
+    monkeypatch.setattr(tasks, "load_hub", lambda name, configuration, split: rows)
     task = tasks.kk_task(grpo_sg.Config(model="any", data="published", people=[3],
                                        eval_problems=10))
     assert [len(task.train), len(task.test)] == [900, 100] and task.test[0].question == "900"
     assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
 
 
-def test_solutions_of_arithmetic_are_right_and_keep_their_spacing():
+def test_solutions_of_arithmetic_are_right():
     task = tasks.math_task(grpo_sg.Config(task="math", train_problems=2000, eval_problems=5))
-    _, tokenizer = tiny.tiny_model(task)
     for problem in task.train[:200]:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
         assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
@@ -1181,7 +1146,6 @@ def test_solutions_of_arithmetic_are_right_and_keep_their_spacing():
         for (x, sign, y, alone, carry, result), (*_, before) in zip(columns, [("0", "00"), *columns]):
             assert int(alone) == (int(x) + int(y) if sign == "+" else int(x) * int(y))
             assert int(result) == int(alone) + int(carry) and carry == before[0]
-        assert tokenizer.decode(tokenizer(problem.solution)["input_ids"]) == problem.solution
 
 
 def test_arithmetic_splits_share_no_operands():
@@ -1193,153 +1157,194 @@ def test_arithmetic_splits_share_no_operands():
     assert len(set(pairs["test"])) == 2000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
-# ==== A tool: its calls, its answers, and whose tokens are trained on ====
+# ==== Plain numbers, and data from files and the hub ====
 
-STOP = "</search>"
-
-
-def letters_tokenizer():
-    """Build a tokenizer of letters and all parts of "</search>", some with more text after them."""
-    parts = {STOP[i:j] for i in range(9) for j in range(i + 1, 10)} | {">\n", "><", "h> ", STOP + "<a"}
-    letters = {chr(i) for i in range(32, 127)} | {"\n"}
-    return word_tokenizer(["<|im_end|>", "[UNK]", *sorted(letters | parts)], ".|\n")
+EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
+         "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
+         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5"]
+UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
+           "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
+           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5"]
 
 
-def count_calls(texts):
-    return [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts]
+@pytest.mark.parametrize("pair", EQUAL)
+def test_equal_plain_numbers(pair):
+    assert tasks.plain_equal(*pair.split())
 
 
-def verify_x(response, gold):
-    formed = response.count("<answer>") == 1 and response.endswith("</answer>")
-    return tasks.Verdict("<answer>x</answer>" in response, formed)
+@pytest.mark.parametrize("pair", UNEQUAL)
+def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
+    assert not tasks.plain_equal(*pair.split())
+    assert not tasks.plain_equal("", "") and not tasks.plain_equal("9" * 501, "9" * 501)
 
 
-@pytest.fixture
-def converse():
-    """Return (spell, converse). converse(scripts) does a rollout without a model: row k writes the token
-    ids scripts[k][turn] in each turn, and stops where the sampler would."""
-    tokenizer = letters_tokenizer()
-
-    def spell(text):
-        return tokenizer(text)["input_ids"]
-
-    def converse(scripts, max_turns=2):
-        rows = [iter(script) for script in scripts]
-
-        def scripted(model, prompts, *, max_new_tokens, stop_ids, stopping_criteria, **_):
-            written = []
-            for prompt in prompts:
-                turn = next(rows[int(tokenizer.decode(prompt).split("|")[0])])[:max_new_tokens]
-                ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
-                        stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
-                written.append(turn[:ends[0]] if ends else turn)
-            return written
-        problems = [tasks.Problem(f"{k}|", "x", prompt=spell(f"{k}|")) for k in range(len(scripts))]
-        task = tasks.Task("calls", "", problems, problems, problems, verify_x, 0.0, stop_text=STOP,
-                          observe=count_calls, max_turns=max_turns)
-        policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0}, sampler=scripted)
-        cfg = grpo_sg.Config(max_new_tokens=60)
-        return grpo_sg.rollout(policy, task, problems, cfg, n=1, temperature=1.0, seed=0)
-    return spell, converse
+def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
+    for name, count in (("train", 40), ("test", 8)):
+        rows = [{"question": f"{name} {i}?", "answer": [i, "x y z \\in"]} for i in range(count)]
+        rows += [{"question": "both?", "answer": "1"}, {"question": "none?", "answer": ""}]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    task = tasks.math_task(grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"),
+                                          eval_data=str(tmp_path / "test.jsonl")))
+    assert [len(task.train), len(task.valid), len(task.test)] == [36, 4, 9]
+    asked = {split: {p.question for p in getattr(task, split)} for split in ("train", "valid", "test")}
+    assert not asked["train"] & asked["valid"] and not (asked["train"] | asked["valid"]) & asked["test"]
+    printed = capsys.readouterr().out
+    assert "dropped 1 of 42 problems" in printed and "removed 1 training problems that occur in" in printed
 
 
-def test_a_tool_call_is_recognized_in_every_tokenization(converse):
-    """All 256 ways to cut "</search>" into tokens, and some that end inside a token."""
-    (spell, converse), word = converse, letters_tokenizer().get_vocab()
-    spellings = [[STOP[i:j] for i, j in itertools.pairwise([0, *cuts, 9])]
-                 for k in range(9) for cuts in itertools.combinations(range(1, 9), k)]
-    spellings += [["</search", ">\n"], ["</", "search", "><"], ["</searc", "h> "], [STOP + "<a"]]
-    end = spell("<answer>x</answer>") + [0]
-    calls = [spell("<search>b") + [word[part] for part in spelling] for spelling in spellings]
-    seen = spell("\n<information>\nabc 1\n</information>")
-    completions = converse([[call + spell("never seen"), end] for call in calls])
-    for c, call, spelling in zip(completions, calls, spellings, strict=True):
-        assert c.tokens == call + seen + end  # as sampled, never decoded and re-tokenized
-        assert c.mask == [True] * len(call) + [False] * len(seen) + [True] * len(end)
-        assert c.tool_calls == 1 and not c.truncated and c.solved
-        assert c.response == f"<search>b{''.join(spelling)}<answer>x</answer>"  # all that the verifier reads
-        assert "abc 1" in c.transcript
+@pytest.mark.parametrize("settings, message", [
+    (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
+    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
+    (dict(task="kk", brief=True, data="published"), "has stories")])
+def test_data_that_does_not_exist_is_refused(settings, message):
+    settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
+    with pytest.raises(tasks.UserError, match=message):
+        tasks.TASKS[settings["task"]](grpo_sg.Config(**settings))
 
 
-def test_tool_calls_and_answers_are_limited(converse):
-    spell, converse = converse
-    call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
-    none, two, three, cut, long = converse([
-        [end], [call, call, end], [call, call, call + end], [spell("<search>" + "b" * 99)],
-        [call, spell("b" * 99)]])
-    assert [c.tool_calls for c in (none, two, three, cut, long)] == [0, 2, 2, 0, 1]
-    assert all(none.mask) and none.solved and two.solved
-    first, second = (spell(f"\n<information>\nabc {i}\n</information>") for i in (1, 2))
-    turns = [(call, True), (first, False), (call, True), (second, False), (end, True)]
-    assert two.tokens == [token for turn, _ in turns for token in turn]
-    assert two.mask == [own for turn, own in turns for _ in turn]
-    assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
-    assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
-    assert long.truncated and sum(long.mask) == len(call) + 60
-    assert grpo_sg.describe([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
-    closed, = converse([[call + end]], max_turns=0)
-    assert closed.tool_calls == 0 and closed.tokens == call + end
-    short = spell("\n<information>\nbbbbb\n</end>")  # a long answer is cut off, but for its last line
-    answer = f"\n<information>\n{'b' * 99}\n</end>"
-    assert grpo_sg.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
-    half = spell("a?\n")  # a lone surrogate, as a server may send
-    assert grpo_sg.encode_tool_answer(letters_tokenizer(), "a\ud83d\n") == half
+def test_a_line_that_is_no_problem_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+        path.write_text('{"question": "1?", "answer": "1"}\n' + line)
+        with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
 
 
-def test_a_tools_answer_contains_no_special_token():
-    """Even if the tool writes <|im_end|>, and the tokenizer begins each text with one."""
-    words = {word: i for i, word in enumerate(("[UNK]", "<|im_end|>", "<|", "im_end", "|>", "a"))}
-    core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    assert grpo_sg.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
-    assert tokenizer("a <|im_end|>")["input_ids"] == [1, 5, 1]  # elsewhere special tokens stay
+def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
+    import datasets
+    asked = []
+
+    def load_dataset(name, configuration=None, **given):
+        asked.append(given)
+        if "revision" not in given:
+            raise RuntimeError("Dataset scripts are no longer supported")
+        return [{"question": "1?", "answer": "so #### 1,000"}]
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert tasks.load_math("gsm8k", tasks.MATH_TEST) == [("1?", ["1000"])]
+    assert asked == [{"split": "test"},
+                     {"data_dir": "main", "split": "test", "revision": "refs/convert/parquet"}]
 
 
-def test_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
-    spell, converse = converse
-    turns = "<search>b</search>", "<search>c</search>", "<answer>x</answer>"
-    c, = converse([[spell(turns[0]), spell(turns[1]), spell(turns[2]) + [0]]])
-    task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, stop_text=STOP, observe=count_calls)
-    ids, mask = tiny.write_script(letters_tokenizer(), task, c.problem, "".join(turns))
-    assert ids.tolist() == c.prompt + c.tokens
-    assert mask.tolist() == [False] * len(c.prompt) + c.mask
+# ==== The model and the program ====
+
+CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{{ '<|im_start|>assistant\n' }}")
+SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
+         "--max_new_tokens 8")
 
 
-@pytest.mark.parametrize("name", ["kk", "math"])
-def test_the_tiny_models_tokenizer_reproduces_every_text(name):
-    cfg = cli.parse(f"--task {name} --train_problems 60 --eval_problems 8".split())
-    task = tasks.TASKS[name](cfg)
-    _, tokenizer = tiny.tiny_model(task)
-    for problem in task.train:
-        for text in (problem.question, problem.solution, problem.shortcut):
-            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+def save_model(folder, template=CHAT, model=None):
+    """Save a model with a byte tokenizer, like one from the hub."""
+    model = model or build_model(vocab_size=260)
+    tokenizer = byte_tokenizer(template)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
-def test_the_warm_up_teaches_the_texts():
-    cfg = cli.parse(["--train_problems", "3", "--eval_problems", "8"])
-    task = tasks.kk_task(cfg)._replace(shortcuts=0.0, warmup=60)
-    torch.manual_seed(0)
-    policy = grpo_sg.Policy(*tiny.tiny_model(task), {0})
-    task = models.encode_problems(task, policy, cfg)
-    tiny.warm_up(policy, task, cfg)
-    said = grpo_sg.rollout(policy, task, task.train, cfg, n=1, temperature=0, seed=0)
-    assert [c.response for c in said] == [p.solution for p in task.train]
+def run_program(text, capsys):
+    """Return what grpo_sg.run_program prints, or its last error line if it fails."""
+    try:
+        grpo_sg.run_program(text.split())
+    except SystemExit as stop:
+        error = capsys.readouterr().err
+        return stop.code if isinstance(stop.code, str) else error
+    return capsys.readouterr().out
 
 
-# ==== GPU memory ====
+@pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
+def test_the_program_trains_a_saved_model_and_saves_it(flags, tmp_path, capsys):
+    tokenizer = save_model(tmp_path / "model")
+    printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
+    rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
+    assert [(row["step"], row.get("split")) for row in rows] == [(0, "test"), (1, None), (1, "test")]
+    assert len(samples) == 3 + 2 + 3
+    keys = ("reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups seconds")
+    assert set(keys.split()) <= rows[1].keys()
+    # The output of a test is no terminal: lines, no bar.
+    assert f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy" in printed
+    assert "test before training: accuracy 0.000 ± 0.000, reward" in printed
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["people"]
+    model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
+    assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
 
-def test_a_single_row_that_does_not_fit_in_memory_ends_the_run_in_one_line(capsys):
-    def sampler(*given, **settings):
-        raise torch.OutOfMemoryError
-    policy = grpo_sg.Policy(build_model(), None, {1}, sampler=sampler)
-    with pytest.raises(SystemExit), program.one_line_errors(cli.advise_on_memory()):
-        grpo_sg.sample_in_parts(policy, PROMPTS, 8, torch.Generator())
-    assert re.search("error: out of GPU memory: lower --tokens.*--resume takes all", capsys.readouterr().err)
-    names = re.findall(r"--(\w+)", cli.advise_on_memory())
-    assert {"sample_batch", "tokens_per_micro_batch", "gradient_checkpointing"} <= {*cli.RESUMABLE} & {*names}
+
+@pytest.mark.parametrize("text, message", [
+    ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
+    ("--model ./nowhere", "error: --model ./nowhere cannot be used"), ("--modle x", "unrecognized arguments: --modle x"),
+    ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
+    ("--model x --device tpu", "invalid choice: 'tpu'"), ("--steps x", "invalid int value: 'x'"),
+    ("--model x --out /proc/run", "error: ")])
+def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
+    if "nowhere" not in text and "/proc" not in text:
+        monkeypatch.setattr(grpo_sg, "load_model", None)
+    if "/proc" in text:
+        save_model(tmp_path / "model")
+        text = f"--model {tmp_path}/model {SMALL} --brief --people 3 --out /proc/run"
+    error = run_program(f"{text} --train_problems 9 --eval_problems 9" if "data" in text else text, capsys)
+    assert message in error and "Traceback" not in error
+
+
+def test_a_model_that_lacks_parameters_is_refused(tmp_path, capsys):
+    """They would start at random, without a word."""
+    model = build_model(vocab_size=260)
+    del model.model.layers[1].mlp.up_proj
+    save_model(tmp_path / "model", model=model)
+    error = run_program(f"--model {tmp_path}/model {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
+    assert "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("template", [CHAT, CHAT + "<think>", None])
+def test_a_prompt_ends_with_the_opening_of_the_response(template):
+    """A tag that the prompt opens is the response's."""
+    task = tasks.Task("any", "Be good.", [], [], [], None, 0.0, opening="<think>")
+    tokenizer = byte_tokenizer(template)
+    (ids, opening), = grpo_sg.encode_prompts(tokenizer, task, ["Who?"])
+    assert opening == "<think>" and tokenizer.decode(ids) == (
+        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
+
+
+def test_long_prompts_are_dropped_with_a_count(capsys):
+    """The context must also hold a completion."""
+    policy, task, cfg = build_toy()
+    cfg.max_new_tokens = 4095
+    short = grpo_sg.encode_problems(task, policy, cfg)
+    assert [p.question for p in short.train] == ["who", "what"]
+    assert "1 of 3 train problems" in capsys.readouterr().out
+
+
+def test_a_quiet_sampler_prints_nothing(capsys):
+    """And so does one whose output is no terminal."""
+    with mock.patch.object(sys.stderr, "isatty", lambda: True, create=True):
+        for progress, shown in ((True, True), (False, False)):
+            with mock.patch.object(grpo_sg, "tqdm", wraps=grpo_sg.tqdm) as bar:
+                sample(build_model(), [[5]], max_new_tokens=2, stop_ids=[], progress=progress)
+            assert bar.call_args.kwargs["disable"] is (None if shown else True)
+
+
+@pytest.mark.parametrize("missing", ["support.checks", "jinja2"])
+def test_a_broken_support_folder_is_not_taken_for_a_missing_one(missing, tmp_path):
+    """Without support/ run_program is started; with a part of it missing, the part is named."""
+    (tmp_path / "support").mkdir()
+    (tmp_path / "support" / "cli.py").write_text(f"raise ModuleNotFoundError('no part', name='{missing}')")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {HERE!r}]; import grpo_sg; grpo_sg.main([])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert "no part" in done.stderr and "name a model" not in done.stderr
+
+
+def test_ctrl_c_during_the_imports_ends_the_program_silently(tmp_path):
+    """torch.py stands for a library that takes long to import."""
+    (tmp_path / "torch.py").write_text("import sys, time; print('importing', flush=True); time.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = subprocess.Popen([sys.executable, os.path.join(HERE, "grpo_sg.py")], env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout.readline() == "importing\n"
+    program.send_signal(signal.SIGINT)
+    _, error = program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGINT and error == ""
 
 
 @pytest.mark.parametrize("given, expected", [("", "expandable_segments:True None"),
@@ -1355,271 +1360,85 @@ def test_the_allocators_variable_is_set_before_torch_is_imported_unless_the_user
     assert found.stdout.strip() == expected
 
 
-# ==== The command line ====
+# ==== Tiny models, tokenizers and a toy task for these tests ====
 
-def main(text, capsys):
-    """Return what a command prints, or its one error line if it fails."""
-    try:
-        grpo_sg.main(text.split())
-    except SystemExit as stop:
-        assert stop.code == 2
-        error, = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        return error
-    return capsys.readouterr().out
-
-
-def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
-    kk, out = tasks.TASKS["kk"], tmp_path / "run"
-
-    def make_few(cfg):  # 20,000 puzzles take seconds
-        return kk(dataclasses.replace(cfg, train_problems=100))
-    monkeypatch.setitem(tasks.TASKS, "kk", make_few)
-    monkeypatch.setitem(tasks.PRETRAINED, make_few, tasks.PRETRAINED[kk])
-    flags = "--eval_problems 10"
-    printed = main(f"--steps 2 --eval_every 1 --prompts 8 {flags} --out {out}", capsys)
-    assert "starting from the pretrained tiny model" in printed
-    rows, samples = rows_of(out / "metrics.jsonl"), rows_of(out / "samples.jsonl")
-    assert [(row["step"], row.get("split")) for row in rows] == [
-        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "test")]
-    assert not any("@" in key for key in rows[2])  # no samples are drawn for validation
-    keys = ("reward accuracy format_rate truncated completion_tokens grad_norm entropy clip_frac kl "
-            "weight_mean low_prob_frac seconds")
-    assert all(isinstance(rows[1][key], float) for key in keys.split())
-    test = make_few(cli.parse(flags.split())).test
-    assert [row["question"] for row in samples if row["split"] == "test"] == [p.question for p in test] * 2
-    accuracy = f"{rows[-1]['eval/accuracy']:.3f}"
-    assert accuracy in printed and str(out) in printed
-    before, after = rows[0]["eval/avg@4"], rows[-1]["eval/avg@4"]
-    assert f"before -> after training: avg@4 {before:.3f} -> {after:.3f}, reward@4" in printed
-    assert accuracy in main(f"--eval_only --model {out}/checkpoint --out {tmp_path}/eval", capsys)
-    again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
-    assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
-    printed = main(f"--eval_only --task math --model {out}/checkpoint {flags} --out {tmp_path}/b", capsys)
-    assert "another task" in printed
+def build_model(family="Qwen2", seed=0, **settings):
+    """Build a model with random parameters, which depend only on the seed. It has tokens 0
+    to 49; token 1 is its end token and its pad token."""
+    usual = dict(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
+        initializer_range=0.2, bos_token_id=None, eos_token_id=1, pad_token_id=1)
+    if family == "GPT2":
+        # Learned positions notice a shift that Qwen's rotary ones forgive.
+        usual = dict(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+                     initializer_range=0.5, bos_token_id=None, eos_token_id=1)
+    # The language part of a multimodal family.
+    text = "Text" if family in ("Gemma3", "Qwen3_5") else ""
+    head = "LMHeadModel" if family in ("GPT2", "Bert") else "ForCausalLM"
+    config = getattr(transformers, f"{family}{text}Config")(**{**usual, **settings})
+    torch.manual_seed(seed)
+    return getattr(transformers, f"{family}{head}")(config).eval()
 
 
-CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{{ '<|im_start|>assistant\n' }}")
-SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
-         "--max_new_tokens 8")
+def word_tokenizer(words, pattern=None):
+    """Build a tokenizer with a token per word: text between spaces, or a match of the
+    pattern. The pad token is the stop token, as in Qwen2.5's base models: with a mask
+    `ids != pad`, the policy would never learn to stop."""
+    numbers = {word: i for i, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if pattern:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>",
+        unk_token="[UNK]", chat_template=LAST_MESSAGE)
 
 
-def hub_model(folder, template, model=None):
-    """Save a model with a byte tokenizer, like one from the hub."""
-    tokenizer = byte_tokenizer(template)
-    models.save_model(folder, model or build_model(vocab_size=260), tokenizer)
-    return tokenizer
+def byte_tokenizer(template):
+    """Build a tokenizer with a token per byte and three special tokens, 259 in all, like
+    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0."""
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
+    numbers = {word: i for i, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, []))
+    tokenizer.add_special_tokens(specials)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>",
+        chat_template=template)
 
 
-@pytest.mark.parametrize("template", [CHAT, CHAT + "<think>", None])
-def test_a_real_model_from_a_folder(tmp_path, template, capsys):
-    tokenizer = hub_model(tmp_path / "model", template)
-    task = tasks.Task("any", "Be good.", [], [], [], None, 0.0, opening="<think>")
-    ids, _ = models.encode_prompt(tokenizer, task, "Who?")
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
-    if template != CHAT:
-        return
-    main(f"--model {tmp_path}/model {SMALL} --people 3 --out {tmp_path}/run --beta 0.01 "
-         "--gradient_checkpointing --loss_agg_mode seq-mean-token-mean", capsys)
-    row = rows_of(tmp_path / "run" / "metrics.jsonl")[1]
-    assert row["step"] == 1 and row["truncated"] >= 0.5 and row["reward"] == -3 and row["equal_groups"] == 1
-    for row in rows_of(tmp_path / "run" / "samples.jsonl"):
-        assert row["completion"].startswith("<think>")  # a tag that the prompt opens is the response's
-    model, saved = models.read_model(tmp_path / "run" / "checkpoint", local=True)
-    assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
+# ---- A toy task: say a word that answers the question, and stop ----
+
+def verify_toy(text, gold):
+    return tasks.Verdict(gold in text.split(), text != "")
 
 
-UNUSABLE = {
-    # These keep a state instead of a cache, and would continue from other prompts.
-    "Mamba": (dict(state_size=8), "has no KV cache"),
-    "Rwkv": (dict(attention_hidden_size=32, context_length=2048, bos_token_id=0, eos_token_id=0),
-             "has no KV cache"),
-    "Bert": (dict(max_position_embeddings=2048, is_decoder=False), "cannot be sampled"),
-    "Qwen2": (dict(vocab_size=100), "has more words than the 100 of its model")}
+def build_toy(seed=0, dropout=0.0, change=None, **settings):
+    """Build (policy, task, cfg). change: a dict of fields of the task to replace."""
+    usual = dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0, updates=2,
+                 max_new_tokens=6, eval_every=10, seed=seed)
+    cfg = grpo_sg.Config(**{**usual, **settings})
+    problems = [tasks.Problem("who", "yes"), tasks.Problem("what", "no"),
+                tasks.Problem("why why", "maybe")]
+    task = tasks.Task("toy", "", problems, problems[:2], problems[1:], verify_toy, 1 / 3)
+    model = build_model("Qwen2", seed, vocab_size=len(WORDS), tie_word_embeddings=True,
+                        attention_dropout=dropout)
+    model.generation_config.eos_token_id = 0
+    policy = grpo_sg.Policy(model, word_tokenizer(WORDS), {0})
+    return policy, grpo_sg.encode_problems(task._replace(**change or {}), policy, cfg), cfg
 
 
-@pytest.mark.parametrize("family", UNUSABLE)
-def test_a_model_that_cannot_be_used_is_refused(family, tmp_path, capsys):
-    settings, message = UNUSABLE[family]
-    hub_model(tmp_path / "model", CHAT, build_model(family, **{"vocab_size": 260, **settings}))
-    assert message in main(f"--model {tmp_path}/model {SMALL} --out {tmp_path}/run", capsys)
-    assert not (tmp_path / "run").exists()
+def parameters_of(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-def test_an_encoder_is_refused_however_long_the_prompt_is():
-    """The longer the prompt, the less one more token changes the logits before it."""
-    model = build_model("Bert")
-    for length in (2, 400):
-        prompt = torch.randint(2, 50, (length,)).tolist()
-        tokens, = grpo_sg.sample(model, [prompt], max_new_tokens=4, stop_ids=[], temperature=0)
-        with pytest.raises(ValueError, match="not a causal model"):
-            cli.compare_passes(model, prompt, tokens)
-
-
-def test_an_incomplete_model_and_another_tasks_tokenizer_are_refused(tmp_path, capsys):
-    model = build_model(vocab_size=len(WORDS))
-    models.save_model(tmp_path / "words", model, word_tokenizer(WORDS))
-    command = f"--model {tmp_path}/words {SMALL} --out {tmp_path}/run"
-    assert "another task" in main(command, capsys)
-    os.remove(tmp_path / "words" / "config.json")
-    assert "/words" in main(command, capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_device_is_reported_in_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(models, "load_model", None)
-    absent = "cuda" if torch.backends.mps.is_available() else "mps"
-    assert "can use cpu" in main(f"--model a/b --device {absent} --out {tmp_path}/run", capsys)
-
-
-@pytest.mark.parametrize("argv, message", [
-    ("--task chess", "chess"), ("--model ./nowhere", "./nowhere"),
-    ("--group_size 1", "--group_size must be a whole number, 2 or more"), ("--lr inf", "--lr"),
-    ("--temperature 0", "--temperature must be a number, above 0"), ("--low 2 --high 1", "--high"),
-    ("--clip_high 1e308", "up to 1e9, not 1e+308"), ("--out ..", "exists"), ("--people 1", "2 to 8"),
-    ("--people 9", "2 to 8"), ("--max_new_tokens 2047", "--max_new_tokens"),
-    ("--out /proc/run", "cannot write to /proc/run"), ("--data published", "add --model"),
-    ("--device tpu", "--device"), ("--chat_template_kwargs [1]", "must be a JSON object")])
-def test_a_mistake_is_reported_in_one_line(argv, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tiny, "warm_up", None)  # no run gets so far
-    assert message in main(f"{argv} --train_problems 20 --eval_problems 5", capsys)
-    assert os.listdir(tmp_path) == []
-
-
-def give(value):
-    """Return a function that returns or raises the value, whatever its arguments."""
-    def given(*anything):
-        if isinstance(value, Exception):
-            raise value
-        return value
-    return given
-
-
-SUM = tasks.Problem("1 + 1?", "2", "2")
-FAULTS = [
-    ({"verify": None}, "verify must be a function, not None"), ({"warmup": 0.5}, "warmup must be a whole number, 1 or more, not 0.5"),
-    ({"train": iter("x")}, "list"), ({"valid": None}, "valid must be a list of tasks.Problem"), ({"train": []}, "train must be a list"),
-    ({"test": [tasks.Problem("", 1)]}, "the question must not be empty"),
-    ({"train": [tasks.Problem("1?", "1")] * 9}, "9 of 9 training problems have no solution"),
-    ({"floor": 5}, "floor must be a number from 0 to 1, not 5"), ({"floor": "5"}, "not '5'"), ({"max_turns": -1}, "max_turns must be"),
-    ({"valid": [SUM], "train": [SUM]}, "1 of 1 questions of valid are also in train: give"),
-    ({"verify": give(tasks.Verdict(torch.tensor([True, False]), True))}, "must be a tasks.Verdict"),
-    ({"verify": give(True)}, "True must be a tasks.Verdict"),
-    ({"verify": give(tasks.Verdict(0.5, True))}, "partial credit"),
-    ({"verify": give(tasks.Verdict(True, "yes"))}, "partial credit"),
-    ({"verify": give(KeyError("x"))}, "verify of --task kk, for '<think> "),
-    ({"reward": give("much")}, "reward of --task kk"), ({"reward": give(1e999)}, "not finite"),
-    ({"stop_text": "a", "observe": give(KeyError("x"))}, "the tool of --task kk"),
-    ({"stop_text": "a", "observe": give([1])}, "must return a list of as many"),
-    ({"stop_text": "a", "observe": give("x")}, "must return a list of as many")]
-
-
-@pytest.mark.parametrize("change, message", FAULTS)
-def test_a_fault_in_a_users_task_is_reported_in_one_line_before_the_warm_up(change, message, tmp_path, monkeypatch, capsys):
-    kk = tasks.TASKS["kk"]
-    monkeypatch.setattr(tiny, "warm_up", None)
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(**change))
-    assert message in main(f"--train_problems 20 --eval_problems 5 --out {tmp_path}/run", capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_error_in_a_users_function_shows_its_frames_and_the_completion(tmp_path, monkeypatch, capsys):
-    kk = tasks.TASKS["kk"]
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(verify=give(KeyError("x"))))
-    with pytest.raises(SystemExit):
-        grpo_sg.main(f"--train_problems 20 --eval_problems 5 --out {tmp_path}/run".split())
-    error = capsys.readouterr().err
-    shown, line = error[error.index("Traceback"):].split("\nerror: ")
-    assert re.findall('File "(.*?)", line .*, in (.*)', shown) == [(__file__, "given")]
-    assert shown.endswith("KeyError: 'x'")
-    assert re.fullmatch(r"verify of --task kk, for '<think> .*</answer>': KeyError: 'x'\n", line)
-
-
-def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
-    """JSON knows neither. A task without a tool may have no turns for one."""
-    kk = tasks.TASKS["kk"]
-
-    def verify(text, gold):
-        return tasks.Verdict(torch.ones(1).numpy()[0] > 0, len(text) % 2 == 0)
-
-    def made(cfg):
-        task = kk(cfg)
-        train = [problem._replace(answer={1, 2}) for problem in task.train]
-        return task._replace(warmup=1, max_turns=0, train=train, verify=verify)
-    monkeypatch.setitem(tasks.TASKS, "kk", made)
-    main(f"{SMALL} --out {tmp_path}/run --max_new_tokens 48", capsys)
-    rows = [row for row in rows_of(tmp_path / "run" / "samples.jsonl") if row["split"] == "train"]
-    assert rows[0]["answer"] == "{1, 2}" and rows[0]["correct"] is True
-
-
-def test_eval_only_works_in_another_folder_without_the_training_data(tmp_path, monkeypatch, capsys):
-    """A run keeps the absolute paths of its files."""
-    hub_model(tmp_path / "model", CHAT)
-    monkeypatch.chdir(tmp_path)
-    for name in ("train", "test"):
-        rows = [json.dumps({"question": f"{name} {i}?", "answer": str(i)}) for i in range(20)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-    main(f"--model model --task math --data train.jsonl --eval_data test.jsonl {SMALL} --out run", capsys)
-    os.remove("train.jsonl")
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    printed = main("--eval_only --model ../run/checkpoint --out ../again", capsys)
-    assert "test: accuracy" in printed
-
-
-def test_a_start_without_a_learning_signal_is_announced(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "describe_end", give([]))
-    change = {"verify": give(tasks.Verdict(False, True))}
-    policy, task, cfg = build_toy(change=change, eval_samples=2)
-    policy.stop_ids = set(range(len(WORDS)))
-    for step, eval_only, said in ((0, False, True), (60, False, False), (0, True, False)):
-        cfg.eval_only = eval_only
-        run = Run(cfg)
-        cli.run_test(policy, task, cfg, run, step)
-        printed = capsys.readouterr().out
-        shares = ("2 samples per problem: 100% well formed, 0% cut off; in 100% of the groups "
-                  "all rewards are equal")
-        assert (shares in printed) == ("no completion is right" in printed) == said
-
-
-def test_settings_that_make_all_weights_equal_are_announced(capsys):
-    """With tau = 9, sigmoid(pi / 9) is almost constant, and all weights are clipped to 1: GRPO."""
-    for flags in ("--tau 9", "--low 1.2 --high 1.2", "--alpha 0", ""):
-        cli.parse(flags.split())
-        assert ("plain GRPO" in capsys.readouterr().err) == bool(flags)
-    with pytest.raises(program.UserError, match="the weight 0"):
-        cli.parse("--alpha 0 --low 0".split())
-
-
-def test_flags_override_a_scripts_settings_which_override_the_defaults(tmp_path):
-    """Without a model, the defaults are those of the tiny model."""
-    cfg = cli.parse(["--lr", "0.5"], lr=0.1, steps=7, people=[2, 3])
-    assert (cfg.lr, cfg.steps, cfg.people, cfg.prompts) == (0.5, 7, [2, 3], 32)
-    assert cli.parse([], model="Qwen/Qwen2.5-0.5B").prompts == 64
-    with pytest.raises(program.UserError, match="--steps must be a whole number, above 0"):
-        cli.parse([], steps=0)
-
-
-def test_long_prompts_are_dropped_with_a_count(capsys):
-    """The context must also hold a completion and the tool's answers."""
-    policy, task, cfg = build_toy()
-    cfg.max_new_tokens = 4095
-    short = models.encode_problems(task, policy, cfg)
-    assert [p.question for p in short.train] == ["who", "what"]
-    assert "1 of 3 train problems" in capsys.readouterr().out
-    cfg.max_new_tokens = 4096
-    with pytest.raises(program.UserError, match="at most --max_new_tokens 4094"):
-        models.encode_problems(task, policy, cfg)
-    task = task._replace(observe=count_calls, max_turns=4)
-    for most, kept in ((418, 3), (419, 2)):
-        cfg.max_new_tokens = most
-        assert len(models.encode_problems(task, policy, cfg).train) == kept
-    cfg.max_new_tokens = 420
-    with pytest.raises(program.UserError, match="4 tool answers of.*at most --max_new_tokens 418"):
-        models.encode_problems(task, policy, cfg)
+def rows_of(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file]
 
 
 if GRADED is not grpo_sg:  # for the exercises, pytest collects only the lesson's tests

@@ -24,9 +24,8 @@ from collections import Counter
 from unittest import mock
 
 import grpo_sg
-import tasks
 from experiments.analysis import RESULTS
-from support import cli
+from support import checks, cli
 from support.program import UserError, one_line_errors
 
 OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
@@ -195,7 +194,7 @@ def warn(rows, wrong, right):
 def find_tasks(name):
     """Yield (label, task) for the name of a task or of a script that calls grpo_sg.main."""
     for label, cfg in find_settings(name):
-        yield label, cli.guard(tasks.make_task(cfg))
+        yield label, checks.guard(checks.make_task(cfg))
 
 
 def find_settings(name):

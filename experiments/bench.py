@@ -30,7 +30,7 @@ import grpo_sg as G
 import tasks
 from experiments.analysis import RESULTS
 from experiments.run import name_commit
-from support import models, tiny
+from support import tiny
 from support.run import Run
 
 SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
@@ -254,7 +254,7 @@ def bench_step(rounds):
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-            encoded = models.encode_problems(task, policy, cfg)
+            encoded = G.encode_problems(task, policy, cfg)
             sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg, model)}
             for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N // updates)):
                 theirs = copy.deepcopy(model)

@@ -30,7 +30,7 @@ import zipfile
 
 from experiments.analysis import RESULTS
 from tasks import ROOT, verify_math
-from verify.final_answer import final_answer
+from tasks import final_answer
 
 try:
     import math_verify

@@ -1,6 +1,6 @@
 """Train the pretrained tiny model of a task again, with seed 0.
 
-    python -m experiments.pretrain kk math qa     writes the folders in tasks.PRETRAINED
+    python -m experiments.pretrain kk math qa     writes the folders in tiny.PRETRAINED
 """
 import argparse
 import json
@@ -11,7 +11,7 @@ import grpo_sg
 import tasks
 import torch
 import transformers
-from support import cli, tiny
+from support import cli, program, tiny
 
 # The settings that decide what a warm-up learns from, except for the seed.
 MADE_WITH = ("task", "data", "people", "train_problems")
@@ -22,11 +22,11 @@ def pretrain(name):
     cfg = cli.parse(["--task", name, "--warm_up"])
     policy, task, _ = cli.load(cfg)
     tiny.warm_up(policy, task, cfg)
-    folder = tasks.PRETRAINED[tasks.TASKS[name]]
+    folder = tiny.PRETRAINED[tasks.TASKS[name]]
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=tasks.ROOT,
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=program.ROOT,
                             capture_output=True, text=True).stdout.strip()
     about = {"command": f"python -m experiments.pretrain {name}", "commit": commit,
              "torch": torch.__version__, "transformers": transformers.__version__,

@@ -238,7 +238,7 @@ AFAR = {"none, many": Arm({"shaping": "none"}), "sg, many": Arm(),
         "none, few": Arm({"shaping": "none", "train_problems": 64, "steps": 120}),
         "sg, few": Arm({"train_problems": 64, "steps": 120})}
 COMMANDS = {}
-tasks.add_extras()
+cli.add_extras()
 for name in tasks.TASKS:
     COMMANDS[name] = Arm({"task": name, "warm_up": True})
     COMMANDS[f"{name}, ready"] = Arm({"task": name})

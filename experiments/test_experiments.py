@@ -11,11 +11,11 @@ import statistics
 import pytest
 import torch
 
-from conftest import build_toy, parameters_of
+from test_grpo_sg import build_toy, parameters_of
 from experiments import analysis, baselines, bench, moves, numbers, premise, run
 from experiments.analysis import RESULTS
 from support import cli
-from support.program import UserError
+from tasks import UserError
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks

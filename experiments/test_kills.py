@@ -9,10 +9,9 @@ import time
 import pytest
 
 import grpo_sg
-import tasks
-from support import run
+from support import program, run
 
-FLAGS = ["--model", os.path.join(tasks.ROOT, "support", "pretrained", "math"), "--task", "math",
+FLAGS = ["--model", os.path.join(program.ROOT, "support", "pretrained", "math"), "--task", "math",
          "--train_problems", "200", "--eval_problems", "4", "--eval_samples", "0",
          "--eval_every", "4", "--prompts", "4", "--group_size", "4", "--beta", "0.01"]
 KILLS = 4

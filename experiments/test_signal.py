@@ -7,7 +7,7 @@ import torch
 
 import grpo_sg
 import tasks
-from conftest import build_toy, parameters_of
+from test_grpo_sg import build_toy, parameters_of
 from experiments import signal
 from lesson import look
 

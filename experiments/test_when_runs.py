@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from conftest import build_toy, parameters_of
+from test_grpo_sg import build_toy, parameters_of
 from experiments import signal, when
 from experiments.angle import weigh_damping
 from grpo_sg import grpo_sg_loss

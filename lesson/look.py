@@ -48,6 +48,7 @@ from tqdm import tqdm
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 from support import cli, program, tiny
+from tasks import UserError
 
 NAMES = {"sg": "GRPO-SG", "ar": "AR-Lopti's weight"}
 BLOCKS = 32          # of groups, for the jackknife
@@ -337,13 +338,13 @@ def read_arguments(argv):
     parser.add_argument("--groups", type=int, default=256)
     known, rest = parser.parse_known_args(argv)
     if known.groups < 2 * BLOCKS:
-        raise program.UserError(f"--groups {known.groups}: give {2 * BLOCKS} or more")
+        raise UserError(f"--groups {known.groups}: give {2 * BLOCKS} or more")
     defaults = {}
     if rest and rest[0].endswith(".py"):
         with mock.patch.object(grpo_sg, "main") as main_of_script:
             runpy.run_path(rest.pop(0), run_name="__main__")
         if main_of_script.call_args is None:
-            raise program.UserError("the script must end in grpo_sg.main(task=NAME)")
+            raise UserError("the script must end in grpo_sg.main(task=NAME)")
         defaults = main_of_script.call_args.kwargs
     return known.groups, cli.parse(rest, **defaults)
 
@@ -360,7 +361,7 @@ def look(policy, task, cfg, count):
     """Return the lines to print. Raises UserError if no group has a learning signal."""
     groups = draw_groups(policy, task, cfg, count, seed=cfg.seed * 1_000_003)
     if not any(c.advantage for group in groups for c in group):
-        raise program.UserError(
+        raise UserError(
             "every group has equal rewards, so there is no gradient: raise --groups, or use "
             "another task or model")
     sums, *counts = measure(policy, groups, cfg)
@@ -378,7 +379,7 @@ def main(argv=None):
     with program.one_line_errors(out_of_memory=cli.advise_on_memory()):
         count, cfg = read_arguments(sys.argv[1:] if argv is None else argv)
         if cfg.shaping == "none":
-            raise program.UserError("--shaping none is GRPO itself: give --shaping sg or ar")
+            raise UserError("--shaping none is GRPO itself: give --shaping sg or ar")
         policy, task = start(cfg)
         print(f"sampling {cfg.group_size} completions for each of {count} problems")
         print("\n".join(look(policy, task, dataclasses.replace(cfg, beta=0.0), count)))

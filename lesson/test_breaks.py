@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import grpo_sg
-from conftest import build_toy
+from test_grpo_sg import build_toy
 from lesson import breaks, five_breaks
 
 LESSON = pathlib.Path(breaks.__file__).parent

@@ -5,14 +5,14 @@ from statistics import fmean
 
 import tasks
 from lesson import how_many
-from support import tiny
+from support import cli, tiny
 
 LESSON = pathlib.Path(how_many.__file__).parent
 
 
 def test_a_short_run(monkeypatch):
     monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
-    tasks.add_extras()
+    cli.add_extras()
     monkeypatch.setitem(tasks.TASKS, "backwards", how_many.make_backwards)
     scores = how_many.train(20, 0, steps=1, prompts=2, group_size=2, max_new_tokens=6)
     assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)

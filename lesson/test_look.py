@@ -15,7 +15,7 @@ import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import look
 from support import cli, tiny
-from support.program import UserError
+from tasks import UserError
 
 CFG = Config(**{**cli.TINY, "group_size": 2, "tokens_per_micro_batch": 24,
                 "prompts": 8, "updates": 2})
@@ -288,7 +288,7 @@ def few_problems(monkeypatch):
     def make_few(cfg):  # 20,000 problems take seconds
         return make(dataclasses.replace(cfg, train_problems=100))
     monkeypatch.setitem(tasks.TASKS, "math", make_few)
-    monkeypatch.setitem(tasks.PRETRAINED, make_few, tasks.PRETRAINED[make])
+    monkeypatch.setitem(tiny.PRETRAINED, make_few, tiny.PRETRAINED[make])
 
 
 def test_the_command_on_the_pretrained_model(few_problems, capsys):

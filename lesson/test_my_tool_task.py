@@ -42,7 +42,7 @@ def test_the_tool_answers_with_the_number():
 
 def test_it_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
-    tasks.add_extras()
+    cli.add_extras()
     monkeypatch.setitem(tasks.TASKS, "phone_book", my_tool_task.make_phone_book)
     cli.main([*SMALL.split(), "--out", f"{tmp_path}/run"], task="phone_book")
     assert "test after training: accuracy" in capsys.readouterr().out

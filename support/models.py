@@ -1,6 +1,5 @@
-"""Load and save a causal language model and its tokenizer, move the model to its device,
-encode prompts, and find the tokens that end a completion. Functions here raise UserError
-on bad input."""
+"""Load and save a causal language model and its tokenizer, with diagnoses, and move the model
+to its device. Functions here raise UserError on bad input."""
 import datetime
 import inspect
 import json
@@ -11,11 +10,11 @@ import re
 import grpo_sg  # before torch: it configures PyTorch's allocator
 import jinja2
 import torch
-from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
 
-from support.program import UserError, first_line, say
+from support.program import first_line, say
+from tasks import UserError
 
 THREADS = torch.get_num_threads()
 # Functions of (policy, cfg, prompt) that optional folders register. Each may replace the
@@ -25,23 +24,11 @@ EQUIP = []
 
 # ---- From a folder or the hub, and back ----
 
-def read_model(folder, local):
-    """Read (model, tokenizer) as save_pretrained wrote them, without running code that
-    comes with the model."""
-    return read_parameters(folder, local), read_tokenizer(folder, local)
-
-
-def read_parameters(folder, local):
-    """Read a model with its parameters in float32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=local,
-                                                trust_remote_code=False)
-
-
-def read_tokenizer(folder, local):
-    # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
+def read_model(folder, local=True):
+    """Read (model, tokenizer) as save_pretrained wrote them."""
+    model, tokenizer = grpo_sg.load_model(folder, local=local)
     tokenizer.chat_template = fix_date(tokenizer.chat_template)
-    return tokenizer
+    return model, tokenizer
 
 
 def fix_date(template):
@@ -99,32 +86,14 @@ def diagnose(name, error):
 
 # ---- To the device ----
 
-def find_device(name):
-    """Return the device to use: "cpu", "cuda" (the first GPU) or "mps". "auto" takes CUDA
-    if PyTorch can use it, otherwise the CPU."""
-    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
-              "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return "cuda" if usable["cuda"] else "cpu"
-    if not usable[name]:
-        names = " and ".join(each for each in usable if usable[each])
-        raise UserError(f"--device {name}: here PyTorch {torch.__version__} (built for CUDA "
-                        f"{torch.version.cuda}) can use {names}")
-    return name
-
-
-def prepare(model, gradient_checkpointing, device="auto"):
+def set_up(model, device, gradient_checkpointing):
     """Move the model to the device with grpo_sg.prepare, and configure PyTorch for it:
     threads, attention, gradient checkpointing."""
-    found = find_device(device)
+    found = grpo_sg.find_device(device)
     torch.set_num_threads(THREADS)
     if found == "cuda":
         set_up_gpu()
-    elif found == "cpu" and model.num_parameters() < 1_000_000:
-        # A tiny model runs thousands of small operations, in which threads mostly wait for
-        # each other. One thread is as fast, and gives the same sums on any number of cores.
-        torch.set_num_threads(1)
-    elif device == "auto":
+    elif device == "auto" and model.num_parameters() >= 1_000_000:
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         # parameters, gradients, and AdamW's two averages, 4 bytes each
         least = 16 * model.num_parameters() / 1e9
@@ -152,82 +121,45 @@ def repeat_keys(attention_mask, key, value):
     return False
 
 
-# ---- Prompts and stop tokens ----
+class HalvingSampler:
+    """Call a sampler; if a GPU runs out of memory, call it with half as many prompts, and
+    the same random numbers. Later calls begin with what has worked."""
 
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids.
+    def __init__(self, sampler):
+        self.sampler = sampler
+        self.most = math.inf  # prompts at once
 
-    Problems are dropped, and counted in a message, if the model's context cannot hold the
-    prompt, a completion and the tool's answers. Raises UserError if none is left.
-    """
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
-    answers = task.max_turns if task.observe else 0
-    most = context - (answers + 1) * cfg.max_new_tokens - answers * grpo_sg.TOOL_TOKENS
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = []
-        questions = [problem.question for problem in getattr(task, split)]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        if not all(prompt for prompt, _ in prompts):
-            raise UserError("the tokenizer's chat template turns a question into an empty "
-                            "prompt: name another model, or fix its chat_template")
-        for problem, (prompt, opening) in zip(getattr(task, split), prompts):
-            problems.append(problem._replace(prompt=prompt, opening=opening))
-        encoded[split] = [problem for problem in problems if len(problem.prompt) <= most]
-        gone = len(problems) - len(encoded[split])
-        lengths = [len(problem.prompt) for problem in problems]
-        if gone:
-            line = (f"{gone} of {len(problems)} {split} problems have prompts that are too "
-                    f"long ({min(lengths)} to {max(lengths)} tokens): the model's context of "
-                    f"{context} must hold a prompt, {answers + 1} times --max_new_tokens "
-                    f"{cfg.max_new_tokens}, and {answers} tool answers of up to "
-                    f"{grpo_sg.TOOL_TOKENS} tokens each")
-            if gone == len(problems):
-                left = (context - max(lengths) - answers * grpo_sg.TOOL_TOKENS) // (answers + 1)
-                hint = f"at most --max_new_tokens {left}" if left > 0 else "another model"
-                raise UserError(f"{line}: {hint}")
-            print(f"dropped: {line}")
-    return task._replace(**encoded)
+    def __call__(self, model, prompts, *, generator, **settings):
+        completions = []
+        while len(completions) < len(prompts):
+            part = prompts[len(completions):][:min(self.most, len(prompts))]
+            state = generator.get_state()
+            try:
+                completions += self.sampler(model, part, generator=generator, **settings)
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                self.most = len(part) // 2
+                generator.set_state(state)
+                say(f"out of GPU memory: sampling {self.most} at once; --sample_batch "
+                    f"{self.most} avoids the failed attempts")
+        return completions
 
 
-def encode_prompt(tokenizer, task, question, template_kwargs="{}"):
-    """Encode one question: see encode_prompts."""
-    return encode_prompts(tokenizer, task, [question], template_kwargs)[0]
+# ---- The chat template ----
 
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
-    """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = read_kwargs(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
-    # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
+def check_template(tokenizer, task, cfg):
+    """Raise UserError if the template or --chat_template_kwargs is not usable."""
+    read_kwargs(cfg.chat_template_kwargs)
+    try:
+        (prompt, _), = grpo_sg.encode_prompts(tokenizer, task, [task.test[0].question],
+                                              cfg.chat_template_kwargs)
+    except jinja2.TemplateError as error:
+        raise UserError("the tokenizer's chat template refuses a question: "
+                        f"{first_line(error)}. Name another model, or fix its chat_template")
+    if not prompt:
+        raise UserError("the tokenizer's chat template turns a question into an empty "
+                        "prompt: name another model, or fix its chat_template")
 
 
 def read_kwargs(text):
@@ -242,28 +174,3 @@ def read_kwargs(text):
         raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
                         f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
     return found
-
-
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
-    for chat in (both, one):
-        try:
-            return tokenizer.apply_chat_template(chat, **given)
-        except jinja2.TemplateError as error:
-            reason = first_line(error)
-    raise UserError(f"the tokenizer's chat template refuses a question: {reason}. Name "
-                    "another model, or fix its chat_template")
-
-
-def find_stop_ids(model, tokenizer):
-    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
-    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
-    token: stop on both, and on all end tokens in the model's generation_config."""
-    words = tokenizer.get_vocab()
-    configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
-    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}

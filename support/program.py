@@ -1,31 +1,23 @@
-"""Handle messages, errors, streams and signals of a command line. Imports nothing from the
-project."""
+"""Handle messages, errors, streams and signals of a command line."""
 import contextlib
 import difflib
 import os
+import pathlib
 import select
 import shlex
 import signal
 import sys
 import traceback
 
+import torch
 from tqdm import tqdm
+
+from tasks import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 # ---- Errors and messages ----
-
-class UserError(ValueError):
-    """A mistake by the user, or a fault of the machine.
-
-    Its text is one line: what was given, what is allowed, and what to do. `main` prints
-    it without a traceback and exits with `status`. If it is raised `from` an error in the
-    user's own function, such as a verifier, that error's traceback is shown first.
-    """
-
-    def __init__(self, message, status=2):
-        super().__init__(message.split("\n")[0])
-        self.status = status
-
 
 class Patient:
     """Wrap a stream so that broken pipes don't end the run.
@@ -80,23 +72,10 @@ def say_in_handler(text):
     say(text)
 
 
-def end_on_ctrl_c():
-    """Let Ctrl-C end the process with one line until a run installs its own handler. It
-    raises no exception, because some libraries abort if one passes through their import."""
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
-        signal.signal(signal.SIGINT, end_at_once)
-
-
-def end_at_once(number, frame):
-    say_in_handler("interrupted")
-    os._exit(exit_status("SIGINT"))
-
-
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
     """Turn a UserError, a full GPU or Ctrl-C into one line and an exit status. Other errors
     are bugs and keep their traceback. out_of_memory: what to do if a GPU's memory is full."""
-    import torch  # a slow import: end_on_ctrl_c must be callable before it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # None if closed: python ... >&-
         if hasattr(stream, "reconfigure"):

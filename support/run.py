@@ -1,28 +1,26 @@
-"""Manage a run: its folder, steps, logs, checkpoints and signals."""
+"""Add to grpo_sg.Run what a long run needs: a locked folder, resuming, signals, a page."""
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import threading
 import time
 
 import filelock
+import grpo_sg
 import torch
-from tqdm import tqdm
 
-from support import models, page
-from support.program import (
-    UserError, exit_status, first_line, resume_command, say, say_in_handler)
+from support import advice, models, page
+from support.program import exit_status, first_line, resume_command, say, say_in_handler
+from tasks import UserError
 
 MAX_BAD_STEPS = 5  # a run ends after this many steps in a row without a finite update
-SAVE_SECONDS = 600  # time between checkpoints
 LOGS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
 CHECK_FOLDER = "check that the folder exists and that its disk has space"
 
 
-class Run:
+class Run(grpo_sg.Run):
     """Log, checkpoint and handle signals for `train`.
 
     As a context manager it creates the run's folder, or takes an empty one, and locks
@@ -35,27 +33,24 @@ class Run:
         cfg: the settings.
         policy: a grpo_sg.Policy.
         state: the state of the checkpoint to resume, from `read_checkpoint`.
+        task: the task, whose first validation problems the page shows token by token.
     """
 
-    def __init__(self, cfg, policy=None, state=None):
-        self.cfg = cfg
-        self.policy = policy
+    def __init__(self, cfg, policy=None, state=None, task=None):
+        super().__init__(cfg, policy)
+        self.task = task
         self.state = state or {"step": 0, "sizes": {}}
-        self.out = None  # the folder
-        self.rows = []  # of the training steps of this process
-        self.ending = "finished"  # or "not finite", or the name of a signal
-        self.stopping = False  # True after the last step
-        self.stepping = False  # True while a signal waits for the end of a step
-        self.updating = False  # True after some of a step's updates, but not all
-        self.last_save = time.time()
-
-    @property
-    def logs_tokens(self):
-        return self.out is not None
+        self.done = self.state["step"]
+        self.phase = "outside"     # of the steps; or "in a step", or "between updates"
+        self.ending = "finished"   # or "not finite", or the name of a signal
+        self.sizes = {}            # of the logs after the last step
+        self.handlers = {}         # of signals, before this run's
+        self.lock = None
+        self.optimizer = None
 
     def __enter__(self):
-        out = self.cfg.out or new_name(self.cfg)
-        if self.cfg.steps < self.state["step"]:
+        out = self.cfg.out or grpo_sg.new_name(self.cfg)
+        if self.cfg.steps < self.done:
             raise UserError(f"--steps {self.cfg.steps}, but the run in {out} has already done "
                             f"{self.state['step']}: give a larger number")
         with one_line_if_not_writable(out):
@@ -67,7 +62,7 @@ class Run:
                 raise UserError(f"another process is working in {out}: wait for it, or name "
                                 "another --out") from None
             # Check only now: another run may have filled the folder in the meantime.
-            if not self.cfg.resume and os.listdir(out) != [".lock"]:
+            if not self.done and os.listdir(out) != [".lock"]:
                 self.release(out)
                 raise UserError(f"--out {out} is not empty: name another folder, or add "
                                 "--resume to continue the run in it")
@@ -87,18 +82,18 @@ class Run:
             return []
         earlier = before.get("earlier_lr", [])
         if before["lr"] != self.cfg.lr:
-            earlier.append({"lr": before["lr"], "last_step": self.state["step"]})
+            earlier.append({"lr": before["lr"], "last_step": self.done})
         return earlier
 
     def __exit__(self, kind, error, trace):
         try:
-            if isinstance(error, Exception) and self.rows and not self.updating:
+            if isinstance(error, Exception) and self.rows and self.phase != "between updates":
                 self.save()
         finally:
             self.write_page()
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
-            if not self.logs() and not self.cfg.resume:  # nothing was logged: leave no files
+            if not self.logs() and not self.done:  # nothing was logged: leave no files
                 with contextlib.suppress(OSError):
                     os.remove(os.path.join(self.out, "config.json"))
                 shutil.rmtree(os.path.join(self.out, "warm_start"), ignore_errors=True)
@@ -115,7 +110,7 @@ class Run:
     def receive(self, number, frame):
         """Handle a signal."""
         name = signal.Signals(number).name
-        if not self.stepping or self.ending != "finished":
+        if self.phase == "outside" or self.ending != "finished":
             say_in_handler(f"stopped by {name}; {self.how_to_continue()}")
             raise SystemExit(exit_status(name))
         self.ending = name
@@ -123,7 +118,7 @@ class Run:
 
     def how_to_continue(self):
         """Return the command that continues the run, or say that there is no checkpoint."""
-        if self.out and os.path.isdir(os.path.join(self.out, "checkpoint")):
+        if self.out and find_checkpoint(self.out):
             return f"to continue: {resume_command(self.out)}"
         return "there is no checkpoint yet"
 
@@ -143,30 +138,23 @@ class Run:
         self.optimizer = optimizer
 
     def note_update(self, *given):
-        self.updating = True
+        self.phase = "between updates"
 
-    def steps(self, total):
-        """Yield the numbers of the remaining steps, up to `total`."""
-        done = self.state["step"]
-        self.bar = tqdm(range(done + 1, total + 1), "training", initial=done, total=total)
-        self.stepping = True
-        for step in self.bar:
-            self.started = time.time()
+    def steps(self, optimizer):
+        """Yield the numbers of the remaining steps. Save after the last, every ten minutes,
+        and before a signal ends the run. Raises UserError if the run ends early."""
+        self.restore(optimizer)
+        for step in super().steps(optimizer):
+            self.phase = "in a step"
             yield step
-        self.stepping = False
-
-    def save_if_due(self):
-        """Save if the last checkpoint is old or this step is the last."""
-        if self.ending == "finished" and self.count_bad_steps() == MAX_BAD_STEPS:
-            self.ending = "not finite"
-        last_step = self.rows[-1]["step"] == self.bar.total
-        self.stopping = last_step or self.ending != "finished"
-        if self.stopping or time.time() - self.last_save > SAVE_SECONDS:
-            self.save()
-        if self.stopping:
-            self.bar.update()
-            self.bar.close()
-            self.stepping = False
+            if self.ending == "finished" and self.count_bad_steps() == MAX_BAD_STEPS:
+                self.ending = "not finite"
+            if self.ending != "finished":
+                self.save()
+                break
+        self.phase = "outside"
+        self.bar.close()
+        self.check_ending()
 
     def count_bad_steps(self):
         """Count the latest steps in a row without a finite update."""
@@ -178,8 +166,7 @@ class Run:
         return count
 
     def check_ending(self):
-        """Raise UserError, which skips the test, if training ended early or a signal came
-        during the last step."""
+        """Raise UserError if training ended early or a signal came during the last step."""
         if self.ending == "not finite":
             raise UserError(
                 f"no update of the last {MAX_BAD_STEPS} steps was finite: see their rows "
@@ -198,56 +185,53 @@ class Run:
         return list(filter(os.path.exists, paths))
 
     def log_step(self, row, completions, seconds_update):
-        """Log a step's row and one group of its completions, if possible one with unequal
-        rewards; log all completions if an update was skipped."""
-        size = self.cfg.group_size
-        groups = [completions[i:i + size] for i in range(0, len(completions), size)]
-        unequal = [group for group in groups if any(c.advantage for c in group)]
-        seconds = time.time() - self.started
-        tokens = sum(sum(c.mask) for c in completions)
-        row = {**row, "tokens_per_second": tokens / (seconds - seconds_update),
-               "seconds_sampling": seconds - seconds_update,
-               "seconds_update": seconds_update, "seconds": seconds}
-        if torch.cuda.is_available():
-            row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
-        self.rows.append(row)
-        self.updating = False
+        super().log_step(row, completions, seconds_update)
+        self.phase = "in a step"
         if self.out:
             self.sizes = {os.path.basename(path): os.path.getsize(path) for path in self.logs()}
-        keys = ("reward", "accuracy", "grad_norm")
-        self.bar.set_postfix({key: f"{row[key]:.2f}" for key in keys})
 
-    def log(self, row, completions):
-        """Append the row to metrics.jsonl, and the full completions to samples.jsonl."""
-        samples = []
-        for c in completions:
-            samples.append({"step": row["step"], "split": row.get("split", "train"),
-                            "question": c.problem.question, "answer": as_json(c.problem.answer),
-                            "completion": c.transcript, **verdict_of(c)})
-        self.append("metrics.jsonl", [row])
-        self.append("samples.jsonl", samples)
-
-    def log_evaluation(self, row, completions, groups):
-        """Log an evaluation, and the probability and weight of each token in some groups,
-        as grpo_sg.watch_tokens returns them."""
-        self.log(row, completions)
-        for group in groups:
+    def log_evaluation(self, row, completions):
+        """Log an evaluation, and the probability and weight of each token in the page's
+        groups."""
+        super().log_evaluation(row, completions)
+        for group in self.watch_tokens() if self.out and self.task else []:
             problem = group[0][0].problem
             shown_tokens = [show_tokens(self.policy.tokenizer, *each) for each in group]
             self.append("tokens.jsonl", [{"step": row["step"], "question": problem.question,
-                                          "answer": as_json(problem.answer),
+                                          "answer": grpo_sg.as_json(problem.answer),
                                           "completions": shown_tokens}])
         self.write_page()
         self.started = time.time()  # a step's time excludes the evaluation
 
+    @torch.no_grad()
+    def watch_tokens(self):
+        """Sample a group of completions of each of three fixed validation problems. Returns
+        for each group a list of (completion, logps, weights). logps and weights have a number
+        for each token (logps has 0 for a tool's tokens)."""
+        policy, cfg = self.policy, self.cfg
+        completions = grpo_sg.rollout(policy, self.task, self.task.valid[:3], cfg,
+                                      n=cfg.group_size, temperature=cfg.temperature,
+                                      seed=cfg.seed)
+        grpo_sg.set_advantages(completions, cfg.group_size)
+        watched = []
+        for c in completions:
+            batch = grpo_sg.make_batch([c], policy.model.device)
+            logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
+            w = grpo_sg.weigh(logps, cfg)
+            watched.append((c, logps, torch.ones_like(logps) if w is None else w))
+        return grpo_sg.split_groups(watched, cfg.group_size)
+
+    def report_test(self, row):
+        """Print the result of a test, and advice."""
+        super().report_test(row)
+        if row["step"] == 0 and not self.cfg.eval_only:
+            print("\n".join(advice.describe_start(row, self.cfg.eval_samples)))
+        elif not self.cfg.eval_only:
+            print("\n".join(advice.describe_end(self.out, row, self.cfg.eval_samples)))
+
     def append(self, name, rows):
-        """Append rows of JSON. Values that JSON cannot represent are written with str()."""
-        if self.out:
-            lines = [json.dumps(row, default=str) + "\n" for row in rows]
-            path = os.path.join(self.out, name)
-            with one_line_if_not_writable(self.out), open(path, "a") as file:
-                file.writelines(lines)
+        with one_line_if_not_writable(self.out):
+            super().append(name, rows)
 
     def write_page(self):
         """Write report.html from the logs. A failure is only a warning."""
@@ -267,7 +251,7 @@ class Run:
         is a function of seed and step.
         """
         step = self.rows[-1]["step"]
-        if self.out is None or self.state["step"] == step:
+        if not self.out or self.done == step:
             return
         try:
             with whole_folder(os.path.join(self.out, "checkpoint")) as new:
@@ -279,8 +263,17 @@ class Run:
             raise UserError(
                 f"cannot write the checkpoint of step {step} to {self.out} "
                 f"({first_line(error)}): {CHECK_FOLDER}; {self.how_to_continue()}")
-        self.state["step"] = step
+        self.done = step
         self.last_save = time.time()
+
+
+def find_checkpoint(out):
+    """Return the folder of a run's newest complete checkpoint, or ""."""
+    # The second is there if the program was killed between two renames.
+    for name in ("checkpoint", "checkpoint.before"):
+        if os.path.isdir(os.path.join(out, name)):
+            return os.path.join(out, name)
+    return ""
 
 
 def read_checkpoint(out):
@@ -293,14 +286,12 @@ def read_checkpoint(out):
     Raises:
         UserError: if there is no checkpoint or it cannot be read. Changes no file.
     """
-    folder = os.path.join(out, "checkpoint")
-    if not os.path.isdir(folder):
-        folder = f"{folder}.before"  # the program was killed between two renames
-    if not os.path.isdir(folder):
+    folder = find_checkpoint(out)
+    if not folder:
         raise UserError(f"--out {out} has no checkpoint to continue from: start a new run in "
                         "another folder")
     try:
-        model, tokenizer = models.read_model(folder, local=True)
+        model, tokenizer = models.read_model(folder)
         state = read_json(os.path.join(folder, "state.json"))
         path = os.path.join(folder, "optimizer.pt")
         sizes = {name: int(size) for name, size in state["sizes"].items()}
@@ -337,25 +328,11 @@ def read_settings(run, known):
 
 # ---- Rows ----
 
-def verdict_of(c):
-    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
-            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
-
-
 def show_tokens(tokenizer, c, logps, weights):
     """Return a completion's tokens as text, and their probabilities and weights, rounded
     to four digits."""
     return {"tokens": [tokenizer.decode([token]) for token in c.tokens], "own": c.mask,
-            "pi": round_all(logps.exp()), "w": round_all(weights), **verdict_of(c)}
-
-
-def as_json(answer):
-    """Return the answer, or its text if JSON cannot represent it."""
-    try:
-        json.dumps(answer, default=str)
-    except (TypeError, ValueError):  # a key that is not a string
-        return str(answer)
-    return answer
+            "pi": round_all(logps.exp()), "w": round_all(weights), **grpo_sg.verdict_of(c)}
 
 
 def round_all(x):
@@ -382,13 +359,6 @@ def write_json(path, content):
 def read_json(path):
     with open(path) as file:
         return json.load(file)
-
-
-def new_name(cfg):
-    """Make a name for a new run's folder."""
-    kind = "test" if cfg.eval_only else cfg.shaping
-    start = f"runs/{cfg.task}-{kind}-seed{cfg.seed}"
-    return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @contextlib.contextmanager

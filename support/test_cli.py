@@ -4,9 +4,8 @@ import math
 import pytest
 
 import grpo_sg
-import tasks
-from support import cli
-from support.program import UserError
+from support import advice, checks, cli
+from tasks import UserError
 
 
 # ---- Flags ----
@@ -30,8 +29,8 @@ def test_help_starts_with_model_task_and_data_and_shows_defaults(capsys):
 
 def test_every_setting_has_exactly_one_group():
     grouped = " ".join(cli.GROUPS.values()).split()
-    assert sorted(grouped) == sorted(vars(grpo_sg.Config()))
-    assert {*cli.RESUMABLE, *cli.LEAST, *cli.TINY, *cli.NEEDS} <= {*grouped}
+    assert sorted(grouped) == sorted(vars(cli.Settings()))
+    assert {*cli.RESUMABLE, *cli.LEAST, *cli.TINY, *checks.NEEDS} <= {*grouped}
     assert {*cli.ALIASES.values()} <= {*grouped} and not {*cli.ALIASES} & {*grouped}
 
 
@@ -68,6 +67,8 @@ def test_a_scripts_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
+    for name in ("my", "test"):
+        (tmp_path / f"{name}.jsonl").write_text('{"question": "1?", "answer": "1"}')
     for model in ("model", "~/model"):
         cfg = cli.parse([], model=model, task="math", data="my.jsonl", eval_data="test.jsonl")
         assert (cfg.model, cfg.data) == (f"{tmp_path}/model", f"{tmp_path}/my.jsonl")
@@ -78,7 +79,7 @@ def test_a_scripts_paths_become_absolute(tmp_path, monkeypatch):
     ("--data my.jsonl", "it belongs to --task math"), ("--data gsm8k", "it belongs to --task math")])
 def test_data_for_another_flag_or_task_is_refused_with_a_hint(flags, hint):
     with pytest.raises(UserError, match=hint):
-        tasks.make_task(cli.parse([*flags.split(), "--model", "any"]))
+        checks.make_task(cli.parse([*flags.split(), "--model", "any"]))
 
 
 def test_main_refuses_a_string_of_flags():
@@ -92,15 +93,15 @@ def test_the_ends_of_a_range_are_allowed():
 
 
 def test_settings_that_differ_from_the_defaults_are_listed():
-    cfg = grpo_sg.Config(**{**cli.TINY, "lr": 0.5, "people": [3, 4]})
+    cfg = cli.Settings(**{**cli.TINY, "lr": 0.5, "people": [3, 4]})
     assert cli.tell_changes(cfg) == "people 3 4, lr 0.5"
-    assert cli.tell_changes(grpo_sg.Config(model="x")) == "model x"
-    assert cli.tell_changes(grpo_sg.Config(**cli.TINY)) == "none"
+    assert cli.tell_changes(cli.Settings(model="x")) == "model x"
+    assert cli.tell_changes(cli.Settings(**cli.TINY)) == "none"
 
 
 # ---- Before and after training ----
 
-@pytest.mark.parametrize("formed, cut, right, equal, advice", [
+@pytest.mark.parametrize("formed, cut, right, equal, words", [
     (0.97, 0.02, 0.66, 0.41, None),
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),
     (0.00, 1.00, 0.00, 1.00, "raise --max_new_tokens"),  # advice on the cause, not on its consequences
@@ -108,38 +109,38 @@ def test_settings_that_differ_from_the_defaults_are_listed():
     (0.80, 0.10, 0.00, 0.60, "no completion is right"),
     (1.00, 0.00, 0.98, 0.95, "harder problems"),
     (1.00, 0.00, 0.02, 0.95, "easier problems (kk: --people 2 3), or raise --group_size")])
-def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, advice):
+def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
-    shares, *rest = cli.describe_start(row, 4)
+    shares, *rest = advice.describe_start(row, 4)
     assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
     assert f"in {100 * equal:.0f}% of the groups all rewards are equal" in shares
-    assert advice in rest[0] if advice else not rest
+    assert words in rest[0] if words else not rest
 
 
 def test_without_samples_the_rates_are_of_greedy_completions():
     """With a single sample per problem, rewards have nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
-    shares, advice = cli.describe_start(greedy, 0)
-    assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in advice
+    shares, words = advice.describe_start(greedy, 0)
+    assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in words
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
-    assert cli.describe_start({**greedy, **one}, 1) == ["1 sample per problem: 100% well formed, 0% cut off"]
+    assert advice.describe_start({**greedy, **one}, 1) == ["1 sample per problem: 100% well formed, 0% cut off"]
 
 
-UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clip_frac": 1.0, "kl": 2.0, "entropy": 30.0,
-          "weight_mean": 12.0, "low_prob_frac": 5.0}
+UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clipped": 1.0, "kls": 2.0, "entropies": 30.0,
+          "weights": 12.0, "unlikely": 5.0}
 
 
 def test_a_row_has_means_over_its_updates():
     """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
-    other = {**UPDATE, "norm": 3.0, "loss": 0.25, "count": 30.0, "kl": 6.0}
-    assert grpo_sg.summarize([UPDATE, other]) == {
+    other = {**UPDATE, "norm": 3.0, "loss": 0.25, "count": 30.0, "kls": 6.0}
+    assert grpo_sg.average_updates([UPDATE, other]) == {
         "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
         "entropy": 60 / 40, "weight_mean": 24 / 40, "low_prob_frac": 10 / 40}
     for key in ("norm", "loss"):
-        bad = grpo_sg.summarize([UPDATE, {**UPDATE, key: math.nan}])
+        bad = grpo_sg.average_updates([UPDATE, {**UPDATE, key: math.nan}])
         assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
-    assert grpo_sg.summarize([{**UPDATE, "loss": math.inf}])["loss"] is None
-    empty = grpo_sg.summarize([])
+    assert grpo_sg.average_updates([{**UPDATE, "loss": math.inf}])["loss"] is None
+    empty = grpo_sg.average_updates([])
     assert empty.pop("grad_norm") == empty.pop("skipped") == 0
     assert set(empty.values()) == {None}
 
@@ -155,17 +156,17 @@ def test_a_fall_in_accuracy_is_a_warning(accuracy, reward, words, k):
     def row(accuracy, reward, error):
         return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error,
                 f"eval/{names[1]}": reward}
-    first, *rest = cli.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
+    first, *rest = advice.compare_tests(row(0.5, 1.0, 0.0225), row(accuracy, reward, 0.0165), k)
     assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
                      f"{names[1]} 1.000 -> {reward:.3f}")
     assert not rest if words is None else rest[0].startswith(f"warning: {words}")
-    alone = cli.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
+    alone = advice.compare_tests(row(0.5, 1.0, None), row(0.5, 1.0, None), k)
     assert len(alone) == 1  # one problem has no standard error
 
 
 @pytest.mark.parametrize("trained, tested, warns", [(0.9, 0.72, True), (0.9, 0.85, False)])
 def test_training_accuracy_far_above_test_accuracy_is_a_warning(trained, tested, warns):
     after = {"eval/avg@4": tested, "eval/avg@4_se": 0.02}
-    lines = cli.compare_splits([{"accuracy": trained}] * 10, after, 4)
+    lines = advice.compare_splits([{"accuracy": trained}] * 10, after, 4)
     assert bool(lines) == warns
     assert not warns or "training accuracy 0.900 is far above the test's 0.720" in lines[0]

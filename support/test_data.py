@@ -1,4 +1,4 @@
-"""Test data.py offline: local folders replace sets on the hub."""
+"""Test the data of tasks.py and data.py offline: local folders replace sets on the hub."""
 import json
 import os
 import pathlib
@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 
 import tasks
-from support import data
-from support.program import UserError
+from support import checks, cli, data
+from tasks import UserError
 
 CFG = SimpleNamespace(model="any", data="synthetic", eval_data="", seed=0, eval_problems=5, resume=False)
 
@@ -46,11 +46,11 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("places, name, row, dropped", [
-    (data.MATH_TRAIN, "gsm8k", ("Ann?", ["3000"]), 1), (data.MATH_TEST, "gsm8k", ("Bob?", ["70"]), 0),
-    (data.MATH_TRAIN, "math", ("Half?", [r"\frac12"]), 1), (data.MATH_TEST, "math500", ("P", ["5"]), 0),
-    (data.MATH_TRAIN, "deepscaler", ("Deep", ["7"]), 1), (data.MATH_TEST, "aime24", ("It?", ["033"]), 0)])
+    (tasks.MATH_TRAIN, "gsm8k", ("Ann?", ["3000"]), 1), (tasks.MATH_TEST, "gsm8k", ("Bob?", ["70"]), 0),
+    (tasks.MATH_TRAIN, "math", ("Half?", [r"\frac12"]), 1), (tasks.MATH_TEST, "math500", ("P", ["5"]), 0),
+    (tasks.MATH_TRAIN, "deepscaler", ("Deep", ["7"]), 1), (tasks.MATH_TEST, "aime24", ("It?", ["033"]), 0)])
 def test_sets_from_the_hub_are_read(places, name, row, dropped, hub, capsys):
-    assert data.load_math(name, places) == [row]
+    assert tasks.load_math(name, places) == [row]
     assert capsys.readouterr().out.count(f"dropped 1 of 2 problems of {name}: no gold") == dropped
 
 
@@ -73,7 +73,7 @@ def test_a_set_that_is_a_script_is_read_from_the_hubs_copy(tmp_path, monkeypatch
         return load(str(folder), *more, cache_dir=str(tmp_path / "cache"), **named)
     monkeypatch.setattr(datasets, "load_dataset", load_branch)
     for place in (("distractor", "train"), ("fullwiki", "validation")):
-        assert data.load_hub("hotpotqa/hotpot_qa", *place)["question"][:] == [" ".join(place)]
+        assert tasks.load_hub("hotpotqa/hotpot_qa", *place)["question"][:] == [" ".join(place)]
 
 
 def test_a_set_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_set_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, monkeypat
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="cannot load openai/gsm8k from the hub: "):
-        data.load_math("gsm8k", data.MATH_TEST)
+        tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
 def test_paths_become_absolute_but_names_of_the_hub_do_not(tmp_path, monkeypatch):
@@ -103,14 +103,15 @@ def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
                                            {"question": "b", "answer": " "}])
     with open(math, "a") as file:
         file.write("\n   \n")  # blank lines are skipped
-    assert data.load_math(math, {}) == [("a", ["1", "1 apple"])]
+    assert tasks.load_math(math, {}) == [("a", ["1", "1 apple"])]
     assert f"dropped 1 of 2 problems of {math}" in capsys.readouterr().out
     qa = lines(tmp_path / "qa.jsonl", [{"question": "a", "answers": 7.5, "passages": ["p"]}])
-    assert data.read_file(qa, PASSAGES_LINE) == [("a", ["7.5"], ["p"])]
+    assert tasks.read_file(qa, PASSAGES_LINE) == [("a", ["7.5"], ["p"])]
+    data.check_file(math)
     with pytest.raises(UserError, match="empty.jsonl has no problem with a gold answer"):
-        data.load_math(lines(tmp_path / "empty.jsonl", []), {})
+        tasks.load_math(lines(tmp_path / "empty.jsonl", []), {})
     with pytest.raises(UserError, match="cannot read .*none.jsonl: No such file"):
-        data.load_math(str(tmp_path / "none.jsonl"), {})
+        tasks.load_math(str(tmp_path / "none.jsonl"), {})
 
 
 @pytest.mark.parametrize("line, why", [
@@ -130,26 +131,26 @@ def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
     (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of strings, not 'x'"),
     (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is not valid text")])
 def test_a_bad_line_is_named(line, why, tmp_path):
-    example = PASSAGES_LINE if b"answers" in line else data.MATH_LINE
+    example = PASSAGES_LINE if b"answers" in line else tasks.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")
     with pytest.raises(UserError, match=rf"bad\.jsonl, line 2: .*{why}"):
-        data.read_file(str(tmp_path / "bad.jsonl"), example, is_gold)
+        data.check_file(str(tmp_path / "bad.jsonl"), example, is_gold)
 
 
 def is_gold(text):
     return text == "x" or text == "Ada" or tasks.is_gold(text)
 
 
-def test_golds_from_the_hub_that_nothing_can_match_are_dropped(hub, capsys):
-    assert data.load_math("math500", data.MATH_TEST, str.isdigit) == [("P", ["5"])]
+def test_golds_from_the_hub_that_nothing_can_match_are_dropped(hub, monkeypatch):
+    monkeypatch.setattr(tasks, "is_gold", str.isalpha)
     with pytest.raises(UserError, match="math500 has no problem with a gold answer"):
-        data.load_math("math500", data.MATH_TEST, str.isalpha)
+        tasks.load_math("math500", tasks.MATH_TEST)
 
 
 def test_a_newline_before_a_lowercase_letter_is_a_warning(tmp_path, capsys):
     path = lines(tmp_path / "nu.jsonl", [{"question": "Two lines.\nThat is allowed.", "answer": "1"},
                                          {"question": "What is \nu?", "answer": "1"}])
-    assert len(data.load_math(path, {})) == 2
+    data.check_file(path)
     assert "1 questions have a lowercase letter after a newline, such as line 2. In JSON" in capsys.readouterr().err
 
 
@@ -160,15 +161,16 @@ def test_a_newline_before_a_lowercase_letter_is_a_warning(tmp_path, capsys):
     (dict(data="x.jsonl"), "x.jsonl has no test problems: .*--eval_data"),
     (dict(model="", data="gsm8k"), "tiny model .* --data gsm8k .*: add --model")])
 def test_unknown_or_unsuitable_sets_are_refused(settings, message):
+    cfg = cli.Settings(**{"model": "any", "task": "math", **settings})
     with pytest.raises(UserError, match=message):
-        data.choose_eval_data(SimpleNamespace(**{**vars(CFG), **settings}), data.MATH_PAIRS)
+        checks.check_data(cfg)
 
 
 def test_validation_is_held_out_and_test_questions_are_removed(capsys):
     problems = [SimpleNamespace(question=f"Who is {i}?") for i in range(60)]
-    train, valid = data.hold_out(problems, [SimpleNamespace(question="who  IS 7?")], "the test", CFG)
+    train, valid = tasks.hold_out(problems, [SimpleNamespace(question="who  IS 7?")], "the test", CFG)
     assert "removed 1 training problems that occur in the test" in capsys.readouterr().out
     assert len(train) == 54 and len(valid) == 5 and problems[7] not in train + valid
     for few in (problems[:10], problems[:1] * 60):
         with pytest.raises(UserError, match="--data synthetic has too few different problems"):
-            data.hold_out(few, problems[:1] if few[1:2] != few[:1] else [], "the test", CFG)
+            tasks.hold_out(few, problems[:1] if few[1:2] != few[:1] else [], "the test", CFG)

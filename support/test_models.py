@@ -11,9 +11,9 @@ from transformers.integrations import sdpa_attention
 
 import grpo_sg
 import tasks
-from conftest import PROMPTS, build_model, build_toy, byte_tokenizer
+from test_grpo_sg import PROMPTS, build_model, byte_tokenizer
 from support import models
-from support.program import UserError
+from tasks import UserError
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -40,8 +40,13 @@ TEMPLATES = {
 def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
     """Return (the prompt as text, the tag that it ends with)."""
     task = tasks.Task("any", system, [], [], [], None, 0.0, opening=opening)
-    ids, tag = models.encode_prompt(tokenizer, task, question, kwargs)
+    (ids, tag), = grpo_sg.encode_prompts(tokenizer, task, [question], kwargs)
     return tokenizer.decode(ids), tag
+
+
+def check(tokenizer, kwargs="{}"):
+    task = tasks.Task("any", "S", [], [], [tasks.Problem("Q", "")], None, 0.0)
+    models.check_template(tokenizer, task, grpo_sg.Config(chat_template_kwargs=kwargs))
 
 
 @pytest.mark.parametrize("name, kwargs, ends, opening", [
@@ -94,19 +99,17 @@ def test_the_date_in_a_template_is_that_of_the_first_day(tmp_path, monkeypatch):
 def test_template_kwargs_must_be_a_json_object_of_template_variables(kwargs):
     """Arguments of apply_chat_template are not template variables."""
     with pytest.raises(UserError, match="must be a JSON object of the template's own variables"):
-        encode(byte_tokenizer(CHATML), kwargs=kwargs)
+        check(byte_tokenizer(CHATML), kwargs)
 
 
 def test_a_template_that_refuses_every_chat_is_reported_in_one_line():
     with pytest.raises(UserError, match="refuses a question: TemplateError: no"):
-        encode(byte_tokenizer("{{ raise_exception('no') }}"))
+        check(byte_tokenizer("{{ raise_exception('no') }}"))
 
 
 def test_an_empty_prompt_is_refused():
-    policy, task, cfg = build_toy()
-    policy.tokenizer.chat_template = "{{ '' }}"
     with pytest.raises(UserError, match="turns a question into an empty prompt"):
-        models.encode_problems(task, policy, cfg)
+        check(byte_tokenizer("{{ '' }}"))
 
 
 @pytest.mark.parametrize("name", ["./missing", "/missing", "runs/first/checkpoint"])
@@ -143,9 +146,9 @@ def test_all_end_tokens_of_model_and_tokenizer_end_a_completion():
     tokenizer = byte_tokenizer(CHATML)
     model = build_model(vocab_size=300)
     model.generation_config.eos_token_id = [258, 299]
-    assert models.find_stop_ids(model, tokenizer) == {0, 2, 258, 299}
+    assert grpo_sg.find_stop_ids(model, tokenizer) == {0, 2, 258, 299}
     model.generation_config.eos_token_id = 7
-    assert models.find_stop_ids(model, tokenizer) == {0, 2, 7}
+    assert grpo_sg.find_stop_ids(model, tokenizer) == {0, 2, 7}
 
 
 def test_the_vocabulary_matrix_is_taken_out_of_autocast():
@@ -175,12 +178,12 @@ def test_a_large_model_on_a_cpu_is_announced_with_its_least_memory(monkeypatch, 
     monkeypatch.setattr(models, "THREADS", 7)
     seen = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
-    models.prepare(model, False)
+    models.set_up(model, "auto", False)
     assert seen == [7, 1] and capsys.readouterr().err == ""
     monkeypatch.setattr(model, "num_parameters", lambda: 135_000_000)
     for cuda, words in ((None, "built for CPUs only"), ("13.0", "built for CUDA 13.0")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        models.prepare(model, False)
+        models.set_up(model, "auto", False)
         said = capsys.readouterr().err
         assert words in said and "threads: 7" in said and "2.2 GB" in said
     assert seen == [7, 1, 7, 7]  # even after a tiny model in the same process
@@ -199,10 +202,10 @@ def test_if_memory_is_full_sampling_in_halves_gives_the_same_completions(capsys)
             raise torch.OutOfMemoryError
         return completions
     found = []
-    for sampler in (halving, grpo_sg.sample):
+    cfg = grpo_sg.Config(max_new_tokens=6, sample_batch=8)
+    for sampler in (models.HalvingSampler(halving), grpo_sg.sample):
         policy = grpo_sg.Policy(model, None, {0}, sampler=sampler)
-        found.append(grpo_sg.sample_in_parts(policy, PROMPTS * 4, 8, generator.manual_seed(0),
-                                            max_new_tokens=6, stop_ids=[0]))
+        found.append(grpo_sg.sample_in_parts(policy, PROMPTS * 4, cfg, generator.manual_seed(0), 1.0))
     assert found[0] == found[1] and len(left) == 2
     assert "sampling 2 at once; --sample_batch 2 avoids" in capsys.readouterr().err
 
@@ -253,11 +256,11 @@ def test_a_missing_device_is_refused_and_the_available_ones_are_listed(monkeypat
     for gpu, mac in ((True, False), (False, True)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
-        assert models.find_device("auto") == ("cuda" if gpu else "cpu") and models.find_device("cpu") == "cpu"
-        assert models.find_device("cuda" if gpu else "mps") == ("cuda" if gpu else "mps")
-        with pytest.raises(UserError, match=f"--device {'mps' if gpu else 'cuda'}: .* can use cpu and "
+        assert grpo_sg.find_device("auto") == ("cuda" if gpu else "cpu") and grpo_sg.find_device("cpu") == "cpu"
+        assert grpo_sg.find_device("cuda" if gpu else "mps") == ("cuda" if gpu else "mps")
+        with pytest.raises(ValueError, match=f"--device {'mps' if gpu else 'cuda'}: .* can use cpu and "
                                             f"{'cuda' if gpu else 'mps'}"):
-            models.find_device("mps" if gpu else "cuda")
+            grpo_sg.find_device("mps" if gpu else "cuda")
 
 
 def test_on_a_mac_there_is_no_autocast_and_threads_stay(monkeypatch, capsys):
@@ -265,7 +268,7 @@ def test_on_a_mac_there_is_no_autocast_and_threads_stay(monkeypatch, capsys):
     model, threads, devices = build_model(), torch.get_num_threads(), []
     monkeypatch.setattr(model, "to", lambda device: devices.append(device) or model)
     monkeypatch.setattr(models, "THREADS", threads)
-    models.prepare(model, False, "mps")
+    models.set_up(model, "mps", False)
     assert devices == ["mps"]
     with grpo_sg.in_bfloat16(torch.device("mps")):
         assert not torch.is_autocast_enabled("mps")

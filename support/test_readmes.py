@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 import grpo_sg
-from conftest import PROMPTS, build_model
+from test_grpo_sg import PROMPTS, build_model
 from support import cli
 
 ROOT = pathlib.Path(__file__).parents[1]

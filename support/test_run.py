@@ -18,10 +18,11 @@ import torch
 
 import grpo_sg
 import tasks
-from conftest import build_toy, rows_of
+from test_grpo_sg import build_toy, rows_of
 from support import cli, models, page, run, tiny
-from support.program import UserError
+from tasks import UserError
 from support.run import Run
+from support.tools import Tool
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIMIT = 300  # seconds: the longest wait for anything
@@ -67,7 +68,7 @@ def start(model):
     def start(out, *more, resume=False, seconds=-1, script=None):
         flags = ["--resume"] if resume else ["--model", model, *FLAGS, "--beta", 0.01]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "SAVE_SECONDS", seconds)
+            patch.setattr(grpo_sg, "SAVE_SECONDS", seconds)
             patch.setattr(tasks, "verify_math", verify)
             try:
                 grpo_sg.main([*map(str, flags), "--out", str(out), *map(str, more)],
@@ -288,7 +289,7 @@ def test_a_run_resumes_without_its_logs_and_keeps_other_files(start, tmp_path, m
 def test_a_log_that_begins_after_the_checkpoint_is_emptied(tmp_path):
     log = tmp_path / "tokens.jsonl"
     log.write_text('{"step": 2}\n')
-    with Run(grpo_sg.Config(out=str(tmp_path), resume=True), state={"step": 1, "sizes": {}}):
+    with Run(grpo_sg.Config(out=str(tmp_path)), state={"step": 1, "sizes": {}}):
         assert log.read_text() == ""
 
 
@@ -393,7 +394,7 @@ def test_an_error_in_a_users_function_loses_no_finished_step(start, tmp_path, mo
 
     def start_with(observe, *given, **named):
         def make(cfg):
-            return made(cfg)._replace(verify=verify, stop_text="1", observe=observe)
+            return made(cfg)._replace(verify=verify, write=Tool(observe, "1"))
         monkeypatch.setitem(tasks.TASKS, "math", make)
         return start(*given, seconds=LIMIT, **named)
     assert start_with(after_validation(tmp_path / "run", answer), tmp_path / "run", *flags) == 2
@@ -431,8 +432,8 @@ class Noted(Run):
     (600, 0, [3]), (600, 601, [1, 3]), (-1, 0, [1, 2, 3])])
 def test_checkpoints_are_written_every_ten_minutes_and_rows_have_times(
         seconds, late, steps, tmp_path, monkeypatch):
-    assert run.SAVE_SECONDS == 600
-    monkeypatch.setattr(run, "SAVE_SECONDS", seconds)
+    assert grpo_sg.SAVE_SECONDS == 600
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", seconds)
     policy, task, cfg = build_toy(steps=3, out=str(tmp_path / "run"))
     with Noted(cfg, policy) as toy:
         toy.last_save -= late
@@ -462,7 +463,7 @@ def test_the_time_of_a_step_excludes_the_evaluation_before_it(monkeypatch):
 
 def test_an_error_after_a_save_does_not_save_the_step_again(tmp_path, monkeypatch):
     """Saving twice would make checkpoint.before the same step, not an earlier one."""
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
     policy, task, cfg = build_toy(steps=2, out=str(tmp_path / "run"))
     with pytest.raises(ArithmeticError), Run(cfg, policy) as toy:
         grpo_sg.train(policy, task, cfg, toy)

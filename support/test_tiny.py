@@ -5,11 +5,12 @@ import json
 import os
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import grpo_sg
 import tasks
-from support import cli, models, tiny
+from support import checks, cli, models, tiny
 
 
 @pytest.mark.parametrize("name", ["kk", "math"])
@@ -21,7 +22,7 @@ def check_pretrained(name):
     cfg = cli.parse(["--task", name])
     folder = tiny.find_pretrained(cfg)
     # The first problems contain all words.
-    task = tasks.make_task(dataclasses.replace(cfg, train_problems=200))
+    task = checks.make_task(dataclasses.replace(cfg, train_problems=200))
     made, words = tiny.tiny_model(task)
     model, tokenizer = models.read_model(folder, local=True)
     assert tokenizer.get_vocab() == words.get_vocab()
@@ -31,8 +32,8 @@ def check_pretrained(name):
     assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == expected
     kinds = [{key: p.shape for key, p in each.state_dict().items()} for each in (made, model)]
     assert kinds[0] == kinds[1] and type(made) is type(model)
-    policy = grpo_sg.Policy(model.eval(), tokenizer, models.find_stop_ids(model, tokenizer))
-    task = models.encode_problems(task, policy, cfg)
+    policy = grpo_sg.Policy(model.eval(), tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = grpo_sg.encode_problems(task, policy, cfg)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     with open(os.path.join(folder, "about.json")) as file:
         about = json.load(file)
@@ -44,3 +45,24 @@ def check_pretrained(name):
 def test_other_settings_do_not_use_the_pretrained_model(flags):
     assert tiny.find_pretrained(cli.parse(flags.split())) == ""
     assert tiny.find_pretrained(cli.parse(["--seed", "1"]))  # any seed
+
+
+@pytest.mark.parametrize("name", ["kk", "math"])
+def test_the_tiny_models_tokenizer_reproduces_every_text(name):
+    cfg = cli.parse(f"--task {name} --train_problems 60 --eval_problems 8".split())
+    task = tasks.TASKS[name](cfg)
+    _, tokenizer = tiny.tiny_model(task)
+    for problem in task.train:
+        for text in (problem.question, problem.solution, problem.shortcut):
+            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_warm_up_teaches_the_texts():
+    cfg = cli.parse(["--train_problems", "3", "--eval_problems", "8"])
+    task = tasks.kk_task(cfg)._replace(shortcuts=0.0, warmup=60)
+    torch.manual_seed(0)
+    policy = grpo_sg.Policy(*tiny.tiny_model(task), {0})
+    task = grpo_sg.encode_problems(task, policy, cfg)
+    tiny.warm_up(policy, task, cfg)
+    said = grpo_sg.rollout(policy, task, task.train, cfg, n=1, temperature=0, seed=0)
+    assert [c.response for c in said] == [p.solution for p in task.train]

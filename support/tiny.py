@@ -10,7 +10,6 @@ import os
 import random
 import statistics
 
-import grpo_sg
 import torch
 import torch.nn.functional as F
 import transformers
@@ -19,16 +18,22 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import tasks
-from support.program import UserError
+from support import tools
+from support.program import ROOT
+from tasks import UserError
 
 BATCH = 64  # texts per step of the warm-up
+# function that makes a task -> folder of the tiny model pretrained on its default problems
+PRETRAINED = {tasks.kk_task: ROOT / "support" / "pretrained" / "kk",
+              tasks.math_task: ROOT / "support" / "pretrained" / "math"}
 
 
 def find_pretrained(cfg):
     """Return the folder of the pretrained tiny model for cfg's task and data, or "" if
     there is none or --warm_up is set. All seeds share one model, because it has seen no test
     problem of any seed."""
-    folder = tasks.PRETRAINED.get(tasks.TASKS[cfg.task])
+    make = tasks.TASKS[cfg.task]
+    folder = PRETRAINED.get(make) if callable(make) else None
     if cfg.model or cfg.warm_up or not folder:
         return ""
     with open(os.path.join(folder, "about.json")) as file:
@@ -73,10 +78,10 @@ def tiny_tokenizer(task):
         raise UserError(f"--task {task.name}: its tokens must be a regular expression, not "
                         f"{task.tokens!r} ({error})") from None
     problems = [*task.train, *task.valid, *task.test]
-    for problem in tqdm(problems, "words", leave=False, delay=2):
+    for problem in tqdm(problems, "words", leave=False, delay=2, disable=None):
         texts = [problem.question, problem.solution, problem.shortcut]
         calls = calls_of(task, problem.solution)
-        answers = task.observe(calls) if calls else []
+        answers = task.write.observe(calls) if calls else []
         texts += [answer.encode(errors="replace").decode() for answer in answers]
         for text in texts:
             words.update(word for word, _ in pieces.pre_tokenize_str(text))
@@ -92,10 +97,7 @@ def tiny_tokenizer(task):
 
 def calls_of(task, text):
     """Return the prefixes of a scripted completion that end with a call of the tool."""
-    if not task.observe:
-        return []
-    parts = text.split(task.stop_text)
-    return [task.stop_text.join(parts[:i]) + task.stop_text for i in range(1, len(parts))]
+    return task.write.find_calls(text) if isinstance(task.write, tools.Tool) else []
 
 
 def write_script(tokenizer, task, problem, text):
@@ -106,7 +108,7 @@ def write_script(tokenizer, task, problem, text):
     written = ""
     for said in [*calls_of(task, text), f"{text}<|im_end|>"]:
         if written:
-            answer = grpo_sg.encode_tool_answer(tokenizer, *task.observe([written]))
+            answer = tools.encode_tool_answer(tokenizer, *task.write.observe([written]))
             ids += answer
             mask += [False] * len(answer)
         turn = tokenizer(said.removeprefix(written))["input_ids"]
@@ -133,7 +135,7 @@ def warm_up(policy, task, cfg):
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
     rng = random.Random(cfg.seed)
-    bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1)
+    bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1, disable=None)
     for step in bar:
         scripts = []
         for problem in rng.sample(task.train, min(BATCH, len(task.train))):

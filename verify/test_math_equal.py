@@ -15,7 +15,7 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
-from verify.final_answer import final_answer  # noqa: E402
+from tasks import final_answer  # noqa: E402
 from verify.math_equal import ceiling, floor, math_equal, plus, sample_points  # noqa: E402
 
 

@@ -9,8 +9,7 @@ import tokenizers
 import transformers
 
 import grpo_sg
-import tasks
-from support import cli, models
+from support import checks, cli, models, program
 
 # The last one is only in generation_config.
 ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")
@@ -50,9 +49,9 @@ def make(folder, name, opened, *flags):
     save_model(folder, opened)
     cfg = cli.parse(["--model", str(folder), "--task", name, *FLAGS, *flags])
     model, tokenizer = models.load_model(cfg.model)
-    policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
-    task = cli.guard(tasks.make_task(cfg))
-    return cfg, policy, models.encode_problems(task, policy, cfg)
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = checks.guard(checks.make_task(cfg))
+    return cfg, policy, grpo_sg.encode_problems(task, policy, cfg)
 
 
 def script(tokenizer, task, problem, opened):
@@ -103,6 +102,6 @@ def launch(processes, *command):
     """Run python COMMAND in this number of processes, on a CPU. accelerate's --cpu would start
     only one."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": str(tasks.ROOT)}
+                   "PYTHONPATH": str(program.ROOT)}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", processes]
     subprocess.run([*launcher, *command], env=environment, check=True, timeout=3600)

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 import grpo_sg
 from grpo_sg import group_advantages, grpo_sg_loss, token_logps, token_weights
 from support import cli, models
-from support.program import UserError
+from tasks import UserError
 
 pytest.importorskip("trl")
 from extras.bridges import cases, trl_grpo_sg, trl_train

@@ -29,7 +29,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.utils.losses import ppo_loss
 
 from extras.bridges import cases, verl_data, verl_grpo_sg
-from support.program import UserError
+from tasks import UserError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

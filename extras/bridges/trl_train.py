@@ -23,10 +23,9 @@ import trl
 from torch.distributed.fsdp import FSDPModule
 
 import grpo_sg
-import tasks
 from extras.bridges.trl_grpo_sg import GRPOSGTrainer
-from support import cli, models
-from support.program import UserError
+from support import checks, cli, models
+from tasks import UserError
 
 # Settings that TRL handles differently or not at all.
 REFUSED = ("tokens_per_micro_batch", "sampler", "offload", "device", "eval_every",
@@ -87,9 +86,9 @@ def make_trainer(cfg, **others):
         raise UserError(
             f"TRL cannot keep the logits of a {type(model).__name__} in float32: use a "
             "model with the architecture of Llama or Qwen, or grpo_sg.py")
-    policy = grpo_sg.Policy(model, tokenizer, models.find_stop_ids(model, tokenizer))
-    task = models.encode_problems(cli.guard(tasks.make_task(cfg)), policy, cfg)
-    cli.check_start(policy, task, cfg)
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = grpo_sg.encode_problems(checks.guard(checks.make_task(cfg)), policy, cfg)
+    checks.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     # A prompt is the index of its problem; roll_out replaces it with the text.
     numbers = [str(i) for i in range(len(task.train))]
@@ -115,7 +114,7 @@ def roll_out(task, cfg, prompts, trainer, sampler=grpo_sg.sample):
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model_wrapped)
     tokenizer = trainer.processing_class
-    stop_ids = models.find_stop_ids(model, tokenizer)
+    stop_ids = grpo_sg.find_stop_ids(model, tokenizer)
     policy = grpo_sg.Policy(model, tokenizer, stop_ids, sampler=sampler)
     share = trainer.state.global_step * accelerator.num_processes + accelerator.process_index
     keep_whole(model, True)

@@ -10,10 +10,8 @@ import sys
 
 import datasets
 
-import grpo_sg
-import tasks
-from support import cli, models
-from support.program import UserError
+from support import checks, cli, models, tools
+from tasks import UserError
 
 # The agent loop reads these settings from the rows; verl has its own flags for the others.
 KNOWN = ("model", "task", "data", "eval_data", "people", "train_problems", "eval_problems",
@@ -34,7 +32,7 @@ def parse(argv):
 
 
 def encode(tokenizer, task, problem, cfg):
-    """Return the problem with its encoded prompt, like models.encode_problems."""
+    """Return the problem with its encoded prompt, like grpo_sg.encode_problems."""
     prompt, opening = models.encode_prompt(tokenizer, task, problem.question,
                                            cfg.chat_template_kwargs)
     return problem._replace(prompt=prompt, opening=opening)
@@ -42,7 +40,7 @@ def encode(tokenizer, task, problem, cfg):
 
 def main(train, valid, *argv):
     cfg = parse(argv)
-    task = tasks.make_task(cfg)
+    task = checks.make_task(cfg)
     try:
         tokenizer = models.read_tokenizer(cfg.model, os.path.isdir(cfg.model))
     except Exception as error:  # no such name, no access, no network
@@ -62,7 +60,7 @@ def main(train, valid, *argv):
         datasets.Dataset.from_list(rows).to_parquet(path)
         print(f"{path}: {len(rows)} problems")
     turns = task.max_turns if task.observe else 0
-    most = (turns + 1) * cfg.max_new_tokens + turns * grpo_sg.TOOL_TOKENS
+    most = (turns + 1) * cfg.max_new_tokens + turns * tools.TOOL_TOKENS
     print(f"pass to verl (or more): data.max_prompt_length={longest} "
           f"data.max_response_length={most}")
 

@@ -19,9 +19,8 @@ from verl.utils.torch_functional import masked_mean
 # vLLM's sleep mode refuses the value that grpo_sg sets.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 import grpo_sg
-import tasks
 from extras.bridges.verl_data import encode
-from support import cli, models
+from support import checks, cli, models, tools
 
 
 @register_policy_loss("grpo_sg")
@@ -43,9 +42,9 @@ def set_up(settings, model):
     cfg = grpo_sg.Config(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
-    policy = grpo_sg.Policy(None, tokenizer, models.find_stop_ids(ends, tokenizer))
-    tasks.add_extras()
-    return cfg, policy, cli.guard(tasks.make_task(cfg))
+    policy = grpo_sg.Policy(None, tokenizer, grpo_sg.find_stop_ids(ends, tokenizer))
+    cli.add_extras()
+    return cfg, policy, checks.guard(checks.make_task(cfg))
 
 
 @register("grpo_sg")
@@ -61,7 +60,7 @@ class AgentLoop(AgentLoopBase):
         tokenizer = policy.tokenizer
         problem = encode(tokenizer, task, getattr(task, info["split"])[info["index"]], cfg)
         c = grpo_sg.Completion(problem, problem.prompt)
-        ends_in_call = grpo_sg.StopText(tokenizer, task.stop_text)
+        ends_in_call = tools.StopText(tokenizer, task.stop_text)
         params = {**sampling_params, "max_tokens": cfg.max_new_tokens,
                   "stop_token_ids": sorted(policy.stop_ids)}
         request = uuid.uuid4().hex
@@ -80,7 +79,7 @@ class AgentLoop(AgentLoopBase):
             # not thread-safe, so only this thread uses it.
             texts = [tokenizer.decode(c.own_tokens())]
             answer, = await asyncio.to_thread(task.observe, texts)
-            answer = grpo_sg.encode_tool_answer(tokenizer, answer)
+            answer = tools.encode_tool_answer(tokenizer, answer)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []
             c.tool_calls += 1

@@ -27,7 +27,8 @@ import tasks
 import torch
 import transformers
 from extras.gpu import graph, laptop, memory, seconds
-from support import cli, models, program, tiny
+from support import checks, cli, models, program, tiny
+from tasks import UserError
 
 GPU = torch.cuda.is_available()
 NAME = torch.cuda.get_device_name() if GPU else "CPU"
@@ -83,7 +84,7 @@ def name_versions():
 
 def save_random_model(folder):
     cfg = grpo_sg.Config(task="math", train_problems=300, eval_problems=4)
-    _, tokenizer = tiny.tiny_model(tasks.make_task(cfg))
+    _, tokenizer = tiny.tiny_model(checks.make_task(cfg))
     config = memory.qwen("0.5B") if GPU else transformers.Qwen2Config(
         hidden_size=56, intermediate_size=128, num_hidden_layers=2, num_attention_heads=14,
         num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=True)
@@ -305,7 +306,7 @@ def explain():
 def measure(cfg, flags, runs):
     attempt(name_versions)
     model, _ = models.load_model(cfg.model)
-    model = models.prepare(model, cfg.gradient_checkpointing, cfg.device)
+    model = models.set_up(model, cfg.device, cfg.gradient_checkpointing)
     many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((4,), (30,))
     attempt(measure_speed, model, many, lengths)
     attempt(measure_recording, model, many[-1])
@@ -344,7 +345,7 @@ def main():
             cfg = cli.parse(flags)
             print(f"| on {NAME} | measured | computed for {CARD} |\n|---|---|---|")
             measure(cfg, flags, runs)
-        except program.UserError as error:
+        except UserError as error:
             sys.exit(f"error: {error}")
         finally:  # also after Ctrl-C
             meaning = explain()

@@ -10,7 +10,7 @@ def equip(policy, cfg, prompt):
 
     Args:
         policy: its AdamW keeps averages in host memory if cfg.offload is set. Its sampler
-            becomes the CUDA-graph sampler if cfg.sampler is "auto" and a test on `prompt` succeeds.
+            becomes the CUDA-graph sampler if cfg.sampler is "graph" and a test on `prompt` succeeds.
         prompt: token ids of any problem.
 
     Raises:
@@ -25,7 +25,7 @@ def equip(policy, cfg, prompt):
     if cfg.offload:
         from extras.gpu import offload
         policy.AdamW = offload.HostAdamW
-    if cfg.sampler == "auto":
+    if cfg.sampler == "graph":
         from extras.gpu import graph
         with grpo_sg.in_bfloat16(device):
             policy.sampler, line = graph.choose(policy.model, policy.sampler, prompt)

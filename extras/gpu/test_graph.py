@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo_sg import sample as plain
 from extras.gpu import graph
-from support.program import UserError
+from tasks import UserError
 
 PROMPTS = [[5, 6, 7], [9] * 9, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2]]
 FORGETFUL = {"use_sliding_window": True, "max_window_layers": 1}  # in one of its two layers

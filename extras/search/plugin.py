@@ -2,6 +2,7 @@
 import pathlib
 
 import tasks
+from support import tiny
 
 
 def qa_task(cfg):
@@ -11,4 +12,4 @@ def qa_task(cfg):
 
 
 if tasks.TASKS.setdefault("qa", qa_task) is qa_task:
-    tasks.PRETRAINED[qa_task] = pathlib.Path(__file__).parent / "pretrained" / "qa"
+    tiny.PRETRAINED[qa_task] = pathlib.Path(__file__).parent / "pretrained" / "qa"

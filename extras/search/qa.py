@@ -6,8 +6,7 @@ import random
 import re
 
 from extras.search.text import bm25, plain_answers
-from support.puzzles import NAMES, digest, split_of
-from verify.text import FAKE_TURN, visible, without_end
+from tasks import FAKE_TURN, NAMES, digest, split_of, visible, without_end
 
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
           "write a few words inside <search> and </search>: the best passages follow "

@@ -5,7 +5,10 @@ import random
 
 from extras.search import qa, retriever
 from support import data
-from tasks import Problem, Task, Verdict, as_answers, most_frequent
+from support.tools import Tool
+from tasks import (
+    Problem, Task, Verdict, as_answers, choose_eval_data, hold_out, load_hub, most_frequent,
+    read_file, with_golds)
 
 # An example line of a data file. The answers may be a string, a number or a list of these.
 QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
@@ -37,7 +40,12 @@ def qa_task(cfg):
     The tool searches the passages of all questions, or the server at cfg.retriever.
     Raises UserError if the settings do not fit.
     """
-    eval_data = data.choose_eval_data(cfg, {"synthetic": "synthetic", "hotpotqa": "hotpotqa"})
+    sets = {"synthetic": "synthetic", "hotpotqa": "hotpotqa"}
+    data.check_name("--data", cfg.data, sets)
+    if cfg.eval_data:
+        data.check_name("--eval_data", cfg.eval_data, sets)
+    eval_data = choose_eval_data(cfg, sets)
+    data.check_readable(cfg, eval_data)
     train_rows = load_rows(cfg.data, "train", cfg.train_problems, cfg.seed)
     test_rows = load_rows(eval_data, "test", cfg.eval_problems, cfg.seed)
     valid_rows = []
@@ -46,15 +54,15 @@ def qa_task(cfg):
         valid_rows = load_rows("synthetic", "valid", cfg.eval_problems, cfg.seed)
         valid = make_problems(valid_rows)
     else:
-        train, valid = data.hold_out(train, test, eval_data, cfg)
+        train, valid = hold_out(train, test, eval_data, cfg)
     if cfg.retriever:
         search = retriever.connect(cfg.retriever)
     else:
         search = qa.make_search(find_passages(train_rows + test_rows + valid_rows))
     return Task("qa", qa.SYSTEM.format(cfg.max_turns), train, valid, test, verify_qa,
                 floor=most_frequent(problem.answer[0] for problem in test),
-                stop_text="</search>", observe=functools.partial(qa.answer_calls, search),
-                max_turns=cfg.max_turns, shortcuts=0.6)
+                write=Tool(functools.partial(qa.answer_calls, search), "</search>", cfg.max_turns),
+                shortcuts=0.6)
 
 
 def load_rows(name, split, count, seed):
@@ -64,21 +72,22 @@ def load_rows(name, split, count, seed):
         return qa.make_world(split, count, seed)
     if name == "hotpotqa":
         return load_hotpotqa(split, count, seed)
-    return data.with_golds(name, data.read_file(name, QA_LINE))
+    data.check_file(name, QA_LINE, data.accept)
+    return with_golds(name, read_file(name, QA_LINE), data.accept)
 
 
 def load_hotpotqa(split, count, seed):
     """Return `count` random rows. Testing uses HotpotQA's validation split, because its
     test split has no answers."""
     place = "validation" if split == "test" else split
-    rows = data.load_hub("hotpotqa/hotpot_qa", "distractor", place)
+    rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
     chosen = random.Random(seed).sample(range(len(rows)), min(count, len(rows)))
     found = []
     for row in rows.select(chosen):
         context = zip(row["context"]["title"], row["context"]["sentences"])
         passages = [f"(Title: {title}) {''.join(sentences)}" for title, sentences in context]
         found.append((row["question"], [row["answer"]], passages))
-    return data.with_golds("hotpotqa", found)
+    return with_golds("hotpotqa", found, data.accept)
 
 
 def make_problems(rows):

@@ -18,15 +18,15 @@ from extras.search import qa
 from extras.search import task as qa_verifier
 from extras.search.task import QA_LINE, load_hotpotqa
 from extras.search.text import bm25
-from support import cli, data, tiny
-from support.program import UserError
+from support import checks, cli, data, tiny
+from tasks import UserError
 from support.test_tiny import check_pretrained
 
 CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
 
 def make_task(*flags):
-    return tasks.make_task(cli.parse(["--task", "qa", *flags]))
+    return checks.make_task(cli.parse(["--task", "qa", *flags]))
 
 
 # ---- The search ----
@@ -258,5 +258,5 @@ def test_the_pretrained_model_is_found_in_a_path_with_brackets(tmp_path, monkeyp
     monkeypatch.setattr(tasks, "ROOT", tmp_path / "a [b]")
     monkeypatch.setattr(extras, "__path__", [str(copy.parent)])
     monkeypatch.delitem(tasks.TASKS, "qa")
-    tasks.add_extras()
+    cli.add_extras()
     assert tiny.find_pretrained(cli.parse(["--task", "qa"])) == str(copy / "pretrained" / "qa")

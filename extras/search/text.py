@@ -9,7 +9,7 @@ from collections import Counter
 
 import torch
 
-from verify.text import each_normalized, filtered
+from tasks import each_normalized, filtered
 
 
 # Includes Hebrew and Arabic points, but not the strokes (\u0334 to \u0338) that cross out a

@@ -1,0 +1,151 @@
+"""Test tools: their calls, their answers, and whose tokens are trained on."""
+import itertools
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import Tokenizer, pre_tokenizers
+
+import grpo_sg
+import tasks
+from support import tiny, tools
+from support.tools import Tool
+from test_grpo_sg import build_model, build_toy, word_tokenizer
+
+
+STOP = "</search>"
+
+
+def letters_tokenizer():
+    """Build a tokenizer of letters and all parts of "</search>", some with more text after them."""
+    parts = {STOP[i:j] for i in range(9) for j in range(i + 1, 10)} | {">\n", "><", "h> ", STOP + "<a"}
+    letters = {chr(i) for i in range(32, 127)} | {"\n"}
+    return word_tokenizer(["<|im_end|>", "[UNK]", *sorted(letters | parts)], ".|\n")
+
+
+def count_calls(texts):
+    return [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts]
+
+
+def verify_x(response, gold):
+    formed = response.count("<answer>") == 1 and response.endswith("</answer>")
+    return tasks.Verdict("<answer>x</answer>" in response, formed)
+
+
+@pytest.fixture
+def converse():
+    """Return (spell, converse). converse(scripts) does a rollout without a model: row k writes the token
+    ids scripts[k][turn] in each turn, and stops where the sampler would."""
+    tokenizer = letters_tokenizer()
+
+    def spell(text):
+        return tokenizer(text)["input_ids"]
+
+    def converse(scripts, max_turns=2):
+        rows = [iter(script) for script in scripts]
+
+        def scripted(model, prompts, *, max_new_tokens, stop_ids, stopping_criteria, **_):
+            written = []
+            for prompt in prompts:
+                turn = next(rows[int(tokenizer.decode(prompt).split("|")[0])])[:max_new_tokens]
+                ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
+                        stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
+                written.append(turn[:ends[0]] if ends else turn)
+            return written
+        problems = [tasks.Problem(f"{k}|", "x", prompt=spell(f"{k}|")) for k in range(len(scripts))]
+        task = tasks.Task("calls", "", problems, problems, problems, verify_x, 0.0,
+                          write=Tool(count_calls, STOP, max_turns))
+        policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0}, sampler=scripted)
+        cfg = grpo_sg.Config(max_new_tokens=60)
+        return grpo_sg.rollout(policy, task, problems, cfg, n=1, temperature=1.0, seed=0)
+    return spell, converse
+
+
+def test_a_tool_call_is_recognized_in_every_tokenization(converse):
+    """All 256 ways to cut "</search>" into tokens, and some that end inside a token."""
+    (spell, converse), word = converse, letters_tokenizer().get_vocab()
+    spellings = [[STOP[i:j] for i, j in itertools.pairwise([0, *cuts, 9])]
+                 for k in range(9) for cuts in itertools.combinations(range(1, 9), k)]
+    spellings += [["</search", ">\n"], ["</", "search", "><"], ["</searc", "h> "], [STOP + "<a"]]
+    end = spell("<answer>x</answer>") + [0]
+    calls = [spell("<search>b") + [word[part] for part in spelling] for spelling in spellings]
+    seen = spell("\n<information>\nabc 1\n</information>")
+    completions = converse([[call + spell("never seen"), end] for call in calls])
+    for c, call, spelling in zip(completions, calls, spellings, strict=True):
+        assert c.tokens == call + seen + end  # as sampled, never decoded and re-tokenized
+        assert c.mask == [True] * len(call) + [False] * len(seen) + [True] * len(end)
+        assert c.tool_calls == 1 and not c.truncated and c.solved
+        assert c.response == f"<search>b{''.join(spelling)}<answer>x</answer>"  # all that the verifier reads
+        assert "abc 1" in c.transcript
+
+
+def test_tool_calls_and_answers_are_limited(converse):
+    spell, converse = converse
+    call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
+    none, two, three, cut, long = converse([
+        [end], [call, call, end], [call, call, call + end], [spell("<search>" + "b" * 99)],
+        [call, spell("b" * 99)]])
+    assert [c.tool_calls for c in (none, two, three, cut, long)] == [0, 2, 2, 0, 1]
+    assert all(none.mask) and none.solved and two.solved
+    first, second = (spell(f"\n<information>\nabc {i}\n</information>") for i in (1, 2))
+    turns = [(call, True), (first, False), (call, True), (second, False), (end, True)]
+    assert two.tokens == [token for turn, _ in turns for token in turn]
+    assert two.mask == [own for turn, own in turns for _ in turn]
+    assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
+    assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
+    assert long.truncated and sum(long.mask) == len(call) + 60
+    assert grpo_sg.average_completions([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
+    closed, = converse([[call + end]], max_turns=0)
+    assert closed.tool_calls == 0 and closed.tokens == call + end
+    short = spell("\n<information>\nbbbbb\n</end>")  # a long answer is cut off, but for its last line
+    answer = f"\n<information>\n{'b' * 99}\n</end>"
+    assert tools.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
+    half = spell("a?\n")  # a lone surrogate, as a server may send
+    assert tools.encode_tool_answer(letters_tokenizer(), "a\ud83d\n") == half
+
+
+def test_a_tools_answer_contains_no_special_token():
+    """Even if the tool writes <|im_end|>, and the tokenizer begins each text with one."""
+    words = {word: i for i, word in enumerate(("[UNK]", "<|im_end|>", "<|", "im_end", "|>", "a"))}
+    core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    assert tools.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
+    assert tokenizer("a <|im_end|>")["input_ids"] == [1, 5, 1]  # elsewhere special tokens stay
+
+
+def test_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
+    spell, converse = converse
+    turns = "<search>b</search>", "<search>c</search>", "<answer>x</answer>"
+    c, = converse([[spell(turns[0]), spell(turns[1]), spell(turns[2]) + [0]]])
+    task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, write=Tool(count_calls, STOP))
+    ids, mask = tiny.write_script(letters_tokenizer(), task, c.problem, "".join(turns))
+    assert ids.tolist() == c.prompt + c.tokens
+    assert mask.tolist() == [False] * len(c.prompt) + c.mask
+
+
+def answer_who(texts):
+    return [f"who {'why ' * len(text.split())}" for text in texts]
+
+
+def test_a_rollout_with_a_tool_depends_only_on_the_seed():
+    """Not on how many completions are sampled at once."""
+    policy, task, cfg = build_toy(change={"write": Tool(answer_who, "maybe", 3)})
+    found = []
+    for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
+        cfg.sample_batch = size
+        rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        found.append([(c.tokens, c.mask) for c in rolled])
+    assert found[0] == found[1] == found[2] == found[3] != found[4]
+    assert {c.tool_calls for c in rolled} == {0, 1, 2, 3}
+
+
+def test_the_context_must_hold_the_tools_answers(capsys):
+    policy, task, cfg = build_toy()
+    task = task._replace(write=Tool(count_calls, STOP, 4))
+    for most, kept in ((418, 3), (419, 2), (420, 0)):
+        cfg.max_new_tokens = most
+        assert len(grpo_sg.encode_problems(task, policy, cfg).train) == kept
