@@ -14,6 +14,7 @@ import sys
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 import tasks
+from support.tools import Tool
 
 NAMES = ["".join(letters) for letters in itertools.product("abcdefghij", repeat=3)]
 RNG = random.Random(0)
@@ -52,7 +53,7 @@ def make_phone_book(cfg):
     return tasks.Task(
         name="phone_book", system="Find the number of this name. Ask with the name and ?.",
         train=problems[200:], valid=problems[:100], test=problems[100:200],
-        verify=verify, reward=reward, observe=answer_calls, stop_text="?", max_turns=1,
+        verify=verify, reward=reward, write=Tool(answer_calls, stop_text="?", max_turns=1),
         floor=0.01, tokens=".", warmup=150, shortcuts=0.7)
 
 

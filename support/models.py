@@ -31,6 +31,13 @@ def read_model(folder, local=True):
     return model, tokenizer
 
 
+def read_tokenizer(folder, local):
+    """Read only the tokenizer, for an engine that has the model."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=local)
+    tokenizer.chat_template = fix_date(tokenizer.chat_template)
+    return tokenizer
+
+
 def fix_date(template):
     """Replace "today" in a chat template with the current date.
 

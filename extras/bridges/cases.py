@@ -69,7 +69,7 @@ def script(tokenizer, task, problem, opened):
     completions = [[done], [right + ENDS[1]], [right + ENDS[2]], [right],
                    [start + wrong + ENDS[0]], [right[:-3]], [ENDS[0]],
                    [f"{right} Or not?{ENDS[0]}"], [never + ENDS[0]], [done]]
-    if task.observe:
+    if task.write:
         call = "<search> Who? </search>"
         completions[8:] = [[call, done], [call, f"{call} {call}", right]]
     return [[tokenizer(text)["input_ids"] for text in turns] for turns in completions]

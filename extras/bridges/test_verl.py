@@ -130,7 +130,7 @@ def test_a_training_step_of_verls_actor_equals_grpo_sg_loss(mode, beta, tmp_path
                               loss_agg_mode=mode)
     loss.backward()
     # Make sure that the weights vary and the clip is active.
-    assert w.min() < 1.05 and w.max() > 1.35 and sums["clip_frac"] > 0
+    assert w.min() < 1.05 and w.max() > 1.35 and sums["clipped"] > 0
     for name, weight in model.named_parameters():
         assert torch.allclose(weight - 0.1 * weight.grad, theirs[name], rtol=0, atol=1e-5)
 
@@ -209,7 +209,7 @@ def test_ids_masks_and_rewards_equal_those_of_rollout(name, opened, tmp_path):
     assert output.non_tensor_batch["truncated"].tolist() == [c.truncated for c in ours]
     ends = sorted(policy.tokenizer.convert_tokens_to_ids(list(cases.ENDS)))
     # Calls in the last turn are not answered.
-    stops = [["</search>"], ["</search>"], None] if task.observe else [None]
+    stops = [["</search>"], ["</search>"], None] if task.write else [None]
     for c, request in zip(ours, server.requests):
         asked = [(prompt, params) for other, prompt, params in server.asked if other == request]
         assert len(asked) == c.tool_calls + 1

@@ -10,7 +10,8 @@ import sys
 
 import datasets
 
-from support import checks, cli, models, tools
+import grpo_sg
+from support import checks, cli, models
 from tasks import UserError
 
 # The agent loop reads these settings from the rows; verl has its own flags for the others.
@@ -33,8 +34,8 @@ def parse(argv):
 
 def encode(tokenizer, task, problem, cfg):
     """Return the problem with its encoded prompt, like grpo_sg.encode_problems."""
-    prompt, opening = models.encode_prompt(tokenizer, task, problem.question,
-                                           cfg.chat_template_kwargs)
+    (prompt, opening), = grpo_sg.encode_prompts(tokenizer, task, [problem.question],
+                                                cfg.chat_template_kwargs)
     return problem._replace(prompt=prompt, opening=opening)
 
 
@@ -59,8 +60,7 @@ def main(train, valid, *argv):
                 "extra_info": {"index": i, "split": split, "settings": json.dumps(vars(cfg))}})
         datasets.Dataset.from_list(rows).to_parquet(path)
         print(f"{path}: {len(rows)} problems")
-    turns = task.max_turns if task.observe else 0
-    most = (turns + 1) * cfg.max_new_tokens + turns * tools.TOOL_TOKENS
+    most = task.write.longest(cfg) if task.write else cfg.max_new_tokens
     print(f"pass to verl (or more): data.max_prompt_length={longest} "
           f"data.max_response_length={most}")
 

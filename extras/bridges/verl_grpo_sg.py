@@ -38,8 +38,8 @@ def grpo_sg_policy_loss(old_log_prob, log_prob, advantages, response_mask, **set
 @functools.cache
 def set_up(settings, model):
     """Return (cfg, policy, task), built once per process. The policy has no model: verl's server
-    has it. settings: a grpo_sg.Config as JSON, from a row written by verl_data.py."""
-    cfg = grpo_sg.Config(**json.loads(settings))
+    has it. settings: cli.Settings as JSON, from a row written by verl_data.py."""
+    cfg = cli.Settings(**json.loads(settings))
     tokenizer = models.read_tokenizer(model, os.path.isdir(model))
     ends = SimpleNamespace(generation_config=get_generation_config(model))
     policy = grpo_sg.Policy(None, tokenizer, grpo_sg.find_stop_ids(ends, tokenizer))
@@ -60,15 +60,16 @@ class AgentLoop(AgentLoopBase):
         tokenizer = policy.tokenizer
         problem = encode(tokenizer, task, getattr(task, info["split"])[info["index"]], cfg)
         c = grpo_sg.Completion(problem, problem.prompt)
-        ends_in_call = tools.StopText(tokenizer, task.stop_text)
+        tool = task.write
+        ends_in_call = tools.StopText(tokenizer, tool.stop_text) if tool else None
         params = {**sampling_params, "max_tokens": cfg.max_new_tokens,
                   "stop_token_ids": sorted(policy.stop_ids)}
         request = uuid.uuid4().hex
         logps = []
-        turns = task.max_turns if task.observe else 0
+        turns = tool.max_turns if tool else 0
         for turn in range(turns + 1):
             last_turn = turn == turns
-            stops = {} if last_turn else {"stop": [task.stop_text]}
+            stops = {} if last_turn else {"stop": [tool.stop_text]}
             output = await self.server_manager.generate(
                 request, prompt_ids=c.prompt + c.tokens, sampling_params={**params, **stops})
             c.add(output.token_ids, own=True)
@@ -78,7 +79,7 @@ class AgentLoop(AgentLoopBase):
             # Run the tool in another thread, because it may be a slow server. The tokenizer is
             # not thread-safe, so only this thread uses it.
             texts = [tokenizer.decode(c.own_tokens())]
-            answer, = await asyncio.to_thread(task.observe, texts)
+            answer, = await asyncio.to_thread(tool.observe, texts)
             answer = tools.encode_tool_answer(tokenizer, answer)
             c.add(answer, own=False)
             logps += [0.0] * len(answer) if output.log_probs else []

@@ -191,7 +191,7 @@ def scripted(*turns):
 
 def test_a_hostile_passage_is_not_graded_and_does_not_end_a_turn(serve):
     server = serve(HOSTILE)
-    cfg = grpo_sg.Config(task="qa", train_problems=20, eval_problems=5, retriever=server.url,
+    cfg = cli.Settings(task="qa", train_problems=20, eval_problems=5, retriever=server.url,
                          max_new_tokens=48)
     cli.add_extras()
     task = checks.make_task(cfg)

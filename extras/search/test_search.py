@@ -18,7 +18,7 @@ from extras.search import qa
 from extras.search import task as qa_verifier
 from extras.search.task import QA_LINE, load_hotpotqa
 from extras.search.text import bm25
-from support import checks, cli, data, tiny
+from support import checks, cli, tiny
 from tasks import UserError
 from support.test_tiny import check_pretrained
 
@@ -128,7 +128,7 @@ def test_the_world_needs_two_searches():
     task = make_whole_world(0)
     for problems in (task.train[:300], task.valid, task.test):
         questions = [problem.question for problem in problems]
-        seen = task.observe([f"<search>{question}</search>" for question in questions])
+        seen = task.write.observe([f"<search>{question}</search>" for question in questions])
         found = [f"based in {problem.answer[0]}" in text
                  for problem, text in zip(problems, seen)]
         # The question rarely retrieves the second passage.
@@ -137,7 +137,7 @@ def test_the_world_needs_two_searches():
             person, company = re.findall(r"<search> (.*?) </search>", problem.solution)
             assert person in problem.question and company not in problem.question
             assert problem.answer[0] not in problem.question
-            first, second = task.observe(tiny.calls_of(task, problem.solution))
+            first, second = task.write.observe(tiny.calls_of(task, problem.solution))
             assert f"Doc 1: {person} works for {company}\n" in first
             assert f"Doc 1: {company} is based in {problem.answer[0]}\n" in second
             assert task.verify(problem.solution, problem.answer) == (True, True)
@@ -149,7 +149,7 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
     for problem in task.train:
         for text in (problem.question, problem.solution, problem.shortcut):
             assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-        told = "".join(task.observe(tiny.calls_of(task, problem.solution)))
+        told = "".join(task.write.observe(tiny.calls_of(task, problem.solution)))
         assert tokenizer.decode(tokenizer(told)["input_ids"]) == told
 
 
@@ -217,7 +217,7 @@ def hub(monkeypatch):
     train = datasets.Dataset.from_list([hotpot(i) for i in range(40)])
     places = {("hotpotqa/hotpot_qa", "distractor", "train"): train,
               ("hotpotqa/hotpot_qa", "distractor", "validation"): train.select([7])}
-    monkeypatch.setattr(data, "load_hub", lambda *place: places[place])
+    monkeypatch.setattr(qa_verifier, "load_hub", lambda *place: places[place])
 
 
 def test_hotpotqa(hub):
@@ -237,7 +237,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
     assert [problem.question for problem in task.test] == ["Where is 7?"]
-    texts = task.observe(["<search>person 3</search>", "<search>town 7</search>"])
+    texts = task.write.observe(["<search>person 3</search>", "<search>town 7</search>"])
     assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
 
 
@@ -245,7 +245,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
 
 def test_the_prompt_states_the_number_of_searches():
     task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
-    assert task.max_turns == 5 and "At most 5 searches" in task.system
+    assert task.write.max_turns == 5 and "At most 5 searches" in task.system
     with pytest.raises(UserError, match="--max_turns must be a whole number, 0 or more"):
         cli.parse(["--task", "qa", "--max_turns", "-1"])
 
@@ -255,7 +255,7 @@ def test_the_pretrained_model_is_found_in_a_path_with_brackets(tmp_path, monkeyp
     (copy / "pretrained" / "qa").mkdir(parents=True)
     for name in ("plugin.py", "pretrained/qa/about.json"):
         shutil.copy(here / name, copy / name)
-    monkeypatch.setattr(tasks, "ROOT", tmp_path / "a [b]")
+    monkeypatch.setattr(cli, "ROOT", tmp_path / "a [b]")
     monkeypatch.setattr(extras, "__path__", [str(copy.parent)])
     monkeypatch.delitem(tasks.TASKS, "qa")
     cli.add_extras()
