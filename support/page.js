@@ -36,7 +36,7 @@ function weigh(π, {shaping, alpha, tau, mu, L, U}) {
   return Math.min(U, Math.max(L, alpha * (sigmoid - mu)));  // clip(..., L, U)
 }
 
-// The logs have four digits, so a w that differs less from L or U counts as equal.
+// Like the logs, keep four digits: a w this close to L or U counts as equal.
 function round(x) {
   return +x.toPrecision(4);
 }
@@ -55,13 +55,15 @@ function drawCurve(path, settings) {
 }
 
 function count(weights) {
-  const n = weights.length, L = round(settings.L), U = round(settings.U);
+  const L = round(settings.L), U = round(settings.U);
   const low = weights.filter(w => w <= L).length;
   const high = weights.filter(w => w >= U && w > L).length;
-  const mean = weights.reduce((sum, w) => sum + w, 0) / n;
-  const clipped = `${low} have w = L, ${n - low - high} are between, and ${high} have w = U`;
-  counts.textContent = `Of the ${n} tokens below, `
-    + `${settings.shaping == "sg" ? clipped : "none is clipped"}. The mean of w is ${round(mean)}.`;
+  const between = weights.length - low - high;
+  const mean = weights.reduce((sum, w) => sum + w, 0) / weights.length;
+  counts.textContent = `The mean of w over the ${weights.length} tokens below is ${round(mean)}.`;
+  if (settings.shaping == "sg")
+    counts.textContent += ` The weight is L for ${low} of them, between L and U for ${between}, `
+      + `and U for ${high}.`;
   const w = weigh(0, settings);
   if (w == weigh(1, settings))  // w is monotone between them
     counts.textContent += ` With these settings every token has the weight ${round(w)}: plain GRPO`
@@ -74,7 +76,8 @@ function color() {
   const boxes = all("section:not([hidden]) [data-p]"), weights = boxes.map(weightOf);
   function size(box, w) {
     const π = +box.dataset.p, A = +box.closest("li").dataset.a;
-    return {"w A": w * A, "w A (1 − π)": w * A * (1 - π), "w A − A": w * A - A, w, π}[mode.value];
+    const wA = w * A;
+    return {"w A": wA, "w A (1 − π)": wA * (1 - π), "w A − A": wA - A, w, π}[mode.value];
   }
   // The scale is that of the run's own weights, so a larger w looks larger.
   const most = Math.max(...boxes.map(box => Math.abs(size(box, +box.dataset.w)))) || 1;

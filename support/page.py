@@ -272,7 +272,7 @@ path { fill: none; stroke: var(--k) } .axis { stroke: GrayText; stroke-width: .3
 .k0 { --k: var(--up) } .k1 { --k: var(--down); stroke-dasharray: 4 2 } .k2 { --k: var(--level) }
 .thin { stroke-width: .4 } span { border-bottom: 2px solid var(--k) } .text, pre { white-space: pre-wrap }
 svg text { font-size: 10px; fill: CanvasText; text-anchor: end } svg .under { text-anchor: middle }
-.dots { stroke-width: 5; stroke-linecap: round; stroke-dasharray: none }
+figure span { display: inline-block } .dots { stroke-width: 5; stroke-linecap: round; stroke-dasharray: none }
 #play label { display: grid; grid-template-columns: 4rem 1fr 3rem; gap: 1ex }
 #play select { grid-column: 2 / 4; min-width: 0 } .text { overflow-wrap: anywhere }
 table { display: block; overflow-x: auto; text-align: left } td { padding-right: 1ex }
