@@ -12,15 +12,21 @@ import contextlib
 import hashlib
 import html
 import json
+import math
 import os
 import sys
 from pathlib import Path
 from statistics import fmean as mean
 
-CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation, greedy",  # the keys of metrics.jsonl
+CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation and test, greedy",  # the keys of metrics.jsonl
           "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats per token", "kl": "KL",
           "clip_frac": "Clip fraction", "completion_tokens": "Completion length, tokens",
           "truncated": "Truncated", "equal_groups": "Fraction of groups with equal rewards"}
+SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+# The settings of the weight: on the page, in config.json, and if that is missing.
+WEIGHT = (("shaping", "shaping", "sg"), ("alpha", "alpha", 2.0), ("tau", "tau", 1/9),
+          ("mu", "mu", 0.25), ("L", "low", 1.0), ("U", "high", 1.4))
+EVALUATIONS = ("valid", "validation", "k1"), ("test", "test", "k2")  # in the logs, on the page, its color
 
 
 def read(folder, name, wanted=""):
@@ -64,24 +70,48 @@ def summary(settings, rows):
             f"{shown(json.dumps(settings, indent=1))}</pre></details>")
 
 
+def ticks(low, high):
+    """Return two to six round numbers, from `low` or just below it to `high` or just above."""
+    span = high - low or abs(high) or 1
+    power = 10 ** math.floor(math.log10(span))
+    step = next(size * power for size in (0.5, 1, 2, 5) if span / (size * power) < 4.01)
+    first = math.floor(low / step + 1e-6)  # 0.6 / 0.1 is a little below 6
+    return [i * step for i in range(first, max(first + 1, math.ceil(high / step - 1e-6)) + 1)]
+
+
+def place(x, y, last, scale):
+    """Return the place of a point in a chart: x from 0 to `last`, y between the ends of `scale`."""
+    return f"{48 + 264 * x / last:.1f} {100 - 88 * (y - scale[0]) / (scale[-1] - scale[0]):.1f}"
+
+
+def axes(last, xs, ys):
+    """Draw a chart's lines and numbers."""
+    drawn = ""
+    for y in ys:
+        left, height = place(0, y, last, ys).split()
+        drawn += (f'<path class="axis" d="M{left} {height}H312"/>'
+                  f'<text x="44" y="{height}" dy="3">{y:.6g}</text>')
+    for x in xs:
+        drawn += f'<text class="under" x="{place(x, ys[0], last, ys).split()[0]}" y="113">{x:.6g}</text>'
+    return drawn
+
+
 def chart(title, lines, last):
     """Draw a figure. lines: [(label, CSS classes, {step: value})]; lines with a label show
     their value at the selected step."""
-    values = [0, *(y for *_, line in lines for y in line.values())]
-    low, high = min(values), max(values) or 1
-
-    def path(points):
-        return "M" + "L".join(f"{48 + 264 * x / last:.1f} {100 - 88 * (y - low) / (high - low):.1f}"
-                              for x, y in points)
-    drawn = "".join(f'<path class="axis" d="{path([(0, y), (last, y)])}"/>' for y in (low, 0, high))
+    ys = [y for *_, line in lines for y in line.values()] or [0]
+    scale = ticks(min(ys), max(ys))
+    drawn = axes(last, [x for x in ticks(0, last) if x <= last], scale)
     spans = ""
     for label, classes, line in [each for each in lines if each[2]]:
         points = [[x, float(f"{y:.4g}")] for x, y in line.items()][::len(line) // 500 + 1]
-        drawn += f'<path class="{classes}" d="{path(points)}"/>'
-        spans += f'<span class="{classes}" title="{label}" data-points="{points}"></span> ' * bool(label)
+        places = [place(*point, last, scale) for point in points]
+        drawn += f'<path class="{classes}" d="M{"L".join(places)}"/>'
+        if label and len(points) < 20:
+            drawn += f'<path class="dots {classes}" d="M{"h0M".join(places)}h0"/>'
+        spans += f'<span class="{classes}" title="{label}" data-points="{points}">{label} {points[-1][1]}</span> ' * bool(label)
     return (f'<figure><b>{title}</b><br>{spans}<svg viewBox="0 0 320 116">{drawn}<path class="mark"/>'
-            f'<text x="44" y="14">{high:.3g}</text><text x="44" y="104">{low:.3g}</text>'
-            f'<text x="312" y="114">{last}</text></svg></figure>')
+            f'</svg></figure>')
 
 
 def curves(folders):
@@ -96,15 +126,16 @@ def curves(folders):
     for i, kind in enumerate(kinds.values()):
         label = shown(", ".join(run.name for run in kind)) if len(folders) > 1 else "training"
         for key, lines in charts.items():
-            runs = [{row["step"]: row[key] for row in run if row.get(key) is not None}
-                    for run in kind.values()]
+            runs = [{row["step"]: row[key] for row in run
+                     if row.get(key) is not None and math.isfinite(row[key])} for run in kind.values()]
             steps = sorted(set.intersection(*map(set, runs)))
             lines += [("", f"thin k{i % 3}", run) for run in runs] * (len(runs) > 1)
             lines.append((label, f"k{i % 3}", {step: mean(run[step] for run in runs) for step in steps}))
-    for sign in (0, 1, -1) if len(folders) == 1 else ():
-        line = {row["step"]: row["eval/accuracy"] + sign * (row["eval/accuracy_se"] or 0) for row in rows
-                if row.get("split") == "valid"}
-        charts["accuracy"].append(("" if sign else "validation", "thin k1" if sign else "k1", line))
+    for split, label, k in EVALUATIONS if len(folders) == 1 else ():
+        tested = [row for row in rows if row.get("split") == split]
+        for sign in (0, 1, -1):
+            line = {row["step"]: row["eval/accuracy"] + sign * (row["eval/accuracy_se"] or 0) for row in tested}
+            charts["accuracy"].append(("" if sign else label, f"thin {k}" if sign else k, line))
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])
     figures = "".join(chart(CURVES[key], lines, last) for key, lines in charts.items())
     return CURVES_TEXT.format(last=last, figures=figures)
@@ -138,7 +169,7 @@ def evaluation(step, rows, hidden):
     return f'<section data-step={step}{" hidden" * hidden}>{groups}<table>{table}</table></section>'
 
 
-def tokens(folder, rows):
+def tokens(folder, settings, rows):
     """Show the evaluations in tokens.jsonl. If there are many, show evenly spaced ones and
     the last."""
     steps = {}
@@ -152,7 +183,15 @@ def tokens(folder, rows):
     unlikely, w = (mean([row[key] for row in rows if row.get(key) is not None] or [0])
                    for key in ("low_prob_frac", "weight_mean"))
     return TOKENS_TEXT.format(sections=sections, last=len(chosen) - 1, count=len(chosen), of=len(steps),
-                              unlikely=unlikely, w=w)
+                              unlikely=unlikely, w=w, play=play(settings))
+
+
+def play(settings):
+    """Draw the controls of the weight, and the axes of w(pi). page.js does the rest."""
+    run = {name: settings.get(key, default) for name, key, default in WEIGHT}
+    scale = ticks(0, max(2, run["U"]))
+    return PLAY_TEXT.format(run=shown(json.dumps(run)), top=scale[-1],
+                            axes=axes(1, [0, 0.25, 0.5, 0.75, 1], scale))
 
 
 def transcripts(folder):
@@ -183,7 +222,7 @@ def write(*folders):
     if not more:
         rows = read(folder, "metrics.jsonl")
         settings = dict(*read(folder, "config.json"))
-        body = summary(settings, rows) + body + tokens(folder, rows) + transcripts(folder)
+        body = summary(settings, rows) + body + tokens(folder, settings, rows) + transcripts(folder)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT)]
     page = PAGE.format(*hashes, title=shown(path.parent.name), body=body, style=STYLE, script=SCRIPT)
     new = path.with_suffix(f".{os.getpid()}.new")  # processes may write it at the same time
@@ -198,27 +237,44 @@ PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</t
 content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src 'none';
 style-src 'sha256-{0}'; script-src 'sha256-{1}'; base-uri 'none'; form-action 'none'"><style>{style}</style>
 <h1>{title}</h1>{body}<script>{script}</script></html>"""
-CURVES_TEXT = """<h2>Curves</h2><p>Reward and accuracy should rise; equal rewards give no signal. Point at a
-curve, or move this: <label>step <input type="range" id="step" max="{last}" value="{last}"></label>
-<output id="at"></output></p><div id="charts">{figures}</div>"""
+CURVES_TEXT = """<h2>Curves</h2><p>Reward and accuracy should rise; equal rewards give no signal.
+<span class="live" hidden>Point at a curve, or move this: <label>step
+<input type="range" id="step" max="{last}" value="{last}"></label> <output id="at"></output></span></p>
+<div id="charts">{figures}</div>"""
 TOKENS_TEXT = """<h2 id="tokens">What the update does to each token</h2><p>A box is a token that the policy
-sampled for a validation problem. GRPO gives every token of a completion its advantage A; GRPO-SG gives it w A,
-with a larger w for likely tokens. Blue, with a line above: an update on this group would push the token up.
-Orange, with a line below: down. Framed: unlikely, π &lt; 1/3. Gray: written by a tool. In kk, KNK is knight,
-knave, knight.</p><p>In training {unlikely:.1%} of the tokens were unlikely, and the mean of w was {w:.3f}. If
-nearly all tokens are likely, GRPO-SG is nearly GRPO times 1.4: it differs only on the unlikely ones.</p><p><label>Evaluation
+sampled for a validation problem. GRPO gives every token of a completion its advantage A; GRPO-SG gives it
+w&nbsp;A, with a larger w for likely tokens. Gray: written by a tool. In kk, KNK is knight, knave, knight.</p>
+<p>In training {unlikely:.1%} of the tokens were unlikely (π &lt; 1/3), and the mean of w was {w:.3f}. If nearly
+all tokens are likely, GRPO-SG is nearly GRPO with U times the loss: it differs only on the unlikely ones.</p>
+<div class="live" hidden>{play}<p>Blue, with a line above: an update on this group would push the token up.
+Orange, with a line below: down. Framed: unlikely.</p><p><label>Evaluation
 <input type="range" id="evaluation" max="{last}" value="{last}"></label> <output id="when"></output> ({count}
 of {of}) <label>Color by <select id="mode"><option>w A<option>w A (1 − π)<option>w A − A<option>w
-<option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p>{sections}"""
-HEAD = """<caption>The 20 tokens that an update moves most, by |w A| (1 − π): a gradient is about 1 − π
+<option>π</select></label> <label><input type="checkbox" id="low">only π &lt; 1/3</label></p></div>{sections}"""
+PLAY_TEXT = """<p>Try other weights, w = clip(alpha (sigmoid(π / tau) − mu), L, U): a control changes w and the
+color of every token below. The dashed curve is the run's own w. Each mark at the bottom is a token.</p>
+<div id="play" class="pair" data-run="{run}"><div><label>shaping <select id="shaping"><option value="sg">sg:
+GRPO-SG<option value="none">none: GRPO, w = 1<option value="ar">ar: AR-Lopti, w = 0.2 π + 0.8</select></label>
+<label>alpha <input type="range" id="alpha" max="4" step="0.05"><output></output></label>
+<label>tau <input type="range" id="tau" min="-3" max="3" step="0.25"><output></output></label>
+<label>mu <input type="range" id="mu" max="1" step="0.01"><output></output></label>
+<label>L <input type="range" id="L" max="2" step="0.05"><output></output></label>
+<label>U <input type="range" id="U" max="2" step="0.05"><output></output></label>
+<p><button type="button" id="reset">Reset to the run's settings</button></p><p><output id="counts"></output></p></div>
+<div><b>w(π)</b><svg viewBox="0 0 320 116" id="graph" data-top="{top}">{axes}<path id="rug" class="axis"/>
+<path id="own" class="k1"/><path id="now" class="k0"/></svg></div></div>"""
+HEAD = """<caption>The 20 tokens that an update of the run moves most, by |w A| (1 − π): a gradient is about 1 − π
 <tr><th>problem, completion<th>before<th>token<th>after<th>π<th>w<th>A (GRPO)<th>w A<th>w A (1 − π)"""
 STYLE = """:root { color-scheme: light dark; --up: #2a86cc; --down: #d55e00; --level: #9370b8 }
 body { font: 16px/1.45 system-ui; max-width: 75rem; margin: auto; padding: 1rem } figure { margin: 0 }
 #charts, .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
-path { fill: none; stroke: var(--k) } .axis { stroke: GrayText } .mark { stroke: CanvasText }
+path { fill: none; stroke: var(--k) } .axis { stroke: GrayText; stroke-width: .3 } .mark { stroke: CanvasText }
 .k0 { --k: var(--up) } .k1 { --k: var(--down); stroke-dasharray: 4 2 } .k2 { --k: var(--level) }
 .thin { stroke-width: .4 } span { border-bottom: 2px solid var(--k) } .text, pre { white-space: pre-wrap }
-svg text { font-size: 10px; fill: CanvasText; text-anchor: end } .text { overflow-wrap: anywhere }
+svg text { font-size: 10px; fill: CanvasText; text-anchor: end } svg .under { text-anchor: middle }
+figure span { display: inline-block } .dots { stroke-width: 5; stroke-linecap: round; stroke-dasharray: none }
+#play label { display: grid; grid-template-columns: 4rem 1fr 3rem; gap: 1ex }
+#play select { grid-column: 2 / 4; min-width: 0 } .text { overflow-wrap: anywhere }
 table { display: block; overflow-x: auto; text-align: left } td { padding-right: 1ex }
 li b { display: inline-block; max-width: 100%; font-weight: normal; margin: 1px; padding: 0 2px;
   border-block: 3px solid transparent; background: color-mix(in srgb, var(--tint) var(--size), Canvas) }
@@ -227,42 +283,6 @@ li b { display: inline-block; max-width: 100%; font-weight: normal; margin: 1px;
 li b:is(:hover, :focus) { outline: 3px solid var(--level) } :has(#low:checked) li b:not(.low) { opacity: .3 }
 li [title]:is(:hover, :focus)::after { content: attr(title); position: fixed; inset: auto 0 0; padding: 1ex;
   background: Canvas } .low { outline: 2px solid }
-"""
-SCRIPT = """const all = what => [...document.querySelectorAll(what)];
-const {step, at, evaluation, when, mode} = Object.fromEntries(all("[id]").map(e => [e.id, e]));
-function readStep() {
-  at.textContent = step.value;
-  for (const line of all(".mark")) line.setAttribute("d", `M${48 + 264 * step.value / step.max} 12V100`);
-  for (const span of all("[data-points]")) {
-    const away = ([x]) => Math.abs(x - step.value);
-    const [x, y] = JSON.parse(span.dataset.points).reduce((a, b) => away(b) < away(a) ? b : a);
-    span.textContent = `${span.title} ${y}${x == step.value ? "" : ` at ${x}`}`;
-  }
-}
-for (const svg of all("svg")) svg.onpointermove = event => {
-  step.value = (320 * event.offsetX / svg.clientWidth - 48) / 264 * step.max;
-  readStep();
-};
-(step.oninput = readStep)();
-function color() {
-  all("section").forEach((section, i) => section.hidden = i != evaluation.value);
-  when.textContent = "step " + all("section")[evaluation.value].dataset.step;
-  const boxes = all("section:not([hidden]) [data-p]"), sizes = boxes.map(box => {
-    const π = +box.dataset.p, w = +box.dataset.w, A = +box.closest("li").dataset.a, wA = w * A;
-    box.title = `π = ${π}, w = ${w}, w A = ${wA.toPrecision(3)}; GRPO gives A = ${A.toPrecision(3)}`;
-    return {"w A": wA, "w A (1 − π)": wA * (1 - π), "w A − A": wA - A, w, π}[mode.value];
-  });
-  const most = Math.max(...sizes.map(Math.abs)) || 1, level = mode.value == "w" || mode.value == "π";
-  boxes.forEach((box, i) => {
-    box.className = level ? "level" : sizes[i] > 0 ? "up" : sizes[i] < 0 ? "down" : "";
-    box.classList.toggle("low", box.dataset.p < 1 / 3);
-    box.style.setProperty("--size", 70 * Math.abs(sizes[i]) / most + "%");
-    box.tabIndex = 0;
-  });
-}
-const told = all("section").findLastIndex(section => section.querySelector("[open]"));  // unequal rewards
-if (told >= 0) evaluation.value = told;
-if (evaluation) (evaluation.oninput = mode.onchange = color)();
 """
 if __name__ == "__main__":
     if {"-h", "--help"} & {*sys.argv}:

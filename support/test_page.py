@@ -9,12 +9,13 @@ import sys
 import pytest
 import torch
 
-from grpo_sg import group_advantages, token_weights
+from grpo_sg import Config, group_advantages, token_weights, weigh
 from support import page
 
 HOSTILE = ["<script>document.title = 1</script>", "</script></style>", '"><img src=x onerror=a()>', "\0",
            "\u2028", "\ud800", "\u202egnp", "\x1b[2J", "{0}{style}%s", "&lt;b&gt;", "javascript:a()", ""]
 ADVANTAGES = group_advantages(torch.tensor([[3.0, -0.5, -3.0]]))[0]
+in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 
 
 class Page(html.parser.HTMLParser):
@@ -67,13 +68,30 @@ def test_a_page_matches_the_files(tmp_path):
     torch.testing.assert_close(A, ADVANTAGES.repeat(3))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
     for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → right: 3",
-                  "training 1.0%",
+                  "training 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<',
                   f"{page.HEAD}<tr><td>1, 1<td><td>&lt;think&gt;<td>KNK &lt;/answer&gt;<td>0.00248<td>1"):
         assert words in seen.text
 
 
+@pytest.mark.parametrize("low, high, expected", [
+    (0.6, 0.9, [0.6, 0.7, 0.8, 0.9]), (0.525, 0.915, [0.5, 0.6, 0.7, 0.8, 0.9, 1]), (0, 60, [0, 20, 40, 60]),
+    (0, 1, [0, 0.5, 1]), (-3, 2.6, [-4, -2, 0, 2, 4]), (2.1e-5, 6e-5, [2e-5, 3e-5, 4e-5, 5e-5, 6e-5]),
+    (0, 0, [0, 0.5]), (7, 7, [6, 8])])
+def test_an_axis_is_as_long_as_the_data_and_has_round_numbers(low, high, expected):
+    assert page.ticks(low, high) == pytest.approx(expected)
+
+
+def test_controls_that_need_javascript_are_hidden_without_it(tmp_path):
+    controls = "<(?:input|select|button|output)"
+    text = Page(make_run(tmp_path / "run")).text
+    assert len(re.findall(controls, text)) == 19
+    assert not re.search(controls, re.sub(r"<(span|div) class=.live. hidden>.*?</\1>(?=</p>|<section)", "", text,
+                                          flags=re.S))
+
+
 def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
-    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>"))
+    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>",
+                         shaping=HOSTILE[2]))
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
     assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}
     assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
@@ -106,26 +124,87 @@ def test_folders_that_are_not_runs_are_named_and_left_out(tmp_path):
 
 def test_nan_in_the_logs_does_not_break_the_page(tmp_path):
     run = make_run(tmp_path / "run")
-    path = run / "tokens.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0]["completions"][0]["pi"][0] = float("nan")
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "nan" in Page(run).values("data-p")
+    for name, key in ("tokens", r'("pi": \[)[^,]+'), ("metrics", '("reward": )[^,]+'):
+        path = run / f"{name}.jsonl"
+        path.write_text(re.sub(key, r"\1NaN", path.read_text(), count=1))
+    seen = Page(run)
+    assert "nan" in seen.values("data-p") and "nan" not in " ".join(seen.values("d"))
+    assert seen.values("data-points")[0].startswith("[[2, ")
+
+
+def browse(path, script=""):
+    """Open a page in a browser, run a script that the page's own rules would forbid, and return the DOM."""
+    if script:
+        free = path.read_text("utf-8").replace("Content-Security-Policy", "")
+        path = path.with_name("free.html")
+        path.write_text(f"{free}<script>{script}</script>", "utf-8")
+    command = ("chromium --headless --no-sandbox --disable-gpu --no-first-run --disable-sync --dump-dom "
+               "--disable-background-networking --disable-component-update --enable-logging=stderr").split()
+    result = subprocess.run([*command, f"--user-data-dir={path.parent}/chromium", path.as_uri()],
+                            capture_output=True, encoding="utf-8")
+    assert "CONSOLE" not in result.stderr and "<title>run</title>" in result.stdout
+    return result.stdout
 
 
 @pytest.mark.release
-@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@in_a_browser
 def test_in_a_browser_the_controls_work_and_nothing_else_runs(tmp_path):
-    path = page.write(make_run(tmp_path / "run", HOSTILE))
-
-    def browse():
-        command = "chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr --dump-dom".split()
-        result = subprocess.run([*command, path.as_uri()], capture_output=True, encoding="utf-8")
-        assert "CONSOLE" not in result.stderr and "<title>run</title>" in result.stdout
-        return result.stdout
-    assert 'class="up low" tabindex="0" style="--size: ' in browse()
+    run = make_run(tmp_path / "run", HOSTILE)
+    path = page.write(run)
+    dom = browse(path)
+    assert 'class="up low" tabindex="0" style="--size: ' in dom and 'class="live" hidden' not in dom
     clicks = "evaluation.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()"
-    free = path.read_text("utf-8").replace("Content-Security-Policy", "")
-    path.write_text(f"{free}<script>{clicks}</script>", "utf-8")
-    dom = browse()
+    dom = browse(path, clicks)
     assert "validation 0.5" in dom and '<section data-step="0">' in dom and 'class="level low"' in dom
+    (run / "tokens.jsonl").unlink()
+    assert "<section" not in browse(page.write(run))
+
+
+MOVES = """
+function move(settings) {
+  reset.click();
+  for (const [id, value] of Object.entries(settings)) {
+    const control = document.getElementById(id);
+    control.value = value;
+    control.dispatchEvent(new Event("input", {bubbles: true}));
+  }
+  const boxes = all("section:not([hidden]) [data-p]");
+  return {counts: counts.textContent, titles: boxes.map(box => box.title), curve: now.getAttribute("d"),
+          shades: boxes.map(box => parseFloat(box.style.getPropertyValue("--size")))};
+}
+document.body.dataset.seen = JSON.stringify(%s.map(move));
+"""
+# What is moved, and what then differs from the run's settings. tau's slider has its logarithm to the base 3.
+CASES = [({}, {}), ({"alpha": 3}, {"alpha": 3}), ({"alpha": 0.5}, {"alpha": 0.5}), ({"mu": 0.4}, {"mu": 0.4}),
+         ({"tau": 2}, {"tau": 9}), ({"tau": 0}, {"tau": 1}), ({"tau": -2}, {}), ({"L": 1.3}, {"low": 1.3}),
+         ({"U": 2}, {"high": 2}), ({"L": 1.6}, {"low": 1.6, "high": 1.6}), ({"U": 0.5}, {"low": 0.5, "high": 0.5}),
+         ({"L": 0, "U": 2, "mu": 0.5, "alpha": 4, "tau": 0},
+          {"low": 0, "high": 2, "mu": 0.5, "alpha": 4, "tau": 1}),
+         ({"shaping": "none"}, {"shaping": "none"}), ({"shaping": "ar"}, {"shaping": "ar"})]
+
+
+@pytest.mark.release
+@in_a_browser
+def test_in_a_browser_a_slider_changes_weights_colors_and_counts_as_grpo_sg_does(tmp_path):
+    run = make_run(tmp_path / "run", HOSTILE, [4])
+    dom = browse(page.write(run), MOVES % json.dumps([moved for moved, _ in CASES]))
+    logps = torch.tensor([float(pi) for pi in Page(run).values("data-p")]).log()
+    A = ADVANTAGES.repeat_interleave(len(HOSTILE) - 1)
+    grid = torch.linspace(0, 1, 201).log()
+    seen = json.loads(html.unescape(re.search('data-seen="(.*?)"', dom)[1]))
+    for (_, settings), now in zip(CASES, seen):
+        cfg = Config(**settings)
+        w, curve = (torch.ones_like(x) if weigh(x, cfg) is None else weigh(x, cfg) for x in (logps, grid))
+        scale = 70 / (token_weights(logps) * A).abs().max()
+        low, high = (w <= cfg.low).sum(), ((w >= cfg.high) & (w > cfg.low)).sum()
+        clipped = f"The weight is L for {low} of them, between L and U for {len(w) - low - high}, and U for {high}."
+        assert (clipped in now["counts"]) == (cfg.shaping == "sg") and f"the {len(w)} tokens" in now["counts"]
+        times = "" if w[0] == 1 else f" with {w[0]:.4g} times the loss"
+        constant = f"every token has the weight {w[0]:.4g}: plain GRPO{times}."
+        assert (constant in now["counts"]) == bool(curve.max() == curve.min())
+        for found, expected, error in (
+                ([float(re.search("below is ([0-9.]*[0-9])", now["counts"])[1])], w.mean()[None], 1e-3),
+                ([float(re.search("w = (.*?),", title)[1]) for title in now["titles"]], w, 1e-3),
+                (now["shades"], (scale * (w * A).abs()).clamp(max=100), 0.1),
+                ([float(point.split()[1]) for point in now["curve"].split("L")], 100 - 44 * curve, 0.01)):
+            assert found == pytest.approx(expected.tolist(), abs=error)
