@@ -290,10 +290,16 @@ def undone(op, first, last, constant):
         return "" if done else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
-        square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
-                                    for k in range(2, 32))
+        square = x.rational and any(has_power(part, index) for part in x.factor.as_integer_ratio())
         return "√s" if square else "√"
     return "+" if op == "+" else "f"
+
+
+def has_power(whole, index):
+    """Return True if k^index divides an integer, for a k from 2 to 31."""
+    if whole and index >= whole.bit_length():
+        return False  # not even 2^index does; k ** index could take minutes
+    return any(whole % k ** index == 0 for k in range(2, 32))
 
 
 def divisors(op, first, last):
