@@ -11,7 +11,18 @@ as text.
 An answer must be as finished as its gold: 347*6 is not the answer 2082.
 
 Answers are hostile input. Nothing here runs them as code, and their length, integers and
-exponents are bounded, so each takes a few milliseconds at most, in any thread.
+exponents are bounded, so each takes less than 50 milliseconds, in any thread.
+
+Start at the end, with math_equal. Its stages:
+
+    math_tokens    cut the text into tokens: rewrite notations, name units and words
+    without_label  drop the "x =" in front of a value
+    read           parse tokens into an Item: read_items splits lists and relations,
+                   read_side takes the unit, read_expression sums, products and powers,
+                   read_atom all that has no sign, and `relation` makes equations
+    each           calculate: `values` at every point, `undone` what is left to do
+    same           compare two items: `ratio` values, same_decimal rounded ones
+    said_last      the fallback for a sentence, and said_first for a choice
 """
 import cmath
 import functools
@@ -500,6 +511,7 @@ def read_side(tokens):
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
         return Item("words " + plain(words).casefold(), ())
+    boxed = tokens[-1] == "{"  # \boxed{5} quarters may be fourths, but in a box they are coins
     item = read_expression(tokens)
     if tokens[-1].lower() in MULTIPLES and item.rational:
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
@@ -508,7 +520,7 @@ def read_side(tokens):
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
-        if strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
+        if boxed and "quarters" in strange or strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
             raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
@@ -815,7 +827,7 @@ def math_equal(answer, gold):
 
 
 def equal_items(answer, gold):
-    """Return True if two texts parse into the same items, or are the same text."""
+    """Return True if two texts are the same, or parse into the same items."""
     answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
@@ -824,10 +836,17 @@ def equal_items(answer, gold):
             if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
                 return True
         target = read(golds)
-        if target.constant and not target.name:
-            answers = MODULUS.sub(r"\1", LABEL.sub("", " ".join(answers))).split()
-        elif target.kind == ":":
-            answers = RATIO_LABEL.sub("", " ".join(answers)).split()
-        return same(read(answers), target)
+        return same(read(without_label(answers, target)), target)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
+
+
+def without_label(tokens, target):
+    """Return an answer's tokens without a name in front, if the gold item is a value or a
+    ratio without a name."""
+    text = " ".join(tokens)
+    if target.constant and not target.name:
+        text = MODULUS.sub(r"\1", LABEL.sub("", text))
+    elif target.kind == ":":
+        text = RATIO_LABEL.sub("", text)
+    return text.split()

@@ -113,7 +113,8 @@ def test_text_that_touches_a_box_in_answer_tags_changes_the_answer():
 def test_words_around_a_box_in_answer_tags_are_not_read():
     """Examine only 500 characters on each side."""
     for words in ("word " * 500, "a long sentence, and\n" * 100):
-        assert correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
+        assert correct(f"<answer>{words} is \\boxed{{5}}. {words}</answer>", "5")
+        assert not correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
     assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
 
 
