@@ -770,7 +770,8 @@ IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
 HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
                     r"evaluate|compute|calculate|determine|simplify|solve|false|(?:i|we|you|they|one)\s+\w+|"
                     # a sentence about a sentence: that the answer is, that x is
-                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t", re.I)
+                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t|"
+                    r"[!≠±¬]|\\(?:not|n?eq?|neg|nmid|lnot|sim|pm|mp|[lg]eq?)(?![a-z])", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
