@@ -746,7 +746,7 @@ def same(a, b):
 def read(tokens):
     """Parse an answer into an item or a list. An item with +- becomes two, one with + and
     one with -."""
-    if len(tokens) > MAX_TOKENS:
+    if len(tokens) * (1 + ("±" in tokens)) > MAX_TOKENS:
         raise ValueError("too long")
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
@@ -758,12 +758,14 @@ def read(tokens):
 # x_1 =, a + b =, |S| =, P(X = 3) =, and Area =. Any other sign could be part of "not equal":
 # !=, \not=, /=, \neg x =.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
-COMMANDS = "|".join(sorted(name[1:] for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1))
-NAME = (rf'(?:(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|gcd|lcm|max|min|det|dim|'
+COMMANDS = "|".join(sorted({name[1:].lower() for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
+NAME = (rf'(?>(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|gcd|lcm|max|min|det|dim|'
         r"triangle)|\\\w+\{\w+\})\ (?:_\S+\ |'\ (?!t\ ))*)")
-ARGUMENT = rf"\(\ (?:{NAME}|\d+\ )(?:[-+,=<>≤≥]?\ ?(?:{NAME}|\d+\ ))*\)\ "
-LABEL, RATIO_LABEL = (re.compile(rf"""^(?:(?:{NAME}|\\lvert\ (?:{NAME})+\\rvert\ )
-    (?:{ARGUMENT}|\\lvert\ (?:{NAME})+\\rvert\ |(?:[-+*/^{colon}]\ )?{NAME})* =\ )+""", re.X | re.I | re.A)
+ARGUMENT = rf"\(\ (?:{NAME}|\d+\ )(?:(?:[-+,=<>≤≥]\ )?(?:{NAME}|\d+\ ))*+\)\ "
+BARRED = rf"\\lvert\ (?:{NAME})++\\rvert\ "
+# Nothing in it backtracks (++), because that could take exponential time.
+LABEL, RATIO_LABEL = (re.compile(
+    rf"^(?:(?:{NAME}|{BARRED})(?:{ARGUMENT}|{BARRED}|(?:[-+*/^{colon}]\ )?{NAME})*+=\ )++", re.I | re.A)
     for colon in ("", ":"))  # S : T = 7 : 32
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
