@@ -525,29 +525,30 @@ def kk_task(cfg):
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
-# ---- The final answer ----
-MAX_CHARS = 500  # characters of an answer, and of the text read on each side of it
+# ---- Mathematics: the final answer of a response ----
+
+MAX_CHARS = 500  # of an answer, and of the text that is read on each side of it
 
 BOX = re.compile(r"\\boxed\s*")
-JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*(?:[A-Za-z]\s*=\s*)?")
+JOINED = re.compile(r"""[\s$]* (?:[,;] | ,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))
+    [\s$]* (?:[A-Za-z]\s*=\s*)?""", re.X)
 
-# With answer tags, anything but layout between a box and the nearest word, "=" or line end
-# changes the answer. So do these words.
-OPERATORS = (r"(?:or|not?|never|plus|minus|negative|opposite|times|over|half|twice|double|triple|than|least|"
-             r"most|of|squared|cubed|factorial|percent|dozen|hundred|thousand|[mbtr]+illion|mod|modulo|"
-             r"pi|sqrt|exp|ln|log|sin|cos|tan|(?:and|to)(?!\s+[^\W\d_]{2}))(?![^\W\d_])")
-WORD = rf"(?<![\w\\'’])(?!{OPERATORS})[^\W\d_]{{2,}}(?:['’](?!t\b)\w+|(?!['’]))"
-ARROW = r"\\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])"
-STOP_BEFORE = re.compile(rf"""\n | \A\s*(?:[-+>]+|\#+|\(?\w\w?[.)])\s  # an item of a list
-    | {WORD}(?:\s+\w{{1,3}}:|\s+[–—-]\s)?         # Answer, Answer -, Step 2:
-    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+           # since $x = 5$,
-    | (?<![!<>])=>? | -> | [.?!]\s | [→⇒∴≈。：] | {ARROW}""", re.X | re.I)
-STOP_AFTER = re.compile(rf"""\n | \\end\s*\{{ | \\\\\s*$ | [.?]\s | [\u3040-\ud7a3]  # Japanese to Korean
-    | (?<![\w\\}}])(?:a\s+)?{WORD} | \s[–—-]\s+(?={WORD})""", re.X | re.I | re.M)
+# With answer tags, a box is the answer if nothing but layout is between it and one of these:
+# a line or sentence end, or words that only introduce or end an answer.
+STARTS = re.compile(r"""(?:\A|\n)\s*(?:-|\#+|\(?\w[.)])\s  # an item of a list
+    | \n | (?<![\\\w])[^\W\d_]{2,},\s | [.?]\s | (?<![\s\d]):\s | [。：是] | => | -> | [→⇒∴≈]
+    | \\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])
+    | (?<!\w)(?:is|are|equals|est|(?:it|that)['’]s|obtain|get|so|then|thus|hence|therefore|
+       answer(?:\s[=–—-]\s)?)(?!\w)
+    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+  # since $x = 5$,
+    | =[\d\s+*.-]+= | [:&]= | \\boxed\s*\{[^{}]*\}\s+\Z""", re.X | re.I)
+ENDS = re.compile(r"""\n | \\end\s*\{ | \\\\\s*$ | [.?]\s | \s[–—]\s | 个
+    | \((?:approximately|final|units)\) | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
+        a\ day|a\ week)(?!\w)""", re.X | re.I | re.M)
 LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ] | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
-    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right|blacksquare|square|Box|checkmark|qed)
-    (?![A-Za-z])""", re.X)
-PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|percent\b)", re.I)
+    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right
+         |blacksquare|square|Box|checkmark|qed)(?![A-Za-z])""", re.X)
+PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|per\s?cent\b)", re.I)
 
 
 def final_answer(response):
@@ -555,7 +556,7 @@ def final_answer(response):
 
     It is what the last \\boxed{...} after the last </think> contains; no <think> may
     follow. With answer tags only the last <answer>...</answer> counts: its last box, or
-    all of it if it has no box or if something next to the box changes the answer. Boxes
+    if other text touches that box, with this text; or all of it if it has no box. Boxes
     joined by a comma, "and" or "or" are one answer, a list; a box in a box is part of
     it. An empty box is not an answer."""
     text = response.rpartition("</think>")[2]
@@ -563,37 +564,38 @@ def final_answer(response):
     if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
         return ""
     text = inside.partition("</answer>")[0] if tagged else text
-    contents, last, first, end = [], 0, 0, 0  # of the boxes that are joined; `last` ends the one before them
+    contents, first, end = [], 0, 0  # of the boxes that are joined
     for box in BOX.finditer(text, max(0, text.rfind("\\boxed") - MAX_CHARS)):
         if box.start() >= end:  # else it is in a box
             if not contents or not JOINED.fullmatch(text, end, box.start()):
-                contents, last, first = [], end, box.start()
+                contents, first = [], box.start()
             end = after_brace(text, box.end())
             contents.append(text[box.end() + 1:end - 1].strip())
     if not all(contents):
         return ""
     answer = ", ".join(dict.fromkeys(contents))
-    before, after = text[max(last, first - MAX_CHARS):first], text[end - 1:end + MAX_CHARS]
-    if tagged and (not contents or is_changed(before, after)):
-        percent = contents and PERCENT.match(text, end)
-        if percent:  # otherwise 5% would be 5, because a unit may be left out
-            text = f"{text[:first]}{answer} \\times 10^{{-2}}{text[percent.end():]}"
+    if not tagged:
+        return answer
+    if not contents:
         return text.strip() if len(text) <= MAX_CHARS else ""
-    return answer
-
-
-def is_changed(before, after):
-    """Return True if something other than layout touches the box. `after` begins with the
-    box's closing brace."""
-    touching = STOP_BEFORE.split(before)[-1], STOP_AFTER.split(after)[0]
-    return any(LAYOUT.sub("", text) for text in touching)
+    percent = PERCENT.match(text, end)
+    before = STARTS.split(text[max(0, first - MAX_CHARS):first])[-1]
+    # Split with the box's brace, which does not end a word.
+    after = ENDS.split(text[end - 1:end + MAX_CHARS])[0][1:]
+    if not LAYOUT.sub("", before + after):
+        return answer
+    if percent:  # otherwise 5% would be 5, because a unit may be left out
+        answer = f"{answer} \\times 10^{{-2}}"
+        after = ENDS.split(text[percent.end():percent.end() + MAX_CHARS])[0]
+    return f"{before}{{{answer}}}{after}".strip()
 
 
 def after_brace(text, at):
     """Return the position after the brace that closes the one at `at`; `at` + 1 if there is
     no brace at `at` or it closes more than MAX_CHARS later."""
     depth = 0
-    for brace in re.finditer(r"\\.|[{}]", text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else "", re.S):
+    near = text[at:at + MAX_CHARS] if text[at:at + 1] == "{" else ""
+    for brace in re.finditer(r"\\.|[{}]", near, re.S):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return at + brace.end()
@@ -602,12 +604,12 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-DIGITS = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
-NUMBER = re.compile(rf"""\$?(?P<sign>[-+]?)\$?
+DIGITS = r"[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
+NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\$)?
     (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
       | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
       | \\[dt]?frac \{{(?P<above>[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
-    \s* (?P<percent>\\?%)? (?:\^?\\circ|°)? \.? \$?""", re.X)
+    \s* (?P<unit>\\?% | \^?\\circ | °)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
@@ -617,25 +619,29 @@ def plain_equal(answer, gold):
     x, y = read_number(answer), read_number(gold)
     if x is None or y is None:
         return False
-    if x[1] == y[1]:
-        return x[0] == y[0]
-    number, other = (x[0], y[0]) if x[1] else (y[0], x[0])  # 5% is 5, or 0.05
-    return other in (number, number / 100)
+    (x, unit), (y, other) = x, y
+    if {unit, other} == {"%", ""}:  # 5% is 5, or 0.05
+        percent, number = (x, y) if unit else (y, x)
+        return number in (percent, percent / 100)
+    return x == y and (unit == other or "" in (unit, other))
 
 
 def read_number(text):
-    """Read a plain number as (Fraction, whether it has a percent sign), or return None."""
-    found = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    """Read a plain number as (Fraction, its unit: "", "%", "$" or a degree sign), or return
+    None."""
+    text = re.sub(r"\A\$(.*)\$\Z", r"\1", text.strip())  # mathematics in LaTeX
+    found = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
         return None
-    top = found["top"] or found["above"]
+    top, bottom = found["top"] or found["above"], found["bottom"] or found["below"]
     if top:
-        value = Fraction(int(top), int(found["bottom"] or found["below"]) or 1)
-        if str(value) != f"{top}/{found['bottom'] or found['below']}":
+        value = Fraction(int(top), int(bottom) or 1)
+        if str(value) != f"{top}/{bottom}":
             return None  # 6/8 is not worked out, and 1/0 is no number
     else:
         value = Fraction((found["whole"] or "0").replace(",", "") + (found["part"] or ""))
-    return -value if found["sign"] == "-" else value, bool(found["percent"])
+    unit = (found["unit"] or found["dollar"] or "").strip("\\^").replace("circ", "°")
+    return -value if found["sign"] == "-" else value, unit
 
 
 try:

@@ -11,7 +11,18 @@ as text.
 An answer must be as finished as its gold: 347*6 is not the answer 2082.
 
 Answers are hostile input. Nothing here runs them as code, and their length, integers and
-exponents are bounded, so each takes a few milliseconds at most, in any thread.
+exponents are bounded, so each takes less than 50 milliseconds, in any thread.
+
+Start at the end, with math_equal. Its stages:
+
+    math_tokens    cut the text into tokens: rewrite notations, name units and words
+    without_label  drop the "x =" in front of a value
+    read           parse tokens into an Item: read_items splits lists and relations,
+                   read_side takes the unit, read_expression sums, products and powers,
+                   read_atom all that has no sign, and `relation` makes equations
+    each           calculate: `values` at every point, `undone` what is left to do
+    same           compare two items: `ratio` values, same_decimal rounded ones
+    said_last      the fallback for a sentence, and said_first for a choice
 """
 import cmath
 import functools
@@ -23,13 +34,15 @@ from typing import NamedTuple
 
 
 # ---- 1. Numbers ----
-MAX_CHARS, MAX_BITS = 500, 4100  # length of an answer, size of a Fraction's integers: bound the cost
+# These bound the cost: the length of an answer, in characters and in tokens, the size of a
+# Fraction's integers, and the length of a list in any order.
+MAX_CHARS, MAX_TOKENS, MAX_BITS, MAX_ITEMS = 500, 300, 4100, 60
 
 
-def bounded(x):
+def bounded(x, bits=MAX_BITS):
     """Return x: a Fraction unchanged, a complex number without rounding errors near 0.
     Raises ValueError on overflow and underflow, instead of returning infinity or 0."""
-    if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < MAX_BITS:
+    if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < bits:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
         raise ValueError("too large or too small")
@@ -59,6 +72,12 @@ def factorial(x):  # at a symbol's values: the gamma function
     return Fraction(math.factorial(int(x))) if whole else complex(math.gamma(x + 1))
 
 
+def binomial(n, k):
+    if n.denominator == k.denominator == 1 and 0 <= k <= n <= 2500:
+        return Fraction(math.comb(int(n), int(k)))  # not three large factorials
+    return factorial(n) / (factorial(k) * factorial(n - k))
+
+
 def floor(x):
     """Round down. Raises ValueError if rounding errors in x could change the result."""
     if x.imag or isinstance(x, complex) and abs(x - round(x.real)) < 1e-9 * max(1, abs(x)):
@@ -81,7 +100,7 @@ BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
     "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
-    "\\binom": lambda n, k: factorial(n) / (factorial(k) * factorial(n - k))}
+    "\\binom": binomial}
 
 # A symbol's values have both signs and lie below and above 1. The first three are
 # positive, for roots and logarithms. All are odd numbers over 1024, so never integers:
@@ -118,7 +137,7 @@ ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
     r"± \pm|: \colon|≡ \equiv|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
     r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
-    r"∓ \mp|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
+    r"∓ \mp|≠ \ne \neq|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
     r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
     r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|"
     r"\arctanh \artanh \atanh"
@@ -158,6 +177,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
      r"\\"),  # \\frac: not the end of a row
     (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
+    (r"\\not\s*=", "≠"),
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
     (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
     (r"\\right\s*(?:\\?\||\\vert(?![a-z]))", r"\\rvert "),
@@ -290,10 +310,16 @@ def undone(op, first, last, constant):
         return "" if done else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
-        square = x.rational and any(part % k ** index == 0 for part in x.factor.as_integer_ratio()
-                                    for k in range(2, 32))
+        square = x.rational and any(has_power(part, index) for part in x.factor.as_integer_ratio())
         return "√s" if square else "√"
     return "+" if op == "+" else "f"
+
+
+def has_power(whole, index):
+    """Return True if k^index divides an integer, for a k from 2 to 31."""
+    if whole and index >= whole.bit_length():
+        return False  # not even 2^index does; k ** index could take minutes
+    return any(whole % k ** index == 0 for k in range(2, 32))
 
 
 def divisors(op, first, last):
@@ -345,16 +371,24 @@ def logarithm_at(point, item, f):
     return plus(result, f(constant) if constant != 1 else Fraction(0))
 
 
-def values(op, first, last):
-    """Return the result of an operation at every point."""
+def value_at(point, op, first, last):
+    """Return the result of an operation at one point."""
+    x, y = first.parts[point], last.parts[point]
     if op == "√":
-        return [root_at(i, last, 1 / index) for i, index in enumerate(first.parts)]
-    if op == "^" and not (last.rational and last.parts[0].denominator == 1):
-        return [root_at(i, first, exponent) for i, exponent in enumerate(last.parts)]
+        return root_at(point, last, 1 / x)
+    if op == "^" and not (last.rational and y.denominator == 1):
+        return root_at(point, first, y)
     if op in ("\\ln", "\\log") and not first.constant:
-        return [logarithm_at(i, first, FUNCTIONS[op]) for i in range(len(SPANS))]
-    items = (first,) if op in FUNCTIONS or op in BARS or op == "!" else (first, last)
-    return [OPERATIONS[op](*xs) for xs in zip(*(item.parts for item in items))]
+        return logarithm_at(point, first, FUNCTIONS[op])
+    unary = op in FUNCTIONS or op in BARS or op == "!"
+    return OPERATIONS[op](x) if unary else OPERATIONS[op](x, y)
+
+
+def values(op, first, last):
+    """Return the result of an operation at every point; a constant is calculated once."""
+    if not first.symbols and not last.symbols:
+        return (bounded(value_at(0, op, first, last)),) * len(SPANS)
+    return tuple(bounded(value_at(point, op, first, last), MAX_BITS // 2) for point in range(len(SPANS)))
 
 
 def each(op, *items):
@@ -363,7 +397,7 @@ def each(op, *items):
         raise ValueError("arithmetic is for numbers")
     first, last = items[0], items[-1]
     symbols = first.symbols | last.symbols
-    result = Item("value", tuple(map(bounded, values(op, first, last))), symbols=symbols)
+    result = Item("value", values(op, first, last), symbols=symbols)
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
@@ -477,6 +511,7 @@ def read_side(tokens):
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
         return Item("words " + plain(words).casefold(), ())
+    boxed = tokens[-1] == "{"  # \boxed{5} quarters may be fourths, but in a box they are coins
     item = read_expression(tokens)
     if tokens[-1].lower() in MULTIPLES and item.rational:
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
@@ -485,7 +520,7 @@ def read_side(tokens):
         del tokens[len(tokens) - len(words):]
         names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
         strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
-        if strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
+        if boxed and "quarters" in strange or strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
             raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
         item = item._replace(unit=" ".join(sorted(filter(None, names))))
     return item
@@ -642,12 +677,13 @@ def relation(sides, signs):
 # ---- 5. Comparing ----
 def ratio(a, b):
     """Return a / b if it is constant, else None."""
-    pairs = [*zip(a.parts, b.parts)]
+    pairs = [*zip(a.parts, b.parts)][:None if a.symbols or b.symbols else 1]
     if any(bool(x) != bool(y) for x, y in pairs):
         return None
-    ratios = [x / y for x, y in pairs if y]
-    for r in [Fraction(1), *ratios[:1]]:  # fractions must agree exactly
-        if all(r == x or isinstance(x, complex) and abs(x - r) < 1e-11 * abs(r) for x in ratios):
+    pairs = [(x, y) for x, y in pairs if y]
+    for r in [Fraction(1), *(x / y for x, y in pairs[:1])]:  # fractions must agree exactly
+        if all(r == x / y or isinstance(x / y, complex) and abs(x / y - r) < 1e-11 * abs(r)
+               for x, y in pairs):
             return r
 
 
@@ -696,37 +732,48 @@ def same(a, b):
         return x.symbols <= y.symbols and ratio(x, y) is not None
     if len(a.parts) != len(b.parts):
         return False
-    if a.kind != "list":
+    if a.kind != "list" or len(a.parts) > MAX_ITEMS:
         return all(map(same, a.parts, b.parts))
     left = list(b.parts)
     for x in a.parts:
         match = next((y for y in left if same(x, y)), None)
-        if match:
-            left.remove(match)
-    return not left
+        if match is None:
+            return False
+        left.remove(match)
+    return True
 
 
 def read(tokens):
     """Parse an answer into an item or a list. An item with +- becomes two, one with + and
     one with -."""
+    if len(tokens) * (1 + ("±" in tokens)) > MAX_TOKENS:
+        raise ValueError("too long")
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     return items[0] if len(items) == 1 else Item("list", tuple(items))
 
 
-# What may stand before the value: a + b =, |S| =, P(X = 3) =, Area = or i =, but not -x =
-# and nothing that contains a number.
+# What may stand before the value: a name, a word, or several with signs between them, as in
+# x_1 =, a + b =, |S| =, P(X = 3) =, and Area =. Any other sign could be part of "not equal":
+# !=, \not=, /=, \neg x =.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
-LABEL, RATIO_LABEL = (re.compile(rf'''^(?: (?!-\ ) (?: [({{]\ [^(){{}}]*[)}}]\  |
-    (?!"?({NO_LABELS})"?\ ) [^\s\dπ=,;∪<≤>≥≈∈&(){{}}{colon}]\S*\ )+ =\ )+''', re.X | re.I)
-    for colon in (":", ""))  # S : T = 7 : 32
+COMMANDS = "|".join(sorted({name[1:].lower() for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
+NAME = (rf'(?>(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|gcd|lcm|max|min|det|dim|'
+        r"triangle)|\\\w+\{\w+\})\ (?:_\S+\ |'\ (?!t\ ))*)")
+ARGUMENT = rf"\(\ (?:{NAME}|\d+\ )(?:(?:[-+,=<>≤≥]\ )?(?:{NAME}|\d+\ ))*+\)\ "
+BARRED = rf"\\lvert\ (?:{NAME})++\\rvert\ "
+# Nothing in it backtracks (++), because that could take exponential time.
+LABEL, RATIO_LABEL = (re.compile(
+    rf"^(?:(?:{NAME}|{BARRED})(?:{ARGUMENT}|{BARRED}|(?:[-+*/^{colon}]\ )?{NAME})*+=\ )++", re.I | re.A)
+    for colon in ("", ":"))  # S : T = 7 : 32
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
 HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
                     r"evaluate|compute|calculate|determine|simplify|solve|false|(?:i|we|you|they|one)\s+\w+|"
                     # a sentence about a sentence: that the answer is, that x is
-                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t", re.I)
+                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t|"
+                    r"[!≠±¬]|\\(?:not|n?eq?|neg|nmid|lnot|sim|pm|mp|[lg]eq?)(?![a-z])", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
@@ -783,7 +830,7 @@ def math_equal(answer, gold):
 
 
 def equal_items(answer, gold):
-    """Return True if two texts parse into the same items, or are the same text."""
+    """Return True if two texts are the same, or parse into the same items."""
     answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
@@ -792,10 +839,17 @@ def equal_items(answer, gold):
             if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
                 return True
         target = read(golds)
-        if target.constant and not target.name:
-            answers = MODULUS.sub(r"\1", LABEL.sub("", " ".join(answers))).split()
-        elif target.kind == ":":
-            answers = RATIO_LABEL.sub("", " ".join(answers)).split()
-        return same(read(answers), target)
+        return same(read(without_label(answers, target)), target)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
+
+
+def without_label(tokens, target):
+    """Return an answer's tokens without a name in front, if the gold item is a value or a
+    ratio without a name."""
+    text = " ".join(tokens)
+    if target.constant and not target.name:
+        text = MODULUS.sub(r"\1", LABEL.sub("", text))
+    elif target.kind == ":":
+        text = RATIO_LABEL.sub("", text)
+    return text.split()

@@ -15,6 +15,7 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
+import tasks  # noqa: E402
 from tasks import final_answer  # noqa: E402
 from verify.math_equal import ceiling, floor, math_equal, plus, sample_points  # noqa: E402
 
@@ -113,7 +114,8 @@ def test_text_that_touches_a_box_in_answer_tags_changes_the_answer():
 def test_words_around_a_box_in_answer_tags_are_not_read():
     """Examine only 500 characters on each side."""
     for words in ("word " * 500, "a long sentence, and\n" * 100):
-        assert correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
+        assert correct(f"<answer>{words} is \\boxed{{5}}. {words}</answer>", "5")
+        assert not correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
     assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
 
 
@@ -144,6 +146,51 @@ def test_hostile_answers_are_cheap_and_wrong():
             assert min(times) < 0.05, response[:80]
     with ThreadPoolExecutor(1) as pool:
         pool.submit(attack).result()
+
+
+# Repeated to fill an answer; each takes long in some careless way to compare.
+PIECES = [*r"""
+2^{0.1234567} 1.05^{0.083333} 310^.14143 3^{1e-300} 2^{1/9999999} 7^{1/4099} (10^{999})^{1/999} (9^{999})^{.3}
+2^ e^ x^ i^ 2^{ e^{ 9! 2500! x! ! (x+1)! \binom{2500}{1250} \binom{2500}{9} \binom{x}{9} \sqrt \sqrt{ \sqrt[9]{x}
+\frac1 \frac{1}{x+ \frac{x}{y} 1/x x^{163}+ x^{150}y^{149}+ (x+1) (x^7+1)^7 (xyz)^{.3} \ln(xyz) \log_x3+ \log_23+
+|x| |x-9| \lfloor{x}\rfloor \sin 10^{999} 1e999+ 1e-999* 3e300* 9 0 .1 0.1234567+ 1, 1,000 000, 9; \pm9, \pm \mp
++- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
+0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <answer> </answer> <think> é ﻿
+""".split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & "]
+
+
+def seconds(response, gold):
+    """Return the CPU time of a verdict, at best of several if it is long."""
+    times = [1e9]
+    while min(times) > 0.04 and len(times) < 5:  # retry: the machine may be busy
+        started = time.thread_time()
+        correct(response, gold)
+        times.append(time.thread_time() - started)
+    return min(times)
+
+
+def test_no_answer_of_500_characters_takes_more_than_50_ms():
+    rng = random.Random(0)
+    numbers = [*range(100, 222)]
+    texts = [piece * (490 // len(piece)) for piece in PIECES] + PIECES
+    texts += [head + piece * ((480 - len(head)) // len(piece)) + "5" for piece in PIECES
+              for head in rng.sample(PIECES, 1)]
+    texts += [sign.join(map(str, numbers)) for sign in ",+"]
+    texts += ["+".join(f"{base}^{{{power}}}" for power in range(top, top - 45, -1))
+              for base, top in (("x", 163), ("x", 340), ("7", 999), ("y", 99))]
+    backwards = ",".join(map(str, reversed(numbers)))
+    for text in texts:
+        for answer, gold in ((text, "5"), ("5", text), (text, text + " "), (text, backwards)):
+            took = seconds(f"\\boxed{{{answer}}}", gold)
+            assert took < 0.05, f"{took:.3f} s: {answer!r}, gold {gold!r}"
+
+
+def test_no_text_of_300000_characters_takes_more_than_a_second():
+    for piece in PIECES:
+        text = piece * (149_900 // len(piece))
+        for response, gold in ((f"<answer>{text} \\boxed{{5}} {text}</answer>", "5"), ("\\boxed{5}", text)):
+            took = seconds(response, gold)
+            assert took < 1, f"{took:.3f} s: {response[:60]!r}, gold {gold[:60]!r}"
 
 
 def test_random_token_sequences_raise_nothing():
@@ -194,3 +241,20 @@ def test_a_verdict_takes_a_millisecond_on_average():
     started = time.thread_time()
     answers = [boxed(answer, line[0]) for line in EQUAL for answer in line]
     assert time.thread_time() - started < 1e-3 * len(answers)
+
+
+def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here():
+    """tasks.plain_equal replaces math_equal in a copy of the five files."""
+    rng = random.Random(0)
+    written = ["{}", "-{}", "+{}", "{}.", "${}$", "{}%", "{}\\%", "{}^\\circ", "{}.0", ".{}", "{}.50", "0{}",
+               "{},000", "{}/2", "{}/6", "-\\frac{{1}}{{{}}}", "\\dfrac{{{}}}{{3}}", "${}", "-${}", "{}°", "1{}/4"]
+    texts = [form.format(n) for form in written for n in (0, 1, 2, 3, 5, 25, 50, 100, 1234)]
+    pairs = [(a, b) for a in texts for b in rng.sample(texts, 30)] + [(a, a) for a in texts]
+    pairs += [(final_answer(row["response"]), row["gold"]) for row in PAIRS]
+    pairs += [(answer, case["gold"]) for case in CASES for kind in ("right", "wrong") for answer in case.get(kind, [])]
+    pairs += [(answer, line[0]) for line in EQUAL for answer in line]
+    found = [(tasks.plain_equal(*pair), math_equal(*pair)) for pair in pairs
+             if isinstance(pair[1], str) and tasks.plain_equal(pair[1], pair[1])]
+    print(f"of {len(found)} pairs with a number as gold, equal to both: {found.count((True, True))}, "
+          f"only to math_equal: {found.count((False, True))}")
+    assert (True, False) not in found and found.count((True, True)) > 200
