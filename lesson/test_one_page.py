@@ -4,7 +4,6 @@ import pathlib
 import re
 import runpy
 import shutil
-import signal
 import sys
 
 import pytest
@@ -22,12 +21,8 @@ SHORTER = {
     "200 if tiny else 50": "4", "(32, 2e-4": "(4, 2e-2", "1e-6, 800": "1e-6, 8"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def restored_handler():
-    """The page installs its own handler of Ctrl-C."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
+def keep_handler(number, handler):
+    """The page's handler of Ctrl-C would outlive it here."""
 
 
 def run_page(folder, model, tokenizer, verify):
@@ -42,6 +37,7 @@ def run_page(folder, model, tokenizer, verify):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["one_page.py", str(folder), "1"])
         patch.setattr(tasks, "verify_kk", verify)
+        patch.setattr("signal.signal", keep_handler)
         return runpy.run_path(str(folder / "one_page.py"))
 
 
@@ -145,6 +141,7 @@ def test_a_folder_without_a_model_is_refused_in_one_line(left_out, tmp_path, mon
     shutil.copytree(PAGE.parents[1] / "support" / "pretrained" / "kk", tmp_path / "model")
     (tmp_path / "model" / left_out).unlink()
     monkeypatch.setattr(sys, "argv", ["one_page.py", str(tmp_path / "model")])
+    monkeypatch.setattr("signal.signal", keep_handler)
     with pytest.raises(SystemExit, match=r"^cannot load '.*': give .* on the hub$"):
         runpy.run_path(str(PAGE))
 
