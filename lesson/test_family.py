@@ -10,8 +10,8 @@ What the rules were read from, where not from the paper alone (commits in parent
   each micro-batch, and can adapt the 1.1.
 - ASPO: wizard-III/Archer2.0, core_algos.py (b08d963). On one side of the 80th percentile of H it
   clips at 0.4 instead of 0.2.
-- Delightful: TorchTrade's DGLoss and x-ppo agree on the weight. IcePop: prime-rl's pull request
-  2401. We have read neither paper.
+- Delightful: TorchTrade's DGLoss and x_ppo's spo_actor_loss agree on the weight. IcePop: prime-rl's
+  pull request 2401. We have read neither paper.
 """
 import math
 import pathlib
@@ -119,10 +119,6 @@ def kl_cov(k):
     return slope(lambda r: r * k.A - largest * abs(math.log(r)), k)
 
 
-def stare(k):
-    return (1.1 if k.pi in RARE else 1.0) * clipped(k, high=0.28)
-
-
 # ---- The rules ----
 
 log_s = ((logps - old_logps) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
@@ -173,7 +169,8 @@ RULES = {
     "KL-Cov": (kl_cov, dict(old_logps=logps, advantages=r * a - top * (r - 1).sign())),
     "forking tokens": (lambda k: clipped(k, high=0.28) if k.H in FORKING else 0.0, dict(
         weights=forking.float(), clip_high=0.28)),
-    "STARE": (stare, dict(weights=1 + 0.1 * rare * (H[mask].mean() < 0.3), clip_high=0.28)),
+    "STARE": (lambda k: (1.1 if k.pi in RARE else 1.0) * clipped(k, high=0.28), dict(
+        weights=1 + 0.1 * rare * (H[mask].mean() < 0.3), clip_high=0.28)),
     "STAPO": (lambda k: 0.0 if k.A > 0 and k.pi < p and k.H < h else clipped(k, high=0.28), dict(
         mask=mask & ~spurious, clip_high=0.28), lambda k: N - (mask & spurious).sum().item()),
     "Delightful": (lambda k: k.A / (1 + math.exp(k.A * math.log(k.pi))), dict(
