@@ -331,8 +331,7 @@ climb("5b try: clip(r) A, no minimum", train, updates=4,
 # (clip(r) A alone has no gradient at r = 1/2, so the good token cannot come back: 0.929.)
 # The same tokens stop at the same place, but the others have the gradient of log pi, without the
 # factor r. The result is the same. Inside the clip r is between 0.8 and 1.2, so as a factor it
-# matters little. Its use is to tell the clip how far a token has moved. (lesson/ratio.py searches
-# for a setting in which the factor matters.)
+# matters little. Its use is to tell the clip how far a token has moved.
 
 def clip_alone(logps, old_logps, A):
     r = (logps - old_logps).exp()
@@ -492,9 +491,18 @@ def grpo_sg(seed):
 climb("8. rung 7 in one piece", grpo_sg)
 
 
-# %% The rungs as a figure
-# A notebook shows it here; in a script nothing happens.
+# %% [markdown]
+# ## The rungs as a figure
+#
+# Only a notebook draws it.
 
-from lesson.notebook import draw
-
-draw(curves)
+# %%
+if "ipykernel" in sys.modules:
+    import matplotlib.pyplot as plt
+    plt.figure(figsize=(9, 5))
+    for title, curve in curves.items():
+        plt.plot(range(1, STEPS + 1), curve, label=title)
+    plt.xlabel("step")
+    plt.ylabel("mean reward")
+    plt.legend(fontsize=8)
+    plt.show()

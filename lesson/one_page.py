@@ -12,6 +12,7 @@ V words. R rewards, A advantages, pi the policy's probability of a sampled token
 import argparse
 import os
 import random
+import signal
 import sys
 
 import torch
@@ -21,6 +22,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(ROOT)  # `python lesson/one_page.py` sees only its own folder
 import tasks
 
+
+def end(number, frame):
+    sys.exit("interrupted")
+
+
+signal.signal(signal.SIGINT, end)  # Ctrl-C
 parser = argparse.ArgumentParser(
     prog="python -m lesson.one_page", description="GRPO-SG on one page, on puzzles.")
 parser.add_argument("model", nargs="?", default=f"{ROOT}/support/pretrained/kk",
@@ -33,8 +40,12 @@ STEPS, G, UPDATES = 40, 8, 4
 
 # The policy: a causal language model, in float32, because bfloat16 would round small updates
 # away. from_pretrained leaves it in eval mode, so no dropout makes r differ from 1.
-model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+try:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+except (OSError, ValueError):
+    sys.exit(f"cannot load {folder!r}: give a folder with config.json and .safetensors files "
+             "(of a run: RUN/checkpoint), or the name of a model on the hub")
 tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
 model.to("cuda" if torch.cuda.is_available() else "cpu")
 tiny = model.num_parameters() < 1_000_000  # it reads puzzles without their story
@@ -122,6 +133,7 @@ for step in range(1, STEPS + 1):
         # The probability of each token now, divided by its probability when it was sampled:
         # 1 in the first update.
         r = (logps - old_logps[rows]).exp()
+        # AR-Lopti's range, as in grpo_sg.py; GRPO and lesson/ladder.py have 1.2.
         clipped = r.clamp(0.8, 1.24)
         # GRPO-SG is this line; w = 1 is GRPO. [grpo_sg.token_weights]
         w = (2 * (torch.sigmoid(9 * logps.detach().exp()) - 0.25)).clamp(1, 1.4)

@@ -1,314 +1,219 @@
-"""Each related method, as a call of grpo_sg_loss, against plain loops over tokens."""
+"""Each rule of family.md, as a call of grpo_sg_loss, against plain loops over tokens.
+
+What the rules were read from, where not from the paper alone (commits in parentheses):
+- AR-Lopti's clip: its scripts. MaxRL: its authors' code. SAPO: the documentation of AReaL and
+  ms-swift. STAPO: a summary (p = 0.01, h is the 5th percentile of H) without a clip range.
+- GSPO's bounds, forking tokens, VESPO, sequence_mask: TRL, trainer/grpo_trainer.py (f2cd577).
+- DPPO-TV, Clip-Cov, KL-Cov: verl, trainer/ppo/core_algos.py (1dda039). prime-rl's DPPO-TV has
+  delta = 0.2 and no bound on r (trainer/rl/loss.py, 559b447).
+- STARE: hp-luo/STARE, core_algos.py (bffb9e7). It also bounds r where A < 0, takes the 10% from
+  each micro-batch, and can adapt the 1.1.
+- ASPO: wizard-III/Archer2.0, core_algos.py (b08d963). On one side of the 80th percentile of H it
+  clips at 0.4 instead of 0.2.
+- Delightful: TorchTrade's DGLoss and x_ppo's spo_actor_loss agree on the weight. IcePop: prime-rl's
+  pull request 2401. We have read neither paper.
+"""
 import math
 import pathlib
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo_sg import group_advantages, grpo_sg_loss, token_weights
 
-SOURCE = pathlib.Path(__file__).read_text()
-LESSON = pathlib.Path(__file__).parent
-PAGE = (LESSON / "family.md").read_text(encoding="utf-8")
-P, G, T = 3, 4, 6
-MAX_NEW_TOKENS = 10
+SOURCE = pathlib.Path(__file__).read_text(encoding="utf-8")
+PAGE = pathlib.Path(__file__).with_name("family.md").read_text(encoding="utf-8")
+P, G, T, MAX_NEW_TOKENS = 6, 4, 7, 10
+B = P * G
+c, delta, p, h = 1.3, 0.15, 0.5, 0.25
+
+# ---- One batch, with the names of family.md ----
+
+generator = torch.Generator().manual_seed(77)
+R = torch.rand(P, G, generator=generator)
+logps = (-6 * torch.rand(B, T, generator=generator) ** 2).requires_grad_()
+noise = 0.5 * torch.randn(3, B, T, generator=generator) ** 3
+old_logps, ref_logps, q_logps = logps.detach() + noise
+H, A_t = 0.5 * torch.rand(B, T, generator=generator), torch.randn(B, T, generator=generator)
+mask = torch.arange(T) < torch.randint(2, T + 1, (B, 1), generator=generator)
+A, D = group_advantages(R).flatten(), R - R.mean(1, keepdim=True)
+# Ratios on both sides of each clip: GSPO's, then 1.2, 1.24 and 1.28.
+near = torch.tensor([3.5e-4, 5e-4]).repeat(P)[:, None] * A[::2, None].sign()
+old_logps[::2] = logps[::2].detach() - near
+old_logps[1::2, 0] = logps[1::2, 0].detach() - torch.tensor([0.2, 0.23, 0.3]).repeat(4)
+a, r, pi = A[:, None], (logps - old_logps).detach().exp(), logps.detach().exp()
 
 
-def rollout():
-    """Rewards (P, G), and logps, old_logps, ref_logps, mask of B = P * G rows."""
-    g = torch.Generator().manual_seed(0)
-    R = torch.rand(P, G, generator=g)
-    logps = -3 * torch.rand(P * G, T, generator=g)
-    old_logps = logps + 0.4 * torch.randn(P * G, T, generator=g)
-    ref_logps = logps + 0.4 * torch.randn(P * G, T, generator=g)
-    lengths = torch.randint(1, T + 1, (P * G, 1), generator=g)
-    return R, logps, old_logps, ref_logps, torch.arange(T) < lengths
+# ---- The same for loops: plain numbers ----
+
+def deviation(differences):
+    return math.sqrt(sum(x * x for x in differences) / (len(differences) - 1)) + 1e-6
 
 
-def advantage(R, i, over_deviation=True):
-    """The advantage of completion i, by hand."""
-    group = R[i // G].tolist()
+def read_token(i, t):
+    group, reward = R[i // G].tolist(), R.flatten()[i].item()
     mean = sum(group) / G
-    A = group[i % G] - mean
-    if over_deviation:
-        A /= math.sqrt(sum((x - mean) ** 2 for x in group) / (G - 1)) + 1e-6
-    return A
+    now, old, ref, q = (math.exp(x[i, t].item()) for x in (logps, old_logps, ref_logps, q_logps))
+    return SimpleNamespace(
+        i=i, t=t, pi=now, old=old, ref=ref, r=now / old, f=old / q, H=H[i, t].item(),
+        A=(reward - mean) / deviation([x - mean for x in group]), A_t=A_t[i, t].item(),
+        D=reward - mean, others=(sum(group) - reward) / (G - 1), reward=reward, mean=mean)
 
 
-def clipped(r, A, low=0.2, high=0.2):
-    """PPO's objective of a token."""
-    return min(r * A, min(max(r, 1 - low), 1 + high) * A)
+TOKENS = [read_token(i, t) for i in range(B) for t in range(T) if mask[i, t]]
+N = len(TOKENS)
+mean_A, mean_logp = sum(k.A for k in TOKENS) / N, sum(math.log(k.pi) for k in TOKENS) / N
+for k in TOKENS:
+    row = [other for other in TOKENS if other.i == k.i]
+    k.length, k.W = len(row), math.prod(other.r for other in row)
+    k.F = math.prod(other.f for other in row)
+    k.cov = (k.A - mean_A) * (math.log(k.pi) - mean_logp)
+FORKING = sorted(k.H for k in TOKENS)[int(0.8 * (N - 1)) + 1:]
+GOOD = sorted(k.pi for k in TOKENS if k.A > 0)
+RARE = GOOD[:math.ceil(len(GOOD) / 10)]
+COV = [k for k in TOKENS if 1 < k.cov < 5 and (k.r <= 1.2 if k.A > 0 else k.r >= 0.8)]
 
 
-def token_mean(rows):
-    return sum(map(sum, rows)) / sum(map(len, rows))
+def clipped(k, A=None, low=0.2, high=0.2, r=None):
+    """The slope of PPO's objective in log pi: r A, or 0 where the minimum is the clipped side."""
+    A, r = k.A if A is None else A, k.r if r is None else r
+    return r * A if r * A <= min(max(r, 1 - low), 1 + high) * A else 0.0
 
 
-def completion_mean(rows):
-    return sum(sum(row) / len(row) for row in rows) / len(rows)
+def slope(objective, k, step=1e-6):
+    """The derivative of objective(r) in log r."""
+    up, down = objective(k.r * math.exp(step)), objective(k.r * math.exp(-step))
+    return (up - down) / (2 * step)
 
 
-def check(slow, fast, mean=token_mean):
-    """Assert that slow(i, t, logp), averaged, has the same gradient as the loss fast(logps)."""
-    _, logps, _, _, mask = rollout()
-    x = logps.clone().requires_grad_()
-    rows = []
-    for i in range(len(x)):
-        rows.append([slow(i, t, x[i, t]) for t in range(T) if mask[i, t]])
-    (-mean(rows)).backward()
-
-    y = logps.clone().requires_grad_()
-    loss, _ = fast(y)
-    loss.backward()
-    assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, y.grad, atol=1e-7)
+def sapo(k):
+    tau = 1.0 if k.A > 0 else 1.05
+    return slope(lambda r: 4 / tau / (1 + math.exp(-tau * (r - 1))) * k.A, k)
 
 
-def test_ppo():
-    """A value network and GAE give each token its own advantage."""
-    _, _, old_logps, _, mask = rollout()
-    A = torch.randn(P * G, T, generator=torch.Generator().manual_seed(1))
-    check(lambda i, t, logp: clipped(torch.exp(logp - old_logps[i, t]), A[i, t]),
-          lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
+def grpo_sg(k):
+    w = 2 * (1 / (1 + math.exp(-9 * k.pi)) - 0.25)
+    return min(max(w, 1.0), 1.4) * clipped(k, high=0.24)
 
 
-def test_grpo():
-    R, _, old_logps, ref_logps, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        x = torch.exp(ref_logps[i, t] - logp)
-        kl = x - 1 - torch.log(x)
-        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i)) - 0.04 * kl
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, ref_logps=ref_logps, beta=0.04, clip_high=0.2,
-        loss_agg_mode="seq-mean-token-mean"), mean=completion_mean)
+def dppo(k):
+    moved = k.pi - k.old
+    return 0.0 if moved > 0.15 and k.A > 0 or moved < -0.15 and k.A < 0 else min(k.r, 20) * k.A
 
 
-def test_dr_grpo():
-    """No standard deviation, and a constant in place of lengths: B times the longest possible."""
-    R, _, old_logps, _, mask = rollout()
-    A = (R - R.mean(1, keepdim=True)).flatten()
-
-    def slow(i, t, logp):
-        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i, over_deviation=False))
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, clip_high=0.2,
-        denominator=len(logps) * MAX_NEW_TOKENS),
-        mean=lambda rows: sum(map(sum, rows)) / (P * G * MAX_NEW_TOKENS))
+def aspo(k):
+    if k.A > 0:
+        return 0.0 if k.r > 1.2 else min(1 / k.r, 3) * k.A
+    return 0.0 if k.r < 0.8 else min(k.r, 3) * k.A
 
 
-def test_rloo():
-    """A completion is one action, compared with the mean of the others. Its tokens are summed,
-    and r is 1 because each completion is used once."""
-    R, _, _, _, mask = rollout()
-    A = (R - (R.sum(1, keepdim=True) - R) / (R.shape[1] - 1)).flatten()
-
-    def slow(i, t, logp):
-        others = [x for j, x in enumerate(R[i // G].tolist()) if j != i % G]
-        return (R[i // G, i % G] - sum(others) / len(others)) * logp
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, logps.detach(), A, mask, denominator=len(logps)),
-        mean=lambda rows: sum(map(sum, rows)) / (P * G))
+def vespo(k):
+    power, decay = (2, 3) if k.A >= 0 else (3, 2)
+    return k.W ** power * math.exp(decay * (1 - k.W)) * k.A
 
 
-def test_reinforce_plus_plus():
-    """Divides by the standard deviation of the whole batch, not of each group."""
-    R, _, old_logps, _, mask = rollout()
-    A = R - R.mean(1, keepdim=True)
-    A = (A / (A.std() + 1e-6)).flatten()
-    differences = [advantage(R, i, over_deviation=False) for i in range(P * G)]
-    assert abs(sum(differences)) < 1e-5
-    deviation = math.sqrt(sum(x ** 2 for x in differences) / (P * G - 1)) + 1e-6
-
-    def slow(i, t, logp):
-        return clipped(torch.exp(logp - old_logps[i, t]), differences[i] / deviation)
-    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
+def kl_cov(k):
+    largest = k.cov == max(other.cov for other in TOKENS)
+    return slope(lambda r: r * k.A - largest * abs(math.log(r)), k)
 
 
-def test_gspo():
-    """One ratio per completion, with a gradient: the geometric mean of its tokens' ratios."""
-    _, logps, _, _, mask = rollout()
-    R = rollout()[0]
-    A = group_advantages(R).flatten()
-    # The policies differ so little that some completions stay inside the clip.
-    noise = torch.randn(logps.shape, generator=torch.Generator().manual_seed(2))
-    old_logps = logps + 4e-4 * noise
-    lengths = mask.sum(1)
-    inside = 0
+# ---- The rules ----
 
-    x = logps.clone().requires_grad_()
-    objective = 0.0
-    for i in range(P * G):
-        total = sum(x[i, t] - old_logps[i, t] for t in range(T) if mask[i, t])
-        s = torch.exp(total / lengths[i])
-        inside += 1 - 3e-4 < s < 1 + 4e-4
-        objective = objective + clipped(s, advantage(R, i), low=3e-4, high=4e-4) / (P * G)
-    (-objective).backward()
-    assert 0 < inside < P * G
-
-    logps = logps.clone().requires_grad_()
-    log_s = ((logps - old_logps) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
-    log_s = log_s.expand_as(mask)
-    loss, _ = grpo_sg_loss(log_s, torch.zeros_like(log_s), A, mask, clip_low=3e-4,
-                           clip_high=4e-4, loss_agg_mode="seq-mean-token-mean")
-    loss.backward()
-    assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, logps.grad, atol=1e-7)
-
-
-def test_truncated_importance_sampling():
-    """mu is the sampler's probability, old_logps the trainer's, with equal parameters."""
-    R, _, old_logps, mu_logps, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        factor = min(math.exp(old_logps[i, t] - mu_logps[i, t]), 2.0)
-        return factor * clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i))
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, clip_high=0.2,
-        weights=(old_logps - mu_logps).exp().clamp(max=2.0)))
-
-
-def test_dapo():
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.28)
-    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.28))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_cispo(weighted):
-    """The bounded ratio is a constant weight on the gradient of log pi, with r = 1, so no token
-    is ever cut off. With w, the objective is w r.clamp(max=c).detach() A log pi."""
-    R, logps, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    c = 1.2
-    w = token_weights(logps) if weighted else torch.ones_like(logps)
-
-    def slow(i, t, logp):
-        r = math.exp(logp.item() - old_logps[i, t])
-        return w[i, t] * min(r, c) * advantage(R, i) * logp
-
-    def fast(logps):
-        r = (logps - old_logps).exp()
-        return grpo_sg_loss(logps, logps.detach(), A, mask, weights=w * r.clamp(max=c))
-    check(slow, fast)
+log_s = ((logps - old_logps) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+tau = torch.where(a > 0, 1.0, 1.05)
+gate = torch.sigmoid(tau * (r - 1))
+forking = H >= torch.quantile(H[mask], 0.8)
+spurious = (a > 0) & (pi < p) & (H < h)
+rare = (a > 0) & (pi <= torch.quantile(pi[mask & (a > 0)], 0.1))
+moved = pi - old_logps.exp()
+kept = torch.where(a > 0, moved <= delta, moved >= -delta)
+cov = (a - (a * mask).sum() / mask.sum()) * (pi.log() - pi.log()[mask].mean())
+inside = torch.where(a > 0, r <= 1.2, r >= 0.8)
+candidates = (mask & inside & (1 < cov) & (cov < 5)).nonzero()
+drawn = torch.zeros_like(mask)
+drawn[tuple(candidates[len(candidates) // 2])] = True
+top = mask & (cov == cov[mask].max())
+W = ((logps - old_logps) * mask).sum(1, keepdim=True).detach().exp()
+power, decay = torch.where(a < 0, 3, 2), torch.where(a < 0, 2, 3)
+f = (old_logps - q_logps).exp()
+F = ((old_logps - q_logps) * mask).sum(1, keepdim=True).exp()
+BY_COMPLETION = dict(loss_agg_mode="seq-mean-token-mean")
+# method -> (the slope of a token's objective, arguments of the loss that differ from GRPO's with
+# token-mean, what the slope is divided by if not the number of tokens)
+RULES = {
+    "PPO": (lambda k: clipped(k, k.A_t), dict(advantages=A_t)),
+    "RLOO": (lambda k: k.reward - k.others, dict(
+        advantages=(D * G / (G - 1)).flatten(), old_logps=logps, denominator=B), lambda k: B),
+    "REINFORCE++": (lambda k: clipped(k, k.D / deviation(
+        [read_token(i, 0).D for i in range(B)])), dict(advantages=(D / (D.std() + 1e-6)).flatten())),
+    "GRPO": (lambda k: clipped(k) - 0.04 * (1 - k.ref / k.pi), dict(
+        ref_logps=ref_logps, beta=0.04, **BY_COMPLETION), lambda k: k.length * B),
+    "Dr. GRPO": (lambda k: clipped(k, k.D), dict(
+        advantages=D.flatten(), denominator=B * MAX_NEW_TOKENS), lambda k: B * MAX_NEW_TOKENS),
+    "MaxRL": (lambda k: clipped(k, k.D / (k.mean + 1e-6)), dict(
+        advantages=(D / (R.mean(1, keepdim=True) + 1e-6)).flatten())),
+    "DAPO": (lambda k: clipped(k, high=0.28), dict(clip_high=0.28)),
+    "GSPO": (lambda k: clipped(k, low=3e-4, high=4e-4, r=k.W ** (1 / k.length)), dict(
+        logps=log_s.expand_as(mask), old_logps=torch.zeros(B, T), clip_low=3e-4, clip_high=4e-4,
+        **BY_COMPLETION), lambda k: k.length * B),
+    "CISPO": (lambda k: min(k.r, 1.3) * k.A, dict(old_logps=logps, weights=r.clamp(max=c))),
+    "SAPO": (sapo, dict(old_logps=logps, weights=4 * gate * (1 - gate) * r, **BY_COMPLETION),
+             lambda k: k.length * B),
+    "DPPO-TV": (dppo, dict(old_logps=logps, weights=kept * r.clamp(max=20))),
+    "ASPO": (aspo, dict(weights=torch.where(a > 0, 1 / r, r).clamp(max=3) / r)),
+    "VESPO": (vespo, dict(
+        old_logps=logps, weights=(W ** power * (decay * (1 - W)).exp()).expand_as(mask))),
+    "Clip-Cov": (lambda k: 0.0 if drawn[k.i, k.t] else clipped(k), dict(weights=(~drawn).float())),
+    "KL-Cov": (kl_cov, dict(old_logps=logps, advantages=r * a - top * (r - 1).sign())),
+    "forking tokens": (lambda k: clipped(k, high=0.28) if k.H in FORKING else 0.0, dict(
+        weights=forking.float(), clip_high=0.28)),
+    "STARE": (lambda k: (1.1 if k.pi in RARE else 1.0) * clipped(k, high=0.28), dict(
+        weights=1 + 0.1 * rare * (H[mask].mean() < 0.3), clip_high=0.28)),
+    "STAPO": (lambda k: 0.0 if k.A > 0 and k.pi < p and k.H < h else clipped(k, high=0.28), dict(
+        mask=mask & ~spurious, clip_high=0.28), lambda k: N - (mask & spurious).sum().item()),
+    "Delightful": (lambda k: k.A / (1 + math.exp(k.A * math.log(k.pi))), dict(
+        old_logps=logps, weights=torch.sigmoid(-a * logps))),
+    "AR-Lopti": (lambda k: (0.2 * k.pi + 0.8) * clipped(k, high=0.24), dict(
+        weights=0.2 * pi + 0.8, clip_high=0.24)),
+    "GRPO-SG": (grpo_sg, dict(weights=token_weights(logps), clip_high=0.24)),
+    # Of a sampler that differs from the trainer.
+    "TIS": (lambda k: min(k.f, 2) * clipped(k), dict(weights=f.clamp(max=2))),
+    "IcePop": (lambda k: k.f * clipped(k) if 0.5 <= k.f <= 5 else 0.0, dict(
+        weights=f * ((f >= 0.5) & (f <= 5)))),
+    "sequence_mask": (lambda k: k.F * clipped(k) if k.F <= 3 else 0.0, dict(
+        weights=(F * (F <= 3)).expand_as(mask))),
+}
 
 
-def test_maxrl():
-    """The group's mean in place of its standard deviation: hard prompts count for more."""
-    R, _, old_logps, _, mask = rollout()
-    R = (R > 0.5).float()
-    mean = R.mean(1, keepdim=True)
-    A = ((R - mean) / (mean + 1e-6)).flatten()
-
-    def slow(i, t, logp):
-        group = R[i // G].tolist()
-        share = sum(group) / G
-        A_i = (group[i % G] - share) / (share + 1e-6)
-        return clipped(torch.exp(logp - old_logps[i, t]), A_i)
-    check(slow, lambda logps: grpo_sg_loss(logps, old_logps, A, mask, clip_high=0.2))
+@pytest.mark.parametrize("method", RULES)
+def test_the_gradient_is_the_loops(method):
+    objective, changed, *divisor = RULES[method]
+    arguments = dict(logps=logps, old_logps=old_logps, advantages=A, mask=mask, clip_high=0.2)
+    loss, _ = grpo_sg_loss(**{**arguments, **changed})
+    gradient, = torch.autograd.grad(loss, logps, retain_graph=True)
+    expected = torch.zeros(B, T)
+    for k in TOKENS:
+        expected[k.i, k.t] = -objective(k) / (divisor[0](k) if divisor else N)
+    assert expected.abs().max() > 0.001
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_sapo():
-    """A sigmoid of r in place of the clip. Its slope is a weight on the gradient of log pi,
-    with r = 1: 1 where nothing has moved, falling smoothly on both sides."""
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        A_i = advantage(R, i)
-        tau = 1.0 if A_i > 0 else 1.05
-        r = torch.exp(logp - old_logps[i, t])
-        return 4 / tau / (1 + torch.exp(-tau * (r - 1))) * A_i
-
-    def fast(logps):
-        r = (logps - old_logps).exp()
-        tau = torch.where(A[:, None] > 0, 1.0, 1.05)
-        gate = torch.sigmoid(tau * (r - 1))
-        return grpo_sg_loss(logps, logps.detach(), A, mask, weights=4 * gate * (1 - gate) * r,
-                            loss_agg_mode="seq-mean-token-mean")
-    check(slow, fast, mean=completion_mean)
-
-
-def test_forking_tokens():
-    """Only the fifth of the tokens where the policy is least sure; the mean is over all."""
-    R, logps, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    H = 2 * torch.rand(logps.shape, generator=torch.Generator().manual_seed(3))  # entropies
-    ascending = sorted(H[i, t].item() for i in range(P * G) for t in range(T) if mask[i, t])
-    kept = [h for h in ascending if h > ascending[int(0.8 * (len(ascending) - 1))]]
-    assert 0 < len(kept) < len(ascending)
-
-    def slow(i, t, logp):
-        if H[i, t].item() not in kept:
-            return 0.0 * logp
-        return clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.28)
-    forking = H >= torch.quantile(H[mask], 0.8)
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, weights=forking.float(), clip_high=0.28))
-
-
-def test_ar_lopti():
-    R, logps, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    pi = logps.exp()
-
-    def slow(i, t, logp):
-        weight = 0.2 * math.exp(logp.item()) + 0.8
-        return weight * clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.24)
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, weights=0.2 * pi + 0.8, clip_high=0.24))
-
-
-def test_stapo():
-    """Drops rewarded tokens that were unlikely although the policy was sure. The mean is over
-    the others."""
-    R, logps, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-    H = 2 * torch.rand(logps.shape, generator=torch.Generator().manual_seed(3))  # entropies
-    pi, p, h = logps.exp(), 0.3, 1.0
-    silenced = 0
-
-    x = logps.clone().requires_grad_()
-    objective, tokens = 0.0, 0
-    for i in range(P * G):
-        for t in range(T):
-            if not mask[i, t]:
-                continue
-            if advantage(R, i) > 0 and math.exp(logps[i, t]) < p and H[i, t] < h:
-                silenced += 1
-                continue
-            r = torch.exp(x[i, t] - old_logps[i, t])
-            objective = objective + clipped(r, advantage(R, i), high=0.28)
-            tokens += 1
-    (-objective / tokens).backward()
-    assert silenced > 0
-
-    y = logps.clone().requires_grad_()
-    spurious = (A[:, None] > 0) & (pi < p) & (H < h)
-    loss, _ = grpo_sg_loss(y, old_logps, A, mask & ~spurious, clip_high=0.28)
-    loss.backward()
-    assert x.grad.abs().max() > 0.001 and torch.allclose(x.grad, y.grad, atol=1e-7)
-
-
-def test_grpo_sg():
-    R, _, old_logps, _, mask = rollout()
-    A = group_advantages(R).flatten()
-
-    def slow(i, t, logp):
-        pi = math.exp(logp.item())
-        w = min(max(2 * (1 / (1 + math.exp(-9 * pi)) - 0.25), 1.0), 1.4)
-        return w * clipped(torch.exp(logp - old_logps[i, t]), advantage(R, i), high=0.24)
-    check(slow, lambda logps: grpo_sg_loss(
-        logps, old_logps, A, mask, weights=token_weights(logps), clip_high=0.24))
+def test_clip_cov_draws_where_the_covariance_is_large():
+    assert candidates.tolist() == [[k.i, k.t] for k in COV] != []
 
 
 def test_the_table_shows_what_is_tested():
-    table = PAGE[PAGE.index("| method |"):].split("\n\n")[0].split("\n")[2:]
-    for row in table:
-        for code in row.split("|")[-2].split("`")[1::2]:
-            if not code.startswith("--"):
-                assert code in SOURCE, code
-    assert len(table) == 14
+    rows = [row.split("|") for row in PAGE.splitlines() if row.count("|") > 3][2:]
+    for row in rows:
+        for code in row[-2].split("`")[1::2]:
+            assert code.startswith("--") or code in SOURCE, code
+    assert len(rows) == len(RULES)
+
+
+def test_the_page_has_what_the_sampler_at_another_temperature_gave():
+    text = pathlib.Path(__file__).with_name("results").joinpath("ratio.txt").read_text("utf-8")
+    given = re.search(r"temperature 2 +(\S+) with, (\S+) without: (\S+) \+- (\S+)", text).groups()
+    told = "ends at {} with it and {} without, {} ± {}".format(*given)
+    assert told in " ".join(PAGE.split())
