@@ -288,6 +288,7 @@ def ignorant():
 
 def bench():
     """Yield the ratios of bench.json."""
+    medians = {}
     rows = [["benchmark", "their time / ours: median (least to greatest)"]]
     for part, found in analysis.read_json("bench.json")["cpu"].items():
         for name, sides in found.items():
@@ -296,7 +297,11 @@ def bench():
             for side in sorted(sides.keys() - {"runs"}):
                 ratio = "{:.1f} ({:.1f} to {:.1f})".format(*sides[side])
                 rows.append([f"{part}, {name}: {side}", ratio])
+                medians.setdefault((part, side), []).append(sides[side][0])
     yield "bench: table", rows
+    yield "bench: sampling", range_of(medians["sampling", "generate / ours"], 1)
+    steps = [x for (part, _), values in medians.items() if part == "step" for x in values]
+    yield "bench: step", range_of(steps, 1)
 
 
 def baselines():
