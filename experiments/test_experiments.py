@@ -532,3 +532,25 @@ def test_a_script_without_a_task_is_reported_in_one_line(name, message, tmp_path
     (tmp_path / "own.py").write_text(any_task("True", "None", "pass"))
     with pytest.raises(UserError, match=message):
         list(baselines.find_tasks(str(tmp_path / name)))
+
+
+def test_files_of_mathematics_are_counted_and_added_to_the_results(tmp_path, monkeypatch):
+    """The gold 5 is the longest formula of one question, any of another's, and the constant."""
+    questions = "Is $5$ odd?", "$5$ or $12$?", "Name $7$."
+    golds = "5", "5", "8"
+    rows = [json.dumps({"problem": q, "answer": a}) for q, a in zip(questions, golds)]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
+    (tmp_path / "math_baselines.json").write_text('{"old": {}}')
+    monkeypatch.setattr(baselines, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["baselines", str(tmp_path / "own.jsonl")])
+    monkeypatch.setattr(baselines.tasks, "arithmetic_split",
+                        lambda *given: [baselines.tasks.Problem("1 + 1", "2")])
+    baselines.main()
+    found = json.loads((tmp_path / "math_baselines.json").read_text())
+    assert found["own"]["verify_math"] == {"problems": 3, "question": 0, "longest": 1, "any": 2,
+                                           "constant": 2, "hedges": 0}
+    assert "old" in found and found["generated"]["verify_math"]["problems"] == 1
+    (tmp_path / "bad.jsonl").write_text("[]")
+    for name in ("bad.jsonl", "no.jsonl"):
+        with pytest.raises(UserError, match=f"{name}: give a .jsonl file"):
+            baselines.read_problems(tmp_path / name)
