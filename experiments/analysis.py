@@ -3,8 +3,8 @@ effects, slopes over the damping factor, collapse rates. Nothing here trains.
 
 Below are the pre-registered rules of "help" and "noisy", of "dose", and of "stability", in the
 words written down before the runs. The docstring of run.py has the rules of "greedy", "late" and
-"afar"; angle.py, moves.py, signal.py and when.py have their own. In the rules, `sg` means GRPO-SG,
-`none` means GRPO, "dose" means damping factor, and "ready model" means pretrained tiny model.
+"afar"; signal.py and when.py have their own. In the rules, `sg` means GRPO-SG, `none` means GRPO,
+"dose" means damping factor, and "ready model" means pretrained tiny model.
 
 "help" and "noisy":
 
@@ -100,7 +100,7 @@ def read_rows(path):
     """Read a file of JSON lines; return [] if there is none yet."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def read(experiment):
@@ -108,7 +108,7 @@ def read(experiment):
 
 
 def read_json(name):
-    return json.loads((RESULTS / name).read_text())
+    return json.loads((RESULTS / name).read_text("utf-8"))
 
 
 def select(rows, **values):

@@ -1,13 +1,13 @@
-"""How fast grpo_sg.py is: against model.generate, continuous batching, a full log-softmax, and
-TRL.
+"""How fast grpo_sg.py is: against model.generate, a full log-softmax, and TRL.
 
-    python -m experiments.bench                 all of it, about 20 minutes on one core of a CPU
+    python -m experiments.bench                 all of it, about 15 minutes on one core of a CPU
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
 core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
 of a comparison take turns, in alternating order. The result is the median ratio over --rounds.
-results/bench.json keeps every run.
+results/bench.json keeps every run. Commit ec891d9 has two more comparisons whose results are in it:
+sampling with model.generate_batch, and steps with a KL and two updates.
 """
 import argparse
 import copy
@@ -103,17 +103,6 @@ def draw_theirs(model, prompts, length):
     return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
 
 
-def draw_batched(model, prompts, length):
-    """Sample with model.generate_batch, transformers' continuous batching: when a row ends,
-    another takes its slot."""
-    config = transformers.GenerationConfig(
-        max_new_tokens=length, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-        eos_token_id=END, pad_token_id=END)
-    rows = [prompt for prompt in prompts for _ in range(N)]
-    results = model.generate_batch(rows, generation_config=config, progress_bar=False)
-    return [result.generated_tokens for result in results.values()]
-
-
 def time_sampling(draw, *given):
     started = time.perf_counter()
     tokens = sum(map(len, draw(*given)))
@@ -121,17 +110,15 @@ def time_sampling(draw, *given):
 
 
 def bench_sampling(rounds):
-    """Compare grpo_sg.sample with model.generate and generate_batch, in seconds per token, with the
-    same model, prompts and distribution of lengths. Padding after a row's end is not counted."""
+    """Compare grpo_sg.sample with model.generate, in seconds per token, with the same model,
+    prompts and distribution of lengths. Padding after a row's end is not counted."""
     results = {}
     for name, words in SIZES.items():
         tail = MEAN // SHORTER[words]
         for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
             given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {}
-            for side, draw in (("ours", draw_ours), ("generate", draw_theirs),
-                               ("generate_batch", draw_batched)):
-                sides[side] = functools.partial(time_sampling, draw, *given)
+            sides = {"ours": functools.partial(time_sampling, draw_ours, *given),
+                     "generate": functools.partial(time_sampling, draw_theirs, *given)}
             results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 
@@ -160,8 +147,8 @@ def time_backward(side, model, rows):
     started = time.perf_counter()
     for batch in G.micro_batches(completions, cfg, model.device):
         compute = G.token_logps if side == "ours" else naive_logps
-        logps = compute(model, batch["ids"], batch["mask"])
-        loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch["advantages"], batch["mask"],
+        logps = compute(model, batch.ids, batch.mask)
+        loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch.advantages, batch.mask,
                                  denominator=total)
         loss.backward()
     return {"seconds": time.perf_counter() - started}
@@ -190,35 +177,32 @@ def reward(completions, **_):  # as TRL asks for it
     return [3.0 if len(text) % 2 == 0 else -0.5 for text in completions]
 
 
-def step_of_ours(policy, task, cfg, reference):
+def step_of_ours(policy, task, cfg):
     run = Run(cfg)
-    G.train(policy, task, cfg, run, reference)
+    G.train(policy, task, cfg, run)
     cfg.seed += 1  # other completions in the next round
     row = run.rows[0]
     return {"seconds": row["seconds"], "tokens": row["completion_tokens"] * P * N}
 
 
 def step_of_theirs(trainer):
-    """Time the updates on one rollout with TRL's own clock, which leaves out its start, and
-    AdamW too."""
+    """Return the seconds by TRL's own clock, which leaves out its start, and AdamW too."""
     trainer.train()
     row = trainer.state.log_history[-1]
-    return {"seconds": row["step_time"] * trainer.args.max_steps,
+    return {"seconds": row["step_time"],
             "tokens": row["completions/mean_length"] * P * N}
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
-    """Return a GRPOTrainer with `rows` rows in a micro-batch. The trainer reads its reference
-    model from the folder."""
+    """Return a GRPOTrainer with `rows` rows in a micro-batch."""
     import datasets
     import trl
-    model.config._name_or_path = folder
     args = trl.GRPOConfig(
-        output_dir=folder, max_steps=cfg.updates, per_device_train_batch_size=rows,
-        gradient_accumulation_steps=P * N // cfg.updates // rows, generation_batch_size=P * N,
+        output_dir=folder, max_steps=1, per_device_train_batch_size=rows,
+        gradient_accumulation_steps=P * N // rows, generation_batch_size=P * N,
         num_generations=N, max_completion_length=cfg.max_new_tokens, temperature=1.0,
-        beta=cfg.beta, loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
-        use_bias_correction_kl=False, learning_rate=cfg.lr, lr_scheduler_type="constant",
+        beta=0.0, loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
+        learning_rate=cfg.lr, lr_scheduler_type="constant",
         use_cpu=True, bf16=False,
         gradient_checkpointing=False,  # TRL has it on by default
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
@@ -226,8 +210,6 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
     questions = datasets.Dataset.from_dict({"prompt": prompts})
     trainer = trl.GRPOTrainer(model, reward, args, questions, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
-    if cfg.beta:  # a Qwen2 read from a folder has no bias on its lm_head
-        trainer.ref_model.lm_head.bias = copy.deepcopy(model.lm_head.bias).requires_grad_(False)
     return trainer
 
 
@@ -235,7 +217,7 @@ def bench_step(rounds):
     """Compare the seconds per token of a whole step, on 8 x 8 long-tailed completions, with TRL's
     GRPOTrainer. Equal: model, tokenizer, prompts, updates, precision, distribution of lengths
     (halved), optimizer, loss, no checkpointing. TRL has 8 rows per micro-batch, like ours on
-    average, or an update in one batch. Different: TRL computes the entropy and logs more; ours
+    average, or all in one batch. Different: TRL computes the entropy and logs more; ours
     weights tokens, and skips groups of equal rewards (1 in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # a token each; the first two have no use
@@ -245,24 +227,18 @@ def bench_step(rounds):
     alphabet = tasks.Problem("".join(letters[2:]), None)
     task = tasks.Task("", "", problems, [alphabet], [alphabet], verify, 0.0, tokens=".")
     tokenizer = tiny.tiny_tokenizer(task)
-    results = {}
-    for beta, updates in ((0.0, 1), (0.04, 2)):
-        cfg = G.Config(
-            steps=1, prompts=P, group_size=N, updates=updates, beta=beta, temperature=1.0,
-            max_new_tokens=CAP // 2, tokens_per_micro_batch=8 * (MEAN // 2 + 32))
-        model = build(words, MEAN // 2)
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-            encoded = G.encode_problems(task, policy, cfg)
-            sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg, model)}
-            for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N // updates)):
-                theirs = copy.deepcopy(model)
-                trainer = trainer_of_theirs(theirs, tokenizer, task, cfg, rows, folder)
-                sides[side] = functools.partial(step_of_theirs, trainer)
-            name = f"beta {beta}, updates {updates}"
-            results[name] = compare(f"step, {name}", sides, rounds)
-    return results
+    cfg = G.Config(
+        steps=1, prompts=P, group_size=N, updates=1, temperature=1.0, max_new_tokens=CAP // 2,
+        tokens_per_micro_batch=8 * (MEAN // 2 + 32))
+    model = build(words, MEAN // 2)
+    policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
+    encoded = G.encode_problems(task, policy, cfg)
+    sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg)}
+    with tempfile.TemporaryDirectory() as folder:
+        for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N)):
+            trainer = trainer_of_theirs(copy.deepcopy(model), tokenizer, task, cfg, rows, folder)
+            sides[side] = functools.partial(step_of_theirs, trainer)
+        return {"beta 0.0, updates 1": compare("step", sides, rounds)}
 
 
 def main():
@@ -272,6 +248,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "bench.json")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
+    if args.results.suffix != ".json":
+        parser.error(f"--results {args.results}: name a .json file")
     torch.set_num_threads(1)
     # one core, always the same; Linux only
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -49,6 +49,10 @@ def main():
     parser.add_argument("commit")
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     given = parser.parse_args()
+    known = subprocess.run(["git", "rev-parse", "-q", "--verify", f"{given.commit}^{{commit}}"],
+                           cwd=ROOT, capture_output=True)
+    if known.returncode:
+        parser.error(f"there is no commit {given.commit}")
     differ = False
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

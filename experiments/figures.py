@@ -2,10 +2,10 @@
 
     python -m experiments.figures                      all figures that have results
     python -m experiments.figures method damping       these
-    python -m experiments.figures --tokens runs/NAME   figures/tokens.png, from a run's page
+    python -m experiments.figures --report runs/NAME   figures/report.png, from a run's page
 
-The last command takes a picture of the page's last evaluation: the groups whose rewards differ,
-colored by w A. It needs Chromium.
+The last command takes a picture of the page's first two curves and of one group of completions.
+It needs Chromium.
 """
 import argparse
 import math
@@ -31,10 +31,37 @@ BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
 COUNTED = "Euclid", "clean"  # metric and rewards of what counts in experiments/signal.py
 WEIGHT_COLORS = {"GRPO-SG": BLUE, "AR": "#5aae61", "damping 3": "#f4a582",
                  "damping 10": ORANGE, "damping 1/1.4": "#9970ab"}
-# Hundreds of dots: rasterize them, so the SVG stays small.
-DOTS = {"ms": 3, "mew": 0, "alpha": 0.6, "rasterized": True}
-# Parts of the page of a run that the picture leaves out.
-HIDDEN = "body > :not(section), section > table, details:not([open])"
+# What the picture of a run's page leaves out.
+REPORT_STYLE = """<style>
+    h1, body > p, body > details, #charts figure:nth-of-type(n+3), h2 ~ p, label, output,
+    details:not([open]), section > table, li:nth-child(n+4) { display: none !important }
+    h2 { margin: 8px 0 }
+    body { margin-top: 0 }
+</style>"""
+# The loop is plain SVG: its colors follow the reader's light or dark scheme, and it is readable
+# at 400 pixels.
+LOOP_STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
+  .name { font-weight: 600; font-size: 15px }
+  .small { font-size: 12px; fill: #59636e }
+  .box { fill: #f6f8fa; stroke: #59636e }
+  .arrow { fill: none; stroke: #0969da; stroke-width: 2; marker-end: url(#head) }
+  .head { fill: #0969da }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc }
+    .small { fill: #b1bac4 }
+    .box { fill: #151b23; stroke: #9198a1 }
+    .arrow { stroke: #4493f8 }
+    .head { fill: #4493f8 }
+  }
+"""
+# Of the loop: (x, y of the middle, the name, two lines)
+BOXES = ((100, 55, "1. sample", "G completions of each", "problem, by the policy"),
+         (300, 55, "2. verify", "a verifier gives each", "a reward: 3, -0.5, 3, -3"),
+         (300, 195, "3. compare", "each with its group:", "A = 0.8, -0.4, 0.8, -1.2"),
+         (100, 195, "4. learn", "more of A &gt; 0, less of", "A &lt; 0, token by token: w A"))
+ARROWS = ("M188 55H208", "M300 95V151", "M212 195H192", "M100 155V99")
+
 
 
 def save(figure, name):
@@ -79,39 +106,13 @@ def method():
         left.text(0.99, y, text, color=color, ha="right", va="bottom")
     left.set(xlabel="probability of the token, $\\pi$", ylim=(0.75, 1.5),
              title="The weight w of a token")
-    first = read("premise")[0]
-    points, V = first["sample: pi, norm, norm at the logits"], first["words"]
-    right.plot([1 - pi for pi, _, _ in points], [norm for _, _, norm in points], "o",
-               color=BLUE, **DOTS)
-    for bound in (2, V / (V - 1)):
-        right.plot([0, 1], [0, bound ** 0.5], color=GREY, lw=1)
+    # The norm is sqrt((1 - pi)^2 + sum of the other tokens' pi^2). It is at the upper bound if one
+    # other token has the rest, and close to the lower one if very many tokens share it.
+    right.fill_between([0, 1], [0, 1], [0, 2 ** 0.5], color=BLUE, alpha=0.3, lw=0)
     right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
-    right.text(0.6, 0.45, "$\\sqrt{V/(V-1)}\\,(1-\\pi)$", color=GREY)
+    right.text(0.6, 0.45, "$1-\\pi$", color=GREY)
     right.set(xlabel="$1 - \\pi$", title="Norm of its gradient, d log $\\pi$ / d logits")
     save(figure, "method")
-
-
-def premise():
-    """Plot gradient norms over all parameters, and the unlikely tokens' share of their squares."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    names = {"none": "GRPO", "sg": "GRPO-SG"}
-    for i, (task, color) in enumerate((("kk", BLUE), ("math", ORANGE), ("qa", GREY))):
-        rows = [row for row in read("premise") if row["task"] == task]
-        points = rows[0]["sample: pi, norm, norm at the logits"]
-        left.plot([1 - pi for pi, _, _ in points], [norm for _, norm, _ in points], "o",
-                  color=color, label=f"--task {task}", **DOTS)
-        for j, shaping in enumerate(names):
-            shares = [row["share of squared norm"][shaping] for row in rows]
-            height = j + 0.22 * (i - 1)
-            right.plot(shares, [height] * len(shares), "o", color=color, **DOTS)
-            right.plot(statistics.fmean(shares), height, "|", ms=9, color=color)
-    left.legend(fontsize=8, frameon=False)
-    left.set(xlabel="$1 - \\pi$", title="Norm of d log $\\pi$ / d parameters")
-    right.set_yticks(range(len(names)), names.values())
-    right.invert_yaxis()
-    right.set(xlim=(None, 1),
-              title="Share of tokens with $\\pi$ < 1/3\nin the sum of squared norms")
-    save(figure, "premise")
 
 
 def forest():
@@ -264,36 +265,59 @@ def switch():
     save(figure, "switch")
 
 
-def tokens(run):
-    """Take a picture of a run's page, without the HIDDEN parts."""
+def loop():
+    """Draw the loop of the README."""
+    lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 250" role="img">',
+             "<title>The loop: sample, verify, compare, learn, and again</title>",
+             f"<style>{LOOP_STYLE}</style>",
+             '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="5" refY="3" '
+             'orient="auto">',
+             '<path class="head" d="M0 0L6 3L0 6Z"/></marker></defs>']
+    for x, y, name, *texts in BOXES:
+        lines.append(f'<rect class="box" x="{x - 88}" y="{y - 38}" width="176" height="76" '
+                     'rx="8"/>')
+        lines.append(f'<text class="name" x="{x}" y="{y - 15}">{name}</text>')
+        for i, text in enumerate(texts):
+            lines.append(f'<text class="small" x="{x}" y="{y + 7 + 18 * i}">{text}</text>')
+    for path in ARROWS:
+        lines.append(f'<path class="arrow" d="{path}"/>')
+    lines.append('<text class="small" x="200" y="129">and again, with the new policy</text></svg>')
+    (FIGURES / "loop.svg").write_text("\n".join(lines) + "\n")
+
+
+def report(run):
+    """Take a picture of a run's page, without the parts that REPORT_STYLE hides."""
     text = (run / "report.html").read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder) / "page.html"
         # The page allows no style except its own; this temporary copy does.
-        text = text.replace("Content-Security-Policy", "")
-        style = f"<style>{HIDDEN} {{ display: none !important }}</style>"
-        page.write_text(text + style, "utf-8")
+        page.write_text(text.replace("Content-Security-Policy", "") + REPORT_STYLE, "utf-8")
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu",
-                        "--hide-scrollbars", "--window-size=1060,770",
-                        f"--screenshot={FIGURES}/tokens.png", page.as_uri()], check=True)
+                        "--hide-scrollbars", f"--user-data-dir={folder}/chromium",
+                        "--window-size=800,660", f"--screenshot={FIGURES}/report.png",
+                        page.as_uri()], check=True, capture_output=True)
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, forest, mistakes, learning, collapse, damping, signal, switch)}
+    loop, method, forest, mistakes, learning, collapse, damping, signal, switch)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("figures", nargs="*", default=list(ALL), metavar="FIGURE",
-                        help=", ".join(ALL))
-    parser.add_argument("--tokens", type=pathlib.Path, metavar="RUN", help="tokens.png")
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=", ".join(ALL))
+    parser.add_argument("--report", type=pathlib.Path, metavar="RUN", help="report.png")
     args = parser.parse_args()
-    if args.tokens:
-        return tokens(args.tokens)
+    unknown = [name for name in args.figures if name not in ALL]
+    if unknown:
+        parser.error(f"there is no figure {unknown[0]}: {', '.join(ALL)}")
+    if args.report:
+        if not (args.report / "report.html").is_file():
+            parser.error(f"--report {args.report}: give a run's folder, with its report.html")
+        return report(args.report)
     matplotlib.use("svg")
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
-    for name in args.figures:
+    for name in args.figures or ALL:
         try:
             ALL[name]()
         # The experiment has not been run.

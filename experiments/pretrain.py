@@ -40,5 +40,7 @@ def pretrain(name):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="train the pretrained tiny models again")
     parser.add_argument("tasks", nargs="+", choices=["kk", "math", "qa"])
-    for name in parser.parse_args().tasks:
-        pretrain(name)
+    names = parser.parse_args().tasks
+    with program.one_line_errors(cli.advise_on_memory()):
+        for name in names:
+            pretrain(name)

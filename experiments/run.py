@@ -87,7 +87,7 @@ def weights_inside_the_clip(logps, old_logps, advantages, mask, *, weights, **mo
 
 def mask_by_value(completions, device, make_batch=grpo_sg.make_batch):
     batch = make_batch(completions, device)
-    batch["mask"] &= batch["ids"] != 0  # the pad, which is the stop token too
+    batch.mask &= batch.ids != 0  # the pad, which is the stop token too
     return batch
 
 
@@ -124,13 +124,13 @@ def learn_in_two_parts(policy, optimizer, completions, cfg, reference=None, seed
         minibatches.append((batches, sum(sum(c.mask) for c in minibatch)))
         for batch in batches:
             with torch.no_grad():
-                batch["old_logps"] = grpo_sg.compute_logps(policy.model, batch, cfg)
+                batch.old_logps = grpo_sg.compute_logps(policy.model, batch, cfg)
     for likely in (False, True):
         for batches, tokens in minibatches:
             chosen = []
             for batch in batches:
-                part = (batch["old_logps"].exp() >= 0.5) == likely
-                chosen.append({**batch, "advantages": batch["advantages"][:, None] * part})
+                part = (batch.old_logps.exp() >= 0.5) == likely
+                chosen.append({**batch, "advantages": batch.advantages[:, None] * part})
             if chosen:
                 updates.append(grpo_sg.update(policy.model, optimizer, chosen, tokens, cfg))
     return updates
@@ -306,7 +306,7 @@ def choose_rates(name, results):
 
 # ---- A run ----
 
-def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.describe_step):
+def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.make_step_row):
     """Return a step's row, with the norms of all its updates, before gradient clipping."""
     norms = [update["norm"] for update in updates]
     row = describe(completions, updates, *given)

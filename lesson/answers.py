@@ -88,16 +88,16 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     batches = []
     for i in range(cfg.updates):
         batch = make_batch(shuffled[i::cfg.updates], policy.model.device)
-        row = batch["ids"], batch["mask"]
+        row = batch.ids, batch.mask
         with torch.no_grad():
-            batch["old_logps"] = token_logps(policy.model, *row, temperature=cfg.temperature)
+            batch.old_logps = token_logps(policy.model, *row, temperature=cfg.temperature)
             if cfg.beta:
-                batch["ref_logps"] = token_logps(reference, *row, temperature=cfg.temperature)
+                batch.ref_logps = token_logps(reference, *row, temperature=cfg.temperature)
         batches.append(batch)
     for batch in batches:
-        logps = token_logps(policy.model, batch["ids"], batch["mask"], temperature=cfg.temperature)
+        logps = token_logps(policy.model, batch.ids, batch.mask, temperature=cfg.temperature)
         loss, _ = grpo_sg_loss(
-            logps, batch["old_logps"], batch["advantages"], batch["mask"],
+            logps, batch.old_logps, batch.advantages, batch.mask,
             weights=grpo_sg.weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode)

@@ -65,7 +65,7 @@ def loss_with_w_inside(logps, old_logps, advantages, mask, *, weights, **more):
 
 def batch_without_stop(completions, device):
     batch = right_batch(completions, device)
-    batch["mask"] &= batch["ids"] != 0  # the tiny model's pad, and its stop token
+    batch.mask &= batch.ids != 0  # the tiny model's pad, and its stop token
     return batch
 
 

@@ -81,9 +81,9 @@ def split(group, cfg):
 
 def advantages_of(batch, cfg):
     """Return (B, T): the advantage on tokens that the policy wrote, 0 elsewhere."""
-    A = batch["advantages"][:, None] * batch["mask"]
+    A = batch.advantages[:, None] * batch.mask
     if cfg.loss_agg_mode == "seq-mean-token-mean":
-        A = A / batch["mask"].sum(1, keepdim=True)
+        A = A / batch.mask.sum(1, keepdim=True)
     return A
 
 
@@ -255,7 +255,7 @@ def measure(policy, groups, cfg):
     def coefficients(logps, batch, completions):
         A = advantages_of(batch, cfg)
         unlikely = weigh_unlikely(logps, cfg)
-        ones = (A != 0) * (A / batch["advantages"][:, None]).nan_to_num()
+        ones = (A != 0) * (A / batch.advantages[:, None]).nan_to_num()
         counts[0] += float(ones.sum())
         counts[1] += float((ones * unlikely).sum())
         return [A, grpo_sg.weigh(logps, cfg) * A, unlikely * A]

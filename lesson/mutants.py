@@ -201,7 +201,7 @@ MUTANTS = {
          "token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low, "
          "high=cfg.high)"),
         ("weights of the policy that sampled", "grpo_sg.weigh(logps, cfg)",
-         'grpo_sg.weigh(batch["old_logps"], cfg)'),
+         'grpo_sg.weigh(batch.old_logps, cfg)'),
         ("no shuffle", "random.Random(seed).sample(completions, len(completions))", "completions"),
         ("an unseeded shuffle", "random.Random(seed)", "random"),
         ("the same shuffle for all seeds", "random.Random(seed)", "random.Random(0)"),
@@ -219,13 +219,13 @@ MUTANTS = {
          "-(-len(shuffled) // cfg.updates)]"),
         ("all completions in each update", "shuffled[i::cfg.updates]", "shuffled"),
         ("half of the updates", "range(cfg.updates)", "range((cfg.updates + 1) // 2)"),
-        ("r is always 1", 'logps, batch["old_logps"],', "logps, logps.detach(),"),
+        ("r is always 1", 'logps, batch.old_logps,', "logps, logps.detach(),"),
         ("the loss times the minibatches", "loss.backward()", "(loss * len(batches)).backward()"),
         ("the loss divided by the minibatches", "loss.backward()",
          "(loss / len(batches)).backward()"),
-        ("another temperature", 'batch["mask"], temperature=cfg.temperature)', 'batch["mask"])'),
-        ("old_logps at another temperature", 'batch["old_logps"] = token_logps(policy.model, '
-         "*row, temperature=cfg.temperature)", 'batch["old_logps"] = token_logps(policy.model, '
+        ("another temperature", 'batch.mask, temperature=cfg.temperature)', 'batch.mask)'),
+        ("old_logps at another temperature", 'batch.old_logps = token_logps(policy.model, '
+         "*row, temperature=cfg.temperature)", 'batch.old_logps = token_logps(policy.model, '
          "*row)"),
         ("ref_logps at another temperature", "token_logps(reference, *row, "
          "temperature=cfg.temperature)", "token_logps(reference, *row)"),

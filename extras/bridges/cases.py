@@ -1,5 +1,5 @@
 """Build ten scripted completions of a problem and grpo_sg.py's rollout of them, for the tests of
-both bridges and for processes.py."""
+both bridges."""
 import dataclasses
 import os
 import subprocess

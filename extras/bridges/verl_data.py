@@ -66,7 +66,8 @@ def main(train, valid, *argv):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    files = [word for word in sys.argv[1:3] if not word.startswith("-")]
+    if len(files) < 2:
         raise SystemExit(__doc__)
     try:
         main(*sys.argv[1:])

@@ -22,7 +22,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from grpo_sg import draw
-from support.program import UserError, first_line
+from tasks import UserError
+from support.program import first_line
 
 BLOCK = 16         # tokens between two checks for finished rows
 ROOM = 256         # tokens for which new buffers have space

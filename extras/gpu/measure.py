@@ -1,13 +1,13 @@
-"""Measure grpo_sg.py on a GPU in about ten minutes, and compare with the computed values.
+"""Measure grpo_sg.py on a GPU in about ten minutes.
 
     python -m extras.gpu.measure                   random parameters, Qwen2.5-0.5B's shape
     python -m extras.gpu.measure --model FOLDER    your model, from save_pretrained
 
 Takes all flags of grpo_sg.py; cards with less than 20 GB get smaller default sizes. Prints a
-table with an explanation, and writes both to a .json: please send that file. A part that fails
-becomes a row of the table, and the other parts still run. Without a GPU, the script tests itself
-in half a minute: it measures a tiny model, compares it with the values computed for an A100, and
-writes a file only if --out is given.
+table and writes it to a .json: please send that file. What is expected is either exact, and a
+difference is a bug, or computed by memory.py. A part that fails becomes a row of the table, and
+the other parts still run. Without a GPU, the script tests itself in half a minute: it measures a
+tiny model, and writes a file only if --out is given.
 """
 import argparse
 import contextlib
@@ -26,13 +26,13 @@ import grpo_sg  # before torch: it configures PyTorch's memory allocator
 import tasks
 import torch
 import transformers
-from extras.gpu import graph, laptop, memory, seconds
+from extras.gpu import graph, memory
 from support import checks, cli, models, program, tiny
 from tasks import UserError
 
+RESULTS = pathlib.Path(__file__).parent / "results"
 GPU = torch.cuda.is_available()
 NAME = torch.cuda.get_device_name() if GPU else "CPU"
-CARD = next((card for card in seconds.CARDS if card in NAME), "A100")
 SAMPLERS = {"plain": grpo_sg.sample, "recorded": graph.sample}
 FLAGS = "--task math --train_problems 300 --eval_problems 8 --eval_samples 0"
 SMALL_CARD = "--max_new_tokens 256 --sample_batch 128 --tokens_per_micro_batch 1024"
@@ -40,19 +40,21 @@ NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
            "--tokens_per_micro_batch 400")
 PROMPT = list(range(4, 54))
 NEW = 64 if GPU else 12  # tokens of a completion where its length does not matter
-MUST_BE_EQUAL = {  # row of the table -> what it means if measured differs from computed
-    "of 4 rows, with equal greedy tokens": "use --sampler plain (rounding may change one)",
-    "bytes that a call of the CUDA-graph sampler leaves": "the CUDA-graph sampler leaks memory",
-    "kl of two updates, lr 0": "log-probabilities change without learning",
-    "clip_frac of two updates, lr 0": "log-probabilities change without learning"}
 STOPPED = [program.exit_status(name) for name in ("SIGINT", "SIGTERM")]
 found = {}
 
 
-def tell(name, measured, computed=None):
-    found[name] = {"measured": measured, "computed": computed}
-    shown = [f"{x:.4g}" if isinstance(x, float) else x for x in found[name].values()]
-    print(f"| {name} | {shown[0]} | {shown[1]} |".replace("None", ""), flush=True)
+def tell(name, measured, expected=None, wrong=""):
+    """Add a row to the table. wrong: what another value than the expected one means; without it
+    they may differ."""
+    row = {"measured": measured, "expected": expected}
+    if wrong and measured is not None and measured != expected:
+        row["WRONG"] = wrong
+    found[name] = row
+    shown = [f"{x:.4g}" if isinstance(x, float) else "" if x is None else f"{x}"
+             for x in (measured, expected)]
+    print(f"| {name} | {shown[0]} | {shown[1]}{f', WRONG: {wrong}' * ('WRONG' in row)} |",
+          flush=True)
 
 
 def attempt(part, *given):
@@ -77,7 +79,8 @@ def choose_flags():
 def name_versions():
     tell("torch", torch.__version__)
     tell("transformers", transformers.__version__)
-    tell("commit", laptop.name_commit())
+    ask = ["git", "describe", "--always", "--dirty= changed", "--exclude=*"]
+    tell("commit", subprocess.run(ask, cwd=RESULTS, capture_output=True, text=True).stdout.strip())
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     tell("driver", subprocess.check_output(ask, text=True).split()[0] if GPU else None)
 
@@ -94,6 +97,8 @@ def save_random_model(folder):
     torch.nn.init.constant_(model.model.norm.weight, 6.0)
     models.save_model(folder, model, tokenizer)
 
+
+# ---- Sampling ----
 
 def draw(model, sampler, prompts, rows, new, **settings):
     """Sample like a run, after models.prepare."""
@@ -129,18 +134,14 @@ def milliseconds(model, sampler, rows, columns):
 def measure_speed(model, many, lengths):
     for columns in lengths:
         for rows in many:
-            computed = 1000 * seconds.decode(model.config, CARD, rows, columns)
-            name = f"ms per decode step, {rows} rows, {columns} columns"
-            tell(f"{name}, plain", milliseconds(model, "plain", rows, columns))
-            tell(f"{name}, recorded", milliseconds(model, "recorded", rows, columns), computed)
-
-
-def measure_recording(model, rows):
-    given = model, "recorded", [PROMPT], rows, 2
+            for sampler in SAMPLERS:
+                tell(f"ms per decode step, {rows} rows, {columns} columns, {sampler}",
+                     milliseconds(model, sampler, rows, columns))
+    given = model, "recorded", [PROMPT], many[-1], 2
     recorded = min(time_of_drawing(*given) for _ in range(3))
     with steps_that_just_run():
         just_run = min(time_of_drawing(*given) for _ in range(3))
-    tell(f"seconds of a recording, {rows} rows", recorded - just_run)
+    tell(f"seconds of a recording, {many[-1]} rows", recorded - just_run)
 
 
 def measure_attention(model):
@@ -153,8 +154,35 @@ def measure_attention(model):
 def compare_greedy(model):
     prompts = [PROMPT[i:] for i in range(4)]
     greedy = [draw(model, each, prompts, 4, 40, temperature=0) for each in SAMPLERS]
-    tell("of 4 rows, with equal greedy tokens", sum(a == b for a, b in zip(*greedy)), 4)
+    tell("of 4 rows, with equal greedy tokens", sum(a == b for a, b in zip(*greedy)), 4,
+         "leave out --sampler graph (rounding may change one row)")
 
+
+@torch.no_grad()
+def measure_distance(model):
+    """Compare each sampler's distributions with those that the trainer computes for its tokens."""
+    prompts = [PROMPT[i:] + PROMPT[:i] for i in range(4)]
+    for sampler in SAMPLERS:
+        logits = []
+
+        def note(head, inputs, output):
+            logits.append(output[:, -1].float())
+        hook = model.get_output_embeddings().register_forward_hook(note)
+        with steps_that_just_run():  # a replay calls no hook
+            completions = draw(model, sampler, prompts, 4, NEW)
+        hook.remove()
+        ids = torch.tensor([p + c for p, c in zip(prompts, completions)], device=model.device)
+        with grpo_sg.in_bfloat16(model.device):
+            trained = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
+        drawn = torch.stack(logits, 1).log_softmax(-1)  # (4, NEW, V)
+        difference = drawn - trained.log_softmax(-1)
+        kl = (drawn.exp() * difference).sum(-1).mean()
+        tell(f"KL of the sampler to the trainer, {sampler}", kl.item())
+        off = difference.gather(2, ids[:, -NEW:, None]).abs().max()
+        tell(f"difference of their log pi, greatest, {sampler}", off.item())
+
+
+# ---- Memory ----
 
 def peak(function, *given):
     """Return the GB allocated at the peak of a call; None without a GPU."""
@@ -166,7 +194,8 @@ def peak(function, *given):
 
 def compute_memory(config, cfg, averages):
     return memory.peaks(config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
-                        new=cfg.max_new_tokens, offload=not averages, float32=CARD == "T4")
+                        new=cfg.max_new_tokens, offload=not averages,
+                        float32=GPU and not grpo_sg.has_bfloat16("cuda"))
 
 
 def measure_leak(model, cfg):
@@ -175,14 +204,14 @@ def measure_leak(model, cfg):
     draw(model, "recorded", [PROMPT], cfg.sample_batch, 40)
     left = torch.cuda.memory_allocated() - before if GPU else None
     gc.enable()
-    tell("bytes that a call of the CUDA-graph sampler leaves", left, 0)
+    tell("bytes that a call of the CUDA-graph sampler leaves", left, 0, "it leaks memory")
 
 
 def measure_memory(model, cfg):
     needs = compute_memory(model.config, cfg, averages=False)
     long = [PROMPT[:1] * (300 + cfg.max_new_tokens - 40)]
     tell(f"GB of {cfg.sample_batch} full rows, without AdamW's averages",
-         peak(draw, model, "recorded", long, cfg.sample_batch, 40), needs["sampling"])
+         peak(draw, model, "plain", long, cfg.sample_batch, 40), needs["sampling"])
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     tell(f"GB of a micro-batch of {cfg.tokens_per_micro_batch} tokens, without them",
@@ -201,37 +230,14 @@ def pass_both_ways(model, cfg):
     loss.backward()
 
 
-@torch.no_grad()
-def measure_distance(model, sampler):
-    """Compare a sampler's distributions with those that the trainer computes for its tokens."""
-    logits = []
-
-    def note(head, inputs, output):
-        logits.append(output[:, -1].float())
-    prompts = [PROMPT[i:] + PROMPT[:i] for i in range(4)]
-    hook = model.get_output_embeddings().register_forward_hook(note)
-    with steps_that_just_run():  # a replay calls no hook
-        completions = draw(model, sampler, prompts, 4, NEW)
-    hook.remove()
-    ids = torch.tensor([p + c for p, c in zip(prompts, completions)], device=model.device)
-    with grpo_sg.in_bfloat16(model.device):
-        trained = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
-    drawn = torch.stack(logits, 1).log_softmax(-1)  # (4, NEW, V)
-    difference = drawn - trained.log_softmax(-1)
-    off = difference.gather(2, ids[:, -NEW:, None]).abs()
-    kl = (drawn.exp() * difference).sum(-1).mean()
-    tell(f"KL of the sampler to the trainer, {sampler}", kl.item())
-    tell(f"difference of their log pi, mean, {sampler}", off.mean().item())
-    tell(f"difference of their log pi, greatest, {sampler}", off.max().item())
-
+# ---- Training ----
 
 def parity(completion):
+    """A made-up reward that differs within a group: a random model's real rewards do not."""
     return float(sum(completion.tokens) % 2)
 
 
 def make_task(cfg):
-    """Make the math task with made-up rewards that differ within a group, because a random
-    model's real rewards would all be equal."""
     return tasks.math_task(cfg)._replace(reward=parity)
 
 
@@ -249,7 +255,8 @@ def measure_updates(flags, runs):
     for shown, lr in (("0", "1e-30"), ("1e-06", "1e-6")):
         row, = train([*flags, "--lr", lr], os.path.join(runs, f"lr {shown}"))
         for key in ("kl", "clip_frac"):
-            tell(f"{key} of two updates, lr {shown}", row[key], 0 if shown == "0" else None)
+            exact = (0, "log-probabilities change without learning") if shown == "0" else ()
+            tell(f"{key} of two updates, lr {shown}", row[key], *exact)
 
 
 def measure_steps(cfg, flags, runs):
@@ -258,49 +265,14 @@ def measure_steps(cfg, flags, runs):
         torch.cuda.reset_peak_memory_stats()
     out = os.path.join(runs, "steps")
     train([*flags, "--steps", "2"], out)
-    rows = train(["--resume", "--steps", "3"], out)
     config = transformers.AutoConfig.from_pretrained(cfg.model)
     needs = max(compute_memory(config, cfg, averages=True).values())
-    for row in rows:
-        step, rollout = row["step"], cfg.prompts * cfg.group_size
-        given = config, CARD, rollout, len(PROMPT), row["completion_tokens"], cfg
-        tell(f"step {step}: seconds of sampling", row["seconds_sampling"],
-             seconds.sample(*given))
-        tell(f"step {step}: seconds of updates", row["seconds_update"],
-             seconds.update(*given))
-        tell(f"step {step}: GB at the peak so far", row.get("memory_gb"), needs)
-
-
-def explain():
-    """Explain the table in lines of text."""
-    lines = [f"{name}: a part of the measurements" for name in found if "FAILED" in name]
-    for name, otherwise in MUST_BE_EQUAL.items():
-        row = found.get(name)
-        if row and row["measured"] is not None:
-            right = row["measured"] == row["computed"]
-            lines.append(f"right: {name}" if right else f"WRONG: {name}: {otherwise}")
-    for unit in ("ms per decode step", "seconds of", "GB"):
-        rows = [row for name, row in found.items() if unit in name]
-        ratios = [row["measured"] / row["computed"] for row in rows
-                  if row["measured"] is not None and row["computed"]]
-        if ratios:
-            lines.append(f"{unit} ...: {min(ratios):.2f} to {max(ratios):.2f} times the "
-                         "computed")
-    plain = {name: row["measured"] for name, row in found.items() if name.endswith("s, plain")}
-    gains = []
-    for name, ms in plain.items():
-        recorded = found.get(name.replace("plain", "recorded"))
-        gains += [ms / recorded["measured"]] if recorded else []
-    if gains:
-        lines.append(f"a plain step takes {min(gains):.1f} to {max(gains):.1f} times as long "
-                     "as a recorded one; below 1, --sampler plain is faster")
-    distances = [found.get(f"KL of the sampler to the trainer, {each}") for each in SAMPLERS]
-    if all(distances):
-        usual, recorded = (each["measured"] for each in distances)
-        right = recorded <= 2 * usual + 1e-6
-        lines.append("right: the CUDA-graph sampler is as close to the trainer as the plain one"
-                     if right else "WRONG: recorded steps are far off: use --sampler plain")
-    return lines
+    for row in train(["--resume", "--steps", "3"], out):
+        step = f"step {row['step']}:"
+        tell(f"{step} tokens per completion", row["completion_tokens"])
+        tell(f"{step} seconds of sampling", row["seconds_sampling"])
+        tell(f"{step} seconds of updates", row["seconds_update"])
+        tell(f"{step} GB at the peak so far", row.get("memory_gb"), needs)
 
 
 def measure(cfg, flags, runs):
@@ -309,13 +281,11 @@ def measure(cfg, flags, runs):
     model = models.set_up(model, cfg.device, cfg.gradient_checkpointing)
     many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((4,), (30,))
     attempt(measure_speed, model, many, lengths)
-    attempt(measure_recording, model, many[-1])
     attempt(measure_attention, model)
     attempt(compare_greedy, model)
+    attempt(measure_distance, model)
     attempt(measure_leak, model, cfg)
     attempt(measure_memory, model, cfg)
-    for sampler in SAMPLERS:
-        attempt(measure_distance, model, sampler)
     del model
     gc.collect()
     tasks.TASKS["math"] = make_task
@@ -334,7 +304,7 @@ def main():
     if given.out and not pathlib.Path(given.out).absolute().parent.is_dir():
         parser.error(f"--out {given.out}: its folder does not exist")
     found.clear()
-    usual = laptop.RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
+    usual = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
     out = given.out or (usual if GPU else None)
     with tempfile.TemporaryDirectory() as runs:
         folder = given.model or os.path.join(runs, "model")
@@ -343,16 +313,14 @@ def main():
         flags = [*FLAGS.split(), *choose_flags().split(), "--model", folder, *more]
         try:
             cfg = cli.parse(flags)
-            print(f"| on {NAME} | measured | computed for {CARD} |\n|---|---|---|")
+            print(f"| on {NAME} | measured | expected |\n|---|---|---|")
             measure(cfg, flags, runs)
         except UserError as error:
             sys.exit(f"error: {error}")
         finally:  # also after Ctrl-C
-            meaning = explain()
             if found and out:
-                content = {"device": NAME, "flags": more, "table": found, "meaning": meaning}
+                content = {"device": NAME, "flags": more, "table": found}
                 pathlib.Path(out).write_text(json.dumps(content) + "\n")
-    print("", *meaning, sep="\n")
     if not GPU:
         print("no GPU found: this tests only the script itself")
     if out:

@@ -1,6 +1,6 @@
 """Compute (not measure) which batch sizes fit on a GPU with a tenth of its memory to spare.
 
-    python -m extras.gpu.memory                                  the table of hardware.md
+    python -m extras.gpu.memory                                  the table of README.md
     python -m extras.gpu.memory --gpu 12                         Qwen2.5-0.5B on 12 GB
     python -m extras.gpu.memory --model FOLDER_OR_NAME --gpu 24  another model
     python -m extras.gpu.memory --gpu 16 --float32               on a T4
@@ -8,15 +8,14 @@
 A cell has --tokens_per_micro_batch and --sample_batch, then gc if it needs
 --gradient_checkpointing, and offload if it needs --offload. It assumes the worst case: every
 completion reaches --max_new_tokens. Reads only the model's configuration.
-test_memory.py checks that `peaks` is within 10% of what the sampler of graph.py and an update
-allocate.
+test_memory.py checks that `peaks` is within 10% of what a sampler and an update allocate. The
+CUDA-graph sampler reads long prompts in chunks, so it may need less.
 """
 import argparse
 import sys
 
 from transformers import AutoConfig, Qwen2Config
 
-READ = 16_000  # prompt tokens per prefill chunk, as in graph.py
 TOKENS = (2048, 3072, 4096, 8192, 16384)
 ROWS = (16, 32, 64, 128, 256, 512)
 SHAPES = {"0.5B": (896, 4864, 24, 14), "1.5B": (1536, 8960, 28, 12),
@@ -51,8 +50,8 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     length = prompt + new
     cache = 2 * size * K  # bytes per token and layer: a key and a value
     # The worst case is an evaluation, in which every row has a different prompt.
-    read = min(rows * prompt, max(READ, prompt)) * (3 * size * inner + 16 * H)
-    prefill = read + rows * prompt * cache * L + 4 * V * rows
+    read = 3 * size * inner + 16 * H  # bytes per token
+    prefill = rows * prompt * read + rows * prompt * cache * L + 4 * V * rows
     # Also the copy of a layer as it grows, or the logits, their softmax, and its sums.
     decode = rows * length * cache * L + rows * max(length * cache, 12 * V)
     tokens = max(tokens, length)  # a longer row forms its own micro-batch

@@ -1,5 +1,5 @@
-"""Register the optimizations for CUDA: a sampler that records its decode step, and AdamW with
-averages in host memory. Without this folder, a GPU uses the plain sampler."""
+"""Register the optimizations for CUDA, both on request: a sampler that records its decode step, and
+AdamW with averages in host memory."""
 import grpo_sg
 from support import models, program
 
@@ -10,7 +10,8 @@ def equip(policy, cfg, prompt):
 
     Args:
         policy: its AdamW keeps averages in host memory if cfg.offload is set. Its sampler
-            becomes the CUDA-graph sampler if cfg.sampler is "graph" and a test on `prompt` succeeds.
+            becomes the CUDA-graph sampler if cfg.sampler is "graph" and a test on `prompt`
+            succeeds.
         prompt: token ids of any problem.
 
     Raises:
@@ -21,6 +22,8 @@ def equip(policy, cfg, prompt):
         if cfg.offload:
             program.say(f"--offload has no effect on {device.type}: AdamW's averages are in "
                         "host memory already")
+        if cfg.sampler == "graph":
+            program.say(f"--sampler graph has no effect on {device.type}: it needs CUDA")
         return
     if cfg.offload:
         from extras.gpu import offload

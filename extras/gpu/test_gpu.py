@@ -12,7 +12,7 @@ from extras.gpu import graph, offload, plugin
 from extras.gpu.test_graph import PROMPTS, tiny
 from support import cli, models
 
-WANTED = SimpleNamespace(sampler="auto", offload=True)
+WANTED = SimpleNamespace(sampler="graph", offload=True)
 
 
 def make_policy(model, device=None):
@@ -23,7 +23,7 @@ def make_policy(model, device=None):
     return SimpleNamespace(model=model, sampler=grpo_sg.sample, AdamW=torch.optim.AdamW)
 
 
-def test_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monkeypatch, capsys):
+def test_on_request_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monkeypatch, capsys):
     policy = make_policy(tiny(), "cuda")
     chosen = graph.sample, "which it is"
     monkeypatch.setattr(graph, "choose", lambda model, plain, prompt: chosen)
@@ -33,27 +33,26 @@ def test_a_gpu_samples_by_recorded_steps_and_keeps_averages_in_host_memory(monke
     assert capsys.readouterr().out == "which it is\n"
 
 
-def test_sampler_plain_uses_the_plain_sampler_on_a_gpu(capsys):
+def test_a_gpu_uses_the_plain_sampler_unless_asked(capsys):
     policy = make_policy(tiny(), "cuda")
     plugin.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_cpu_nothing_changes_and_a_flag_without_effect_is_reported(capsys):
+def test_on_a_cpu_nothing_changes_and_flags_without_effect_are_reported(capsys):
     policy = make_policy(tiny())
     plugin.equip(policy, WANTED, PROMPTS[2])
     assert policy.sampler is grpo_sg.sample and policy.AdamW is torch.optim.AdamW
-    assert capsys.readouterr().err.startswith("--offload has no effect on cpu")
-    plugin.equip(policy, SimpleNamespace(sampler="auto", offload=False), PROMPTS[2])
+    offload, sampler = capsys.readouterr().err.splitlines()
+    assert offload.startswith("--offload has no effect on cpu")
+    assert sampler.startswith("--sampler graph has no effect on cpu")
+    plugin.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_flags_belong_to_the_program():
-    cfg = cli.parse([])
-    assert (cfg.sampler, cfg.offload) == ("auto", False)
-    cfg = cli.parse(["--sampler", "plain", "--offload"])
-    assert (cfg.sampler, cfg.offload) == ("plain", True)
+def test_the_flag_belongs_to_the_program():
+    assert not cli.parse([]).offload and cli.parse(["--offload"]).offload
 
 
 def test_a_run_without_a_gpu_loads_neither_the_sampler_nor_the_optimizer(monkeypatch):

@@ -13,7 +13,8 @@ import threading
 import time
 import urllib.request
 
-from support.program import UserError, first_line, say
+from tasks import UserError
+from support.program import first_line, say
 
 BATCH = 128           # queries in a request
 SECONDS = 60          # to wait for a complete answer
