@@ -40,11 +40,13 @@ GRPO-SG's weight points updates better at the start and worse after some ten ste
   above 1, "worse" if below 1, else "not told apart". These are 17 intervals, uncorrected. All
   else is description. With fewer seeds it is called interim.
 """
+import argparse
 import dataclasses
 import datetime
 import functools
 import json
 import math
+import pathlib
 import random
 import statistics
 import time
@@ -53,8 +55,7 @@ import torch
 
 import grpo_sg
 import tasks
-from experiments import analysis, angle
-from experiments.angle import weigh_damping, weigh_pi, weigh_sg
+from experiments import analysis
 from experiments.run import name_commit
 from lesson import look
 from support import cli, tiny
@@ -69,6 +70,25 @@ POINTS = {0: (512, BOTH), 5: (512, BOTH[:1]), 15: (512, BOTH), 30: (1024, BOTH[:
 POINTS_OF_SOLUTIONS = {0: (512, BOTH[:1]), 15: (512, BOTH[:1])}
 SIZES = 2, 8, 32, 256      # groups of an update
 FRESH = 20_001             # plus the step: the seed of a rollout that no training step has
+
+
+def weigh_sg(logps, cfg):
+    return grpo_sg.token_weights(logps)
+
+
+def weigh_damping(d, logps, cfg):
+    """Return GRPO-SG's weight with damping factor d: its largest value over its smallest."""
+    return grpo_sg.token_weights(logps) ** (math.log(d) / math.log(1.4))
+
+
+def weigh_pi(logps, cfg):
+    return logps.detach().float().exp()
+
+
+def weigh_ar(logps, cfg):
+    return 0.2 * weigh_pi(logps, cfg) + 0.8
+
+
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "w = pi": weigh_pi,
            "damping 1/1.4": functools.partial(weigh_damping, 1 / 1.4),
            "damping 3": functools.partial(weigh_damping, 3),
@@ -329,8 +349,25 @@ def tabulate(rows):
         print(f"| {' | '.join(map(str, parts))} |")
 
 
+def read_command(doc, what, name, seeds, tasks):
+    """Read the flags of a script that measures policies at points of training. what: its
+    subcommands; name: of the file in results/."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("what", choices=what)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
+    parser.add_argument("--results", type=pathlib.Path, default=analysis.RESULTS / name)
+    parser.add_argument("--smoke", action="store_true", help="small, seed 0, into smoke.jsonl")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.smoke:
+        args.seeds, args.results = [0], pathlib.Path("smoke.jsonl")
+        args.results.unlink(missing_ok=True)
+    return args
+
+
 def main():
-    args = angle.read_command(__doc__, ["run", "show", "table"], "signal.jsonl", SEEDS, TASKS)
+    args = read_command(__doc__, ["run", "show", "table"], "signal.jsonl", SEEDS, TASKS)
     if args.what == "run":
         run(args.results, args.seeds, args.tasks, args.smoke)
     tell = tabulate if args.what == "table" else show

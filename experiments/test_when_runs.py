@@ -8,7 +8,7 @@ import torch
 
 from conftest import build_toy, parameters_of
 from experiments import signal, when
-from experiments.angle import weigh_damping
+from experiments.signal import weigh_damping
 from grpo_sg import grpo_sg_loss
 
 

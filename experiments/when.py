@@ -73,8 +73,8 @@ import torch
 
 import grpo_sg
 from experiments import analysis, signal
-from experiments.angle import weigh_ar, weigh_damping, weigh_sg
 from experiments.run import name_commit
+from experiments.signal import weigh_ar, weigh_damping, weigh_sg
 from grpo_sg import grpo_sg_loss
 
 WEIGHTS = {"GRPO": None, "GRPO-SG": weigh_sg, "AR": weigh_ar,
