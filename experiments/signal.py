@@ -44,7 +44,6 @@ import argparse
 import dataclasses
 import datetime
 import functools
-import json
 import math
 import pathlib
 import random
@@ -186,7 +185,7 @@ def find_scale(policy, optimizer):
 
 def add_groups(policy, groups, cfg, rewards, scales):
     """Return a Sums for each of the scales, the factors of the gradients (None: 1)."""
-    size = sum(p.numel() for p in policy.model.parameters())
+    size = look.length_of(policy)
     sums = [look.Sums(len(rewards) * len(WEIGHTS), size) for _ in scales]
     coefficients = functools.partial(make_coefficients, cfg, rewards)
     for group in groups:
@@ -202,7 +201,7 @@ def describe(w, base, M, V):
     """Compare way w with `base`, the same rewards without weights."""
     found = {"signal": look.signal_kept(M, w, base), "noise": look.noise_kept(V, w, base)}
     for n in SIZES:
-        found[f"efficiency {n}"] = look.efficiency(M, V, w, n, base)
+        found[f"efficiency {n}"] = look.signal_to_noise(M, V, w, n, base)
     found["to mu"], found["length"], found["trace"] = M[w, 0], M[w, w], V[w, w]
     return found
 
@@ -223,7 +222,7 @@ def measure_point(policy, task, cfg, optimizer, step, K, rewards):
         for i, name in enumerate(rewards):
             base = i * len(ARMS)
             for j, arm in enumerate(ARMS):
-                found = look.jackknife(functools.partial(describe, base + j, base), moments)
+                found = look.jackknife(*[describe(base + j, base, M, V) for M, V in moments])
                 found = {key: [rounded(x) for x in pair] for key, pair in found.items()}
                 yield {"metric": metric, "rewards": name, "arm": arm, **shared, **found}
 
@@ -252,21 +251,26 @@ def is_done(rows, **wanted):
     return any(wanted.items() <= row.items() for row in rows)
 
 
-def run(path, seeds, names, smoke=False):
+def points_of(name, smoke):
+    """Return {steps: (K, rewards)} of a task."""
+    if smoke:
+        return SMOKE["points"]
+    return POINTS_OF_SOLUTIONS if "," in name else POINTS
+
+
+def run(path, seeds, names, smoke=False, points_of=points_of, measure=measure_point):
     """Append the rows of each point that has none in the file."""
     for seed in seeds:
         for name in names:
-            points = POINTS_OF_SOLUTIONS if "," in name else POINTS
-            points = SMOKE["points"] if smoke else points
             rows = analysis.read_rows(path)
-            missing = [step for step in points
-                       if not is_done(rows, task=name, seed=seed, step=step)]
+            missing = {step: given for step, given in points_of(name, smoke).items()
+                       if not is_done(rows, task=name, seed=seed, step=step)}
             if missing:
-                follow(path, name, seed, {step: points[step] for step in missing}, smoke)
+                follow(path, name, seed, missing, smoke, measure)
 
 
-def follow(path, name, seed, points, smoke):
-    """Train once and measure at these points, {steps: (K, rewards)}."""
+def follow(path, name, seed, points, smoke, measure):
+    """Train once and measure at these points, {steps: what measure gets}."""
     policy, task, cfg = begin(name, seed, smoke)
     optimizer = make_optimizer(policy, cfg)
     for step in range(max(points) + 1):
@@ -275,14 +279,11 @@ def follow(path, name, seed, points, smoke):
         if step not in points:
             continue
         started = time.process_time()
-        rows = list(measure_point(policy, task, cfg, optimizer, step, *points[step]))
+        rows = list(measure(policy, task, cfg, optimizer, step, *points[step]))
         stamp = {"commit": name_commit(), "date": str(datetime.date.today()),
                  "cpu_seconds": round(time.process_time() - started, 1)}
-        lines = []
-        for row in rows:
-            lines.append(json.dumps({"task": name, "seed": seed, "step": step, **row, **stamp}))
-        with open(path, "a") as file:
-            file.write("\n".join(lines) + "\n")
+        rows = [{"task": name, "seed": seed, "step": step, **row, **stamp} for row in rows]
+        analysis.append_rows(path, rows)
         print(time.strftime("%H:%M:%S"), name, seed, step, f"{stamp['cpu_seconds']} s",
               flush=True)
 
