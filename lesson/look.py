@@ -39,6 +39,7 @@ has the measurements.
 """
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -268,20 +269,22 @@ def groups_per_update(cfg):
     return cfg.prompts / cfg.updates
 
 
+def make_coefficients(cfg, tokens, logps, batch, completions):
+    """Return the coefficients (B, T) of the weight and of each of CLASSES, and count tokens."""
+    A = advantages_of(batch, cfg)
+    classes = split_by_class(A, logps, EDGES)
+    for i, each in enumerate(classes):
+        tokens[i] += float((each / batch["advantages"][:, None]).nan_to_num().sum())
+    return [grpo_sg.weigh(logps, cfg) * A, *classes]
+
+
 def measure(policy, groups, cfg):
     """Compute the gradients of all groups. Returns (Sums for GRPO, the weight, and each of
     CLASSES; the number of updates that the groups make; the number of tokens of each class)."""
-    updates = round(len(groups) / groups_per_update(cfg))
+    updates = min(len(groups), round(len(groups) / groups_per_update(cfg)))
     sums = Sums(2 + len(CLASSES), length_of(policy), updates * math.ceil(BLOCKS / updates))
     tokens = torch.zeros(len(CLASSES))
-
-    def coefficients(logps, batch, completions):
-        A = advantages_of(batch, cfg)
-        classes = split_by_class(A, logps, EDGES)
-        for i, each in enumerate(classes):
-            tokens[i] += float((each / batch["advantages"][:, None]).nan_to_num().sum())
-        return [grpo_sg.weigh(logps, cfg) * A, *classes]
-
+    coefficients = functools.partial(make_coefficients, cfg, tokens)
     for group in tqdm(groups, "gradients", mininterval=0.5):
         if not any(c.advantage for c in group):
             sums.add()
@@ -330,15 +333,15 @@ def tell(found, tokens, cfg, groups, sketched=False):
         return "{:.3f} +- {:.3f}".format(*found[key])
     lines = [
         f"{groups} groups; {tokens.sum():,.0f} {counted} in those with a learning signal",
-        f"GRPO without the weight, shares of:{counted:>12}{'signal':>17}{'noise':>17}"]
+        f"shares for GRPO:    {counted:>12}{'signal':>17}{'noise':>17}"]
     for each, count in zip(CLASSES, tokens):
-        lines.append(f"    {each:<31}{count / tokens.sum():>12.1%}{shown(f'signal: {each}'):>17}"
+        lines.append(f"    {each:<16}{count / tokens.sum():>12.1%}{shown(f'signal: {each}'):>17}"
                      f"{shown(f'noise: {each}'):>17}")
     lines += [
         f"an update of {n:g} groups, {name} relative to GRPO (estimates +- standard errors):",
         f"    signal kept:     {shown('signal')}",
         f"    noise kept:      {shown('noise')}",
-        f"    signal-to-noise: {shown('signal-to-noise')} (a formula of these two and n)",
+        f"    signal-to-noise: {shown('signal-to-noise')} (efficiency by the formula)",
         f"    efficiency:      {shown('efficiency')} (measured; above 1: updates point better "
         "with the weight)"]
     if sketched:
@@ -355,26 +358,25 @@ class Called(BaseException):  # no script catches it by `except Exception`
 
 
 def stop_at_main(argv=None, **settings):
-    raise Called({**settings, **cli.read_flags(list(argv or ()))})
+    raise Called(argv, settings)
 
 
 def read_script(path):
-    """Return the settings, as a dict, of the first call of grpo_sg.main in a script. Runs the
-    script up to this call, as `python SCRIPT` would, without flags."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # for what it imports, also later
+    """Run a script up to its first call of grpo_sg.main, as `python SCRIPT` would. Returns the
+    settings of this call as a dict."""
+    if not os.path.isfile(path):
+        raise program.UserError(f"there is no script {path}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as Python does
     with mock.patch.object(cli, "main", stop_at_main), mock.patch.object(sys, "argv", [path]):
         try:
             runpy.run_path(path, run_name="__main__")
         except Called as call:
-            settings, = call.args
+            argv, settings = call.args
+            settings |= cli.read_flags(argv)
             if not settings.get("resume"):
-                settings.pop("out", None)  # nothing is written, so the folder may exist
+                settings.pop("out", None)  # nothing is written, so this folder may exist
             return settings
-        except FileNotFoundError as error:
-            if error.filename == path:
-                raise program.UserError(f"there is no script {path}") from None
-            raise
-        except SystemExit:  # by argparse, for example
+        except SystemExit:  # a script of several commands, which needs a flag to get there
             pass
     raise program.UserError(f"{path} does not call grpo_sg.main: end it with "
                             'grpo_sg.main(task="mine"), where tasks.TASKS["mine"] is your task')
@@ -389,8 +391,8 @@ def read_arguments(argv):
     settings = read_script(rest.pop(0)) if rest and rest[0].endswith(".py") else {}
     cfg = cli.parse(rest, **settings)
     n = groups_per_update(cfg)
-    count = known.groups or max(256, math.ceil(16 * n))
     least = max(64, math.ceil(8 * n))
+    count = max(256, 2 * least) if known.groups is None else known.groups
     if count < least:
         raise program.UserError(f"--groups {count}: give {least} or more, at least eight updates "
                                 f"of {n:g} groups")
