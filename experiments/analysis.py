@@ -101,7 +101,7 @@ def read_rows(path):
     line."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines(keepends=True)
             if line.endswith("\n")]
 
 
