@@ -73,10 +73,10 @@ def measure(policy, task, cfg, optimizer, step, K):
     sums = look.Sums(len(ways), look.length_of(policy), updates)
     coefficients = functools.partial(make_coefficients, cfg, tokens)
     for group in groups:
-        rows = None
         if any(c.advantage for c in group):
-            rows = ways @ look.group_gradients(policy, group, cfg, coefficients)
-        sums.add(rows)
+            sums.add(ways @ look.group_gradients(policy, group, cfg, coefficients))
+        else:
+            sums.add()
     products = sums.products()
     moments, cosines = sums.moments(products), look.mean_cosines(products, updates)
     length = look.root(moments[0][0][0, 0]) * K / updates  # of an update's mean, |n mu|

@@ -189,9 +189,8 @@ def add_groups(policy, groups, cfg, rewards, scales):
     sums = [look.Sums(len(rewards) * len(WEIGHTS), size) for _ in scales]
     coefficients = functools.partial(make_coefficients, cfg, rewards)
     for group in groups:
-        rows = None
-        if any(c.advantage or c.flipped and "flipped" in rewards for c in group):
-            rows = look.group_gradients(policy, group, cfg, coefficients)
+        learns = any(c.advantage or c.flipped and "flipped" in rewards for c in group)
+        rows = look.group_gradients(policy, group, cfg, coefficients) if learns else None
         for each, scale in zip(sums, scales):
             each.add(rows if rows is None or scale is None else rows * scale)
     return sums

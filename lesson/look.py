@@ -116,6 +116,9 @@ def group_gradients(policy, group, cfg, make_coefficients):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
         found = []
         for c in make_coefficients(logps.detach(), batch, part):
+            if not c.any():  # no token of this class
+                found.append(torch.zeros(length_of(policy), device=logps.device))
+                continue
             parts = torch.autograd.grad(logps, parameters, c.to(logps.dtype), retain_graph=True,
                                         allow_unused=True, materialize_grads=True)
             found.append(shorten(parts))
@@ -286,11 +289,11 @@ def measure(policy, groups, cfg):
     tokens = torch.zeros(len(CLASSES))
     coefficients = functools.partial(make_coefficients, cfg, tokens)
     for group in tqdm(groups, "gradients", mininterval=0.5):
-        if not any(c.advantage for c in group):
+        if any(c.advantage for c in group):
+            rows = group_gradients(policy, group, cfg, coefficients).cpu()
+            sums.add(torch.cat([rows[1:].sum(0, keepdim=True), rows]))
+        else:
             sums.add()
-            continue
-        rows = group_gradients(policy, group, cfg, coefficients).cpu()
-        sums.add(torch.cat([rows[1:].sum(0, keepdim=True), rows]))
     return sums, updates, tokens
 
 
