@@ -163,15 +163,19 @@ def three_numbers(M, V):
 
 @pytest.fixture(scope="module")
 def all_groups():
-    chances, gradients = enumerate_groups()
-    return chances, gradients[:, :3]
+    return enumerate_groups()
 
 
-def test_moments_are_unbiased(all_groups):
+@pytest.fixture(scope="module")
+def three_ways(all_groups):
+    return all_groups[0], all_groups[1][:, :3]
+
+
+def test_moments_are_unbiased(three_ways):
     """The means over 300 rollouts of 32 groups are the exact moments, to four standard errors;
     with products of a group with itself they would not be."""
-    exact_M, exact_V = exact_moments(*all_groups)
-    found = [draw_sums(*all_groups, 32, seed).moments()[0] for seed in range(300)]
+    exact_M, exact_V = exact_moments(*three_ways)
+    found = [draw_sums(*three_ways, 32, seed).moments()[0] for seed in range(300)]
     for exact, values in ((exact_M, torch.stack([M for M, _ in found])),
                           (exact_V, torch.stack([V for _, V in found]))):
         assert ((values.mean(0) - exact).abs() < 4 * values.std(0) / 300 ** 0.5).all()
@@ -179,10 +183,10 @@ def test_moments_are_unbiased(all_groups):
     assert exact_V[0, 0] / 32 > 6 * error  # by which they would be off
 
 
-def test_jackknife_errors_match_the_spread(all_groups):
+def test_jackknife_errors_match_the_spread(three_ways):
     found = []
     for seed in range(60):
-        moments = draw_sums(*all_groups, 128, seed).moments()
+        moments = draw_sums(*three_ways, 128, seed).moments()
         found.append(look.jackknife(*[three_numbers(M, V) for M, V in moments]))
     for name in found[0]:
         values = torch.tensor([each[name][0] for each in found])
@@ -190,9 +194,9 @@ def test_jackknife_errors_match_the_spread(all_groups):
         assert 0.7 < float(errors.mean() / values.std()) < 1.5, name
 
 
-def test_a_large_rollout_gives_the_exact_values(all_groups):
-    exact = three_numbers(*exact_moments(*all_groups))
-    moments = draw_sums(*all_groups, 20_000, 0).moments()
+def test_a_large_rollout_gives_the_exact_values(three_ways):
+    exact = three_numbers(*exact_moments(*three_ways))
+    moments = draw_sums(*three_ways, 20_000, 0).moments()
     found = look.jackknife(*[three_numbers(M, V) for M, V in moments])
     for name, (value, error) in found.items():
         assert abs(value - exact[name]) < 4 * error, name
@@ -213,19 +217,19 @@ def simulate_cosines(chances, gradients, n, count=4000):
     return torch.stack(found)
 
 
-def test_the_formula_approximates_the_mean_cosine_of_large_updates(all_groups):
-    cosines = simulate_cosines(*all_groups, 256, 400)
-    formula = look.signal_to_noise(*exact_moments(*all_groups), 1, 256)
+def test_the_formula_approximates_the_mean_cosine_of_large_updates(three_ways):
+    cosines = simulate_cosines(*three_ways, 256, 400)
+    formula = look.signal_to_noise(*exact_moments(*three_ways), 1, 256)
     assert formula == pytest.approx(float(cosines[1] / cosines[0]), abs=0.01)
 
 
-def test_mean_cosines_are_those_of_updates_and_the_true_mean(all_groups):
+def test_mean_cosines_are_those_of_updates_and_the_true_mean(three_ways):
     """Over 200 rollouts of 128 groups, in updates of 8: to four standard errors, although the
     mean gradient is estimated; and the jackknife's errors match the spread."""
-    M, _ = exact_moments(*all_groups)
+    M, _ = exact_moments(*three_ways)
     values, ratios, errors = [], [], []
     for seed in range(200):
-        sums = draw_sums(*all_groups, 128, seed)  # 32 blocks: two in each of 16 updates
+        sums = draw_sums(*three_ways, 128, seed)  # 32 blocks: two in each of 16 updates
         cosines = look.mean_cosines(sums.products(), 16)
         values.append(cosines[0][:2] / (8 * M[0, 0].sqrt()))
         (ratio, error), = look.jackknife(*[{"": float(w / none)}
@@ -233,7 +237,7 @@ def test_mean_cosines_are_those_of_updates_and_the_true_mean(all_groups):
         ratios.append(ratio)
         errors.append(error)
     values, ratios = torch.stack(values), torch.tensor(ratios)
-    expected = simulate_cosines(*all_groups, 8)[:2]
+    expected = simulate_cosines(*three_ways, 8)[:2]
     assert ((values.mean(0) - expected).abs() < 4 * values.std(0) / 200 ** 0.5).all()
     assert float(ratios.median()) == pytest.approx(float(expected[1] / expected[0]), abs=0.03)
     assert 0.6 < float(torch.tensor(errors).median() / ratios.std()) < 1.5
@@ -266,6 +270,23 @@ def test_large_models_use_sketches(monkeypatch):
 
 
 # ---- What is printed ----
+
+def test_what_is_printed_is_computed_from_the_moments(all_groups):
+    sums = draw_sums(*all_groups, 96, 0)
+    M, V = sums.moments()[0]
+    found = look.describe(sums, 16, CFG)  # four groups in an update
+    expected = {"signal": M[1, 0] / M[0, 0], "noise": (V[1, 1] / V[0, 0]) ** 0.5,
+                "length": M[0, 0], "signal-to-noise": look.signal_to_noise(M, V, 1, 4)}
+    for i, name in enumerate(look.CLASSES, start=2):
+        expected[f"signal: {name}"] = M[i, 0] / M[0, 0]
+        expected[f"noise: {name}"] = V[i, i] / V[0, 0]
+    none, weighed, *_ = look.mean_cosines(sums.products(), 16)[0]
+    expected["efficiency"] = weighed / none
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name][0] == pytest.approx(float(value)), name
+    assert sum(found[f"signal: {name}"][0] for name in look.CLASSES) == pytest.approx(1)
+
 
 @pytest.mark.parametrize("efficiency, length, words", [
     ((1.10, 0.02), (5.0, 1.0), "point better"),
