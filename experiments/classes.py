@@ -25,7 +25,7 @@ import statistics
 
 import torch
 
-from experiments import signal
+from experiments import analysis, signal
 from lesson import look
 
 STEPS = 0, 15
@@ -108,11 +108,52 @@ def in_pairs(found):
     return {key: [signal.rounded(x) for x in pair] for key, pair in found.items()}
 
 
+# ---- Tables ----
+
+def points(rows):
+    """Group rows by (task, step); each list has one row per seed."""
+    found = {}
+    for row in rows:
+        found.setdefault((row["task"], row["step"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def values_of(rows, kind, name, key):
+    """Return the finite estimates of one number, such as the "signal" of a class."""
+    return [row[kind][name][key][0] for row in rows if row[kind][name][key][0] is not None]
+
+
+def tabulate(rows):
+    """Print the shares of each class, then efficiency and signal-to-noise of each arm: means and
+    95% confidence intervals over seeds."""
+    print(f"| task, step, share | {' | '.join(CLASSES)} |\n{'| --- ' * 9}|")
+    for (task, step), here in points(rows).items():
+        total = sum(row["classes"][name]["tokens"] for row in here for name in CLASSES)
+        counts = [sum(row["classes"][name]["tokens"] for row in here) for name in CLASSES]
+        cells = [f"{count / total:.1%}" for count in counts]
+        print(f"| `{task}`, {step}, tokens | {' | '.join(cells)} |")
+        for key in ("signal", "noise"):
+            cells = [signal.in_words(values_of(here, "classes", name, key), digits=2)
+                     for name in CLASSES]
+            print(f"| `{task}`, {step}, {key} | {' | '.join(cells)} |")
+    titles = [f"{arm}: {key}" for arm in ARMS[1:] for key in ("efficiency", "signal-to-noise")]
+    print(f"\n| task, step | seeds | accuracy | mean cosine | {' | '.join(titles)} |")
+    print(f"{'| --- ' * 10}|")
+    for (task, step), here in points(rows).items():
+        cells = [f"`{task}`, {step}", str(len(here))]
+        cells += [f"{statistics.fmean(row[key] for row in here):.2f}"
+                  for key in ("accuracy", "cosine")]
+        cells += [signal.in_words(values_of(here, "arms", arm, key), digits=2)
+                  for arm in ARMS[1:] for key in ("efficiency", "signal-to-noise")]
+        print(f"| {' | '.join(cells)} |")
+
+
 def main():
     args = signal.read_command(__doc__, ["run", "table"], "classes.jsonl", signal.SEEDS,
                                signal.TASKS[:3])
     if args.what == "run":
         signal.run(args.results, args.seeds, args.tasks, args.smoke, points_of, measure)
+    tabulate(analysis.read_rows(args.results))
 
 
 if __name__ == "__main__":

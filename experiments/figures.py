@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import when
+from experiments import classes, when
 from experiments.analysis import (
     DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
     tuned)
@@ -244,6 +244,33 @@ def plot_weight(axis, found, task, arm, *, color, offset):
     axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
 
 
+def shares():
+    """Plot each class's share of the signal and of the noise, at the start and after 15 steps."""
+    found = classes.points(read("classes"))
+    tasks, steps = (sorted({key[i] for key in found}) for i in range(2))
+    figure, axes = plt.subplots(len(steps), len(tasks), figsize=(8, 4), sharex=True, sharey=True,
+                                squeeze=False)
+    for (task, step), here in found.items():
+        axis = axes[steps.index(step)][tasks.index(task)]
+        axis.axhline(0, color=GREY, lw=1, ls=":")
+        axis.axvline(3.5, color=GREY, lw=1)
+        for key, color, offset in (("signal", BLUE, -0.15), ("noise", ORANGE, 0.15)):
+            lists = [classes.values_of(here, "classes", name, key) for name in classes.CLASSES]
+            xs = [x + offset for x in range(len(lists))]
+            axis.bar(xs, [statistics.fmean(each) for each in lists], 0.3, color=color, label=key)
+            if len(here) > 2:
+                plot_intervals(axis, xs, lists, fmt="none", color="black", lw=0.8)
+        axis.set_title(f"--task {task}, {f'after {step} steps' if step else 'at the start'}",
+                       fontsize=9)
+        labels = [name.split(", ")[1].removeprefix("pi ") for name in classes.CLASSES]
+        axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("$\\pi$, for A > 0 (left) and A < 0 (right)")
+    axes[0][0].legend(fontsize=8, frameon=False)
+    figure.supylabel("share", fontsize=9)
+    save(figure, "shares")
+
+
 def switch():
     """Plot avg@8 minus GRPO's against the training step; the weight changes after step 20."""
     rows = read("when")
@@ -279,7 +306,8 @@ def tokens(run):
 
 
 ALL = {each.__name__: each for each in (
-    method, premise, forest, mistakes, learning, collapse, damping, signal, switch)}
+    method, premise, forest, mistakes, learning, collapse, damping, signal, shares,
+    switch)}
 
 
 def main():

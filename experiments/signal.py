@@ -304,10 +304,12 @@ def values_of(rows, name):
 
 
 def in_words(values, digits=3):
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}" if values else "-"
-    average, low, high = (f"{x:.{digits}f}" for x in analysis.interval(values))
-    return f"{average} [{low}, {high}]"
+    """Format the mean and 95% CI of values, or a single value."""
+    numbers = analysis.interval(values) if len(values) > 1 else values
+    texts = [f"{round(x, digits) + 0.0:.{digits}f}" for x in numbers]  # never -0.00
+    if len(texts) < 2:
+        return texts[0] if texts else "-"
+    return "{} [{}, {}]".format(*texts)
 
 
 def judge(values):

@@ -65,3 +65,21 @@ def test_shares_and_cosines_equal_those_of_loops_over_tokens_and_pairs_of_groups
         expected = cosine(arm) / cosine("GRPO")
         assert row["arms"][arm]["efficiency"][0] == pytest.approx(expected, rel=1e-3)
     assert row["cosine"] == pytest.approx(cosine("GRPO") / product("GRPO", "GRPO") ** 0.5, rel=1e-3)
+
+
+def test_tables_have_means_and_intervals_over_seeds(capsys):
+    """Three seeds whose signals are -0.003, 0 and 0.003, noises 0.1, 0.2 and 0.3: the intervals
+    are the means +- 4.303 / sqrt(3) times their standard deviations."""
+    rows = []
+    for seed in range(3):
+        share = {"tokens": 1, "signal": [0.003 * (seed - 1), 0.1], "noise": [0.1 * seed + 0.1, 0.1]}
+        arm = {"efficiency": [1.1 + seed / 10, 0.1], "signal-to-noise": [None, None]}
+        rows.append({"task": "qa", "seed": seed, "step": 15, "accuracy": 0.5, "cosine": 0.25,
+                     "classes": dict.fromkeys(classes.CLASSES, share),
+                     "arms": dict.fromkeys(classes.ARMS, arm)})
+    classes.tabulate(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| `qa`, 15, tokens |" + " 12.5% |" * 8
+    assert lines[3] == "| `qa`, 15, signal |" + " 0.00 [-0.01, 0.01] |" * 8
+    assert lines[4] == "| `qa`, 15, noise |" + " 0.20 [-0.05, 0.45] |" * 8
+    assert lines[8] == "| `qa`, 15 | 3 | 0.50 | 0.25 |" + " 1.20 [0.95, 1.45] | - |" * 3

@@ -268,8 +268,8 @@ def weigh_unlikely(logps, cfg):
 
 
 def groups_per_update(cfg):
-    """Return how many groups' worth of completions an update has."""
-    return cfg.prompts / cfg.updates
+    """Return how many groups' worth of completions an update has, 1 if it has less."""
+    return max(1, cfg.prompts / cfg.updates)
 
 
 def make_coefficients(cfg, tokens, logps, batch, completions):
@@ -284,7 +284,7 @@ def make_coefficients(cfg, tokens, logps, batch, completions):
 def measure(policy, groups, cfg):
     """Compute the gradients of all groups. Returns (Sums for GRPO, the weight, and each of
     CLASSES; the number of updates that the groups make; the number of tokens of each class)."""
-    updates = min(len(groups), round(len(groups) / groups_per_update(cfg)))
+    updates = round(len(groups) / groups_per_update(cfg))
     sums = Sums(2 + len(CLASSES), length_of(policy), updates * math.ceil(BLOCKS / updates))
     tokens = torch.zeros(len(CLASSES))
     coefficients = functools.partial(make_coefficients, cfg, tokens)
