@@ -216,7 +216,7 @@ def damping():
 
 
 def signal():
-    """Plot the efficiency of each weight against the training step; 1 is GRPO."""
+    """Plot the signal-to-noise of each weight against the training step; 1 is GRPO."""
     found = cells(read("signal"))
     names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
     figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
@@ -226,7 +226,7 @@ def signal():
             plot_weight(axis, found, task, arm, color=color, offset=0.06 * (i - 2))
         axis.set_xticks(range(len(POINTS)), POINTS)
         axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
-    axes[0][0].set(ylabel="efficiency of updates of 8 groups")
+    axes[0][0].set(ylabel="signal-to-noise, 8 groups an update")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center",
                   ncols=len(WEIGHT_COLORS), fontsize=8, frameon=False)
     save(figure, "signal")

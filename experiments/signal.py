@@ -39,6 +39,9 @@ GRPO-SG's weight points updates better at the start and worse after some ten ste
   efficiency of GRPO-SG at n = 8, Euclid, clean rewards: "better" at a point if its interval is
   above 1, "worse" if below 1, else "not told apart". These are 17 intervals, uncorrected. All
   else is description. With fewer seeds it is called interim.
+
+Renamed later: the efficiency of this protocol and of its rows is now called signal-to-noise.
+Efficiency is a ratio of mean cosines, which experiments/classes.py measures on the same groups.
 """
 import argparse
 import dataclasses
@@ -327,13 +330,13 @@ def show(rows):
 
 
 def tabulate(rows):
-    """Print a line for each task and step: what counts, and the efficiency of other arms and in
-    AdamW's metric, for updates of 8 groups."""
+    """Print a line for each task and step: what counts, and the signal-to-noise of other arms and
+    in AdamW's metric, for updates of 8 groups."""
     found = cells(rows)
     others = (("Euclid", "AR"), ("Euclid", "damping 10"), ("AdamW", "GRPO-SG"),
               ("AdamW", "damping 10"))
-    titles = ["task", "step", "seeds", "accuracy", "GRPO-SG: signal", "noise", "efficiency",
-              "verdict", *(f"{arm}, {metric}" for metric, arm in others)]
+    titles = ["task", "step", "seeds", "accuracy", "GRPO-SG: signal", "noise",
+              "signal-to-noise", "verdict", *(f"{arm}, {metric}" for metric, arm in others)]
     print(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|")
     for task, step, *cell in found:
         if cell != ["Euclid", "clean", "GRPO-SG"]:

@@ -1,7 +1,7 @@
 """Look before you train: does the weight make updates point better, on your model and your
 task, and where is the signal?
 
-    python -m lesson.look                       the pretrained tiny model: under two minutes
+    python -m lesson.look                       the pretrained tiny model: 20 seconds
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math
                                                 takes every flag of grpo_sg.py
     python -m lesson.look my_task.py            a script that calls grpo_sg.main: what it would
@@ -196,7 +196,7 @@ class Sums:
 
 def leave_out(products, i):
     """Return the sum of the products of all blocks but one."""
-    return (products.sum((0, 1)) - products[i].sum(0) - products[:, i].sum(0) + products[i, i])
+    return products.sum((0, 1)) - products[i].sum(0) - products[:, i].sum(0) + products[i, i]
 
 
 def two_moments(K, squares, own):
