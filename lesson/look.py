@@ -71,8 +71,7 @@ def draw_groups(policy, task, cfg, count, seed):
     completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
                                   temperature=cfg.temperature, seed=seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
-    return [completions[i:i + cfg.group_size]
-            for i in range(0, len(completions), cfg.group_size)]
+    return grpo_sg.split_groups(completions, cfg.group_size)
 
 
 def split(group, cfg):
