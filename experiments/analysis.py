@@ -97,10 +97,20 @@ OCTAVES = [math.log2(rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)]  # of "
 # ---- Rows ----
 
 def read_rows(path):
-    """Read a file of JSON lines; return [] if there is none yet."""
+    """Read a file of JSON lines; return [] if there is none yet. Ignores a half-written last
+    line."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines(keepends=True)
+            if line.endswith("\n")]
+
+
+def append_rows(path, rows):
+    """Append JSON lines, in the place of a half-written last line."""
+    with open(path, "ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def read(experiment):

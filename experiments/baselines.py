@@ -20,17 +20,15 @@ import json
 import pathlib
 import random
 import re
-import runpy
 import statistics
-import sys
 from collections import Counter
-from unittest import mock
 
 from tqdm import tqdm
 
 import grpo_sg
 import tasks
 from experiments.analysis import RESULTS
+from lesson.look import read_script
 from support import checks, cli
 from tasks import UserError
 from support.program import one_line_errors
@@ -48,10 +46,8 @@ FORMS = {"kk": TAGS, "qa": TAGS, "math": ("\\boxed{", "}")}
 # ---- Policies ----
 
 def find_form(task):
-    """Return what a response has before and after its answer; for a user's task, as in the
-    first solution that contains its answer."""
-    if task.name in FORMS:
-        return FORMS[task.name]
+    """Return what a response has before and after its answer, as in the first solution that
+    contains its answer."""
     for problem in task.train:
         before, answer, after = problem.solution.rpartition(text_of(problem))
         if answer:
@@ -71,16 +67,29 @@ def find_golds(task):
     """Return (form, golds): what a response has before and after its answer, and the training
     problems' answers, to be counted: a puzzle's roles, or texts. If verify rejects answers
     written like this, such as lists of numbers, the golds are the solutions."""
-    if task.name == "kk":
-        return FORMS["kk"], [tuple(problem.answer.values()) for problem in task.train]
+    golds = [text_of(problem) for problem in task.train]
+    if is_puzzle(task):
+        golds = [tuple(problem.answer.values()) for problem in task.train]
+    form = FORMS.get(task.name)
+    if form and accepts(task, golds, form):  # or it is a user's own task of this name
+        return form, golds
     form = find_form(task)
     solutions = [problem.solution for problem in task.train if problem.solution]
-    if solutions and task.name not in FORMS:
-        accepted = [judge(task, problem, text_of(problem).join(form))[0]
-                    for problem in task.train[:100]]
-        if not any(accepted):
-            return ("", ""), solutions
-    return form, [text_of(problem) for problem in task.train]
+    if solutions and not accepts(task, golds, form):
+        return ("", ""), solutions
+    return form, golds
+
+
+def is_puzzle(task):
+    """Return True if each answer is a dict of roles."""
+    return all(isinstance(problem.answer, dict) and {*problem.answer.values()} <= {*ROLES}
+               for problem in task.train)
+
+
+def accepts(task, golds, form):
+    """Return True if verify accepts one of the first answers, written in this form."""
+    return any(judge(task, problem, write(problem, gold).join(form))[0]
+               for problem, gold in zip(task.train[:100], golds))
 
 
 def write(problem, gold):
@@ -95,7 +104,7 @@ def answer_blindly(problem, task, golds, ranked, form, rng):
     answers = {"constant": write(problem, ranked[0]), "question": problem.question, "form": "",
                "random": write(problem, rng.choice(golds)),
                "all answers": ", ".join(write(problem, gold) for gold in ranked[:LISTED])}
-    if task.name == "kk":
+    if isinstance(golds[0], tuple):
         answers |= follow_claims(problem)
     if task.name == "qa" and task.observe:
         call = f"<search>{problem.question}</search>"
@@ -208,7 +217,7 @@ def find_settings(name):
     """Yield (label, settings) for the same names."""
     sizes = ["--train_problems", "1000", "--eval_problems", "1000"]
     if name.endswith(".py"):
-        cfg = read_script(name)
+        cfg = cli.parse([], **read_script(name))
         yield cfg.task, cfg
     elif name == "kk":
         for people in ("3", "7"):
@@ -217,26 +226,6 @@ def find_settings(name):
             yield f"kk, {people} people", cfg
     else:
         yield name, cli.parse(["--task", name, *sizes])
-
-
-class Called(BaseException):  # no script catches it by `except Exception`
-    """Signal that a script has called grpo_sg.main."""
-
-
-def read_script(path):
-    """Return the settings with which a script calls grpo_sg.main, where it is stopped."""
-    def stop(argv=(), **settings):
-        raise Called(list(argv or ()), settings)
-    with mock.patch.object(grpo_sg, "main", stop), mock.patch.object(sys, "argv", [path]):
-        try:
-            runpy.run_path(path, run_name="__main__")
-        except Called as call:
-            flags, settings = call.args
-            return cli.parse(flags, **settings)
-        except FileNotFoundError:
-            raise UserError(f"there is no script {path}") from None
-    raise UserError(f"{path} does not call grpo_sg.main: end it with "
-                    'grpo_sg.main(task="mine"), where tasks.TASKS["mine"] is your task')
 
 
 def main():

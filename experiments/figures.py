@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import when
+from experiments import classes, when
 from experiments.analysis import (
     DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
     tuned)
@@ -217,7 +217,7 @@ def damping():
 
 
 def signal():
-    """Plot the efficiency of each weight against the training step; 1 is GRPO."""
+    """Plot the signal-to-noise of each weight against the training step; 1 is GRPO."""
     found = cells(read("signal"))
     names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
     figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
@@ -227,7 +227,7 @@ def signal():
             plot_weight(axis, found, task, arm, color=color, offset=0.06 * (i - 2))
         axis.set_xticks(range(len(POINTS)), POINTS)
         axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
-    axes[0][0].set(ylabel="efficiency of updates of 8 groups")
+    axes[0][0].set(ylabel="signal-to-noise, 8 groups an update")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center",
                   ncols=len(WEIGHT_COLORS), fontsize=8, frameon=False)
     save(figure, "signal")
@@ -243,6 +243,33 @@ def plot_weight(axis, found, task, arm, *, color, offset):
             plot_intervals(axis, [x + offset], [values], fmt="none", color=color, lw=1)
     xs = [x + offset for x in range(len(POINTS))]
     axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
+
+
+def shares():
+    """Plot each class's share of the signal and of the noise, at the start and after 15 steps."""
+    found = classes.points(read("classes"))
+    tasks, steps = (sorted({key[i] for key in found}) for i in range(2))
+    figure, axes = plt.subplots(len(steps), len(tasks), figsize=(8, 4), sharex=True, sharey=True,
+                                squeeze=False)
+    for (task, step), here in found.items():
+        axis = axes[steps.index(step)][tasks.index(task)]
+        axis.axhline(0, color=GREY, lw=1, ls=":")
+        axis.axvline(3.5, color=GREY, lw=1)
+        for key, color, offset in (("signal", BLUE, -0.15), ("noise", ORANGE, 0.15)):
+            lists = [classes.values_of(here, "classes", name, key) for name in classes.CLASSES]
+            xs = [x + offset for x in range(len(lists))]
+            axis.bar(xs, [statistics.fmean(each) for each in lists], 0.3, color=color, label=key)
+            if len(here) > 2:
+                plot_intervals(axis, xs, lists, fmt="none", color="black", lw=0.8)
+        axis.set_title(f"--task {task}, {f'after {step} steps' if step else 'at the start'}",
+                       fontsize=9)
+        labels = [name.split(", ")[1].removeprefix("pi ") for name in classes.CLASSES]
+        axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+    for axis in axes[-1]:
+        axis.set_xlabel("$\\pi$, for A > 0 (left) and A < 0 (right)")
+    axes[0][0].legend(fontsize=8, frameon=False)
+    figure.supylabel("share", fontsize=9)
+    save(figure, "shares")
 
 
 def switch():
@@ -299,7 +326,8 @@ def report(run):
 
 
 ALL = {each.__name__: each for each in (
-    loop, method, forest, mistakes, learning, collapse, damping, signal, switch)}
+    loop, method, forest, mistakes, learning, collapse, damping, signal, shares,
+    switch)}
 
 
 def main():

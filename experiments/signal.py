@@ -39,12 +39,14 @@ GRPO-SG's weight points updates better at the start and worse after some ten ste
   efficiency of GRPO-SG at n = 8, Euclid, clean rewards: "better" at a point if its interval is
   above 1, "worse" if below 1, else "not told apart". These are 17 intervals, uncorrected. All
   else is description. With fewer seeds it is called interim.
+
+Renamed later: the efficiency of this protocol and of its rows is now called signal-to-noise.
+Efficiency is a ratio of mean cosines, which experiments/classes.py measures on the same groups.
 """
 import argparse
 import dataclasses
 import datetime
 import functools
-import json
 import math
 import pathlib
 import random
@@ -186,13 +188,12 @@ def find_scale(policy, optimizer):
 
 def add_groups(policy, groups, cfg, rewards, scales):
     """Return a Sums for each of the scales, the factors of the gradients (None: 1)."""
-    size = sum(p.numel() for p in policy.model.parameters())
+    size = look.length_of(policy)
     sums = [look.Sums(len(rewards) * len(WEIGHTS), size) for _ in scales]
     coefficients = functools.partial(make_coefficients, cfg, rewards)
     for group in groups:
-        rows = None
-        if any(c.advantage or c.flipped and "flipped" in rewards for c in group):
-            rows = look.group_gradients(policy, group, cfg, coefficients)
+        learns = any(c.advantage or c.flipped and "flipped" in rewards for c in group)
+        rows = look.group_gradients(policy, group, cfg, coefficients) if learns else None
         for each, scale in zip(sums, scales):
             each.add(rows if rows is None or scale is None else rows * scale)
     return sums
@@ -202,7 +203,7 @@ def describe(w, base, M, V):
     """Compare way w with `base`, the same rewards without weights."""
     found = {"signal": look.signal_kept(M, w, base), "noise": look.noise_kept(V, w, base)}
     for n in SIZES:
-        found[f"efficiency {n}"] = look.efficiency(M, V, w, n, base)
+        found[f"efficiency {n}"] = look.signal_to_noise(M, V, w, n, base)
     found["to mu"], found["length"], found["trace"] = M[w, 0], M[w, w], V[w, w]
     return found
 
@@ -223,7 +224,7 @@ def measure_point(policy, task, cfg, optimizer, step, K, rewards):
         for i, name in enumerate(rewards):
             base = i * len(ARMS)
             for j, arm in enumerate(ARMS):
-                found = look.jackknife(functools.partial(describe, base + j, base), moments)
+                found = look.jackknife(*[describe(base + j, base, M, V) for M, V in moments])
                 found = {key: [rounded(x) for x in pair] for key, pair in found.items()}
                 yield {"metric": metric, "rewards": name, "arm": arm, **shared, **found}
 
@@ -252,21 +253,26 @@ def is_done(rows, **wanted):
     return any(wanted.items() <= row.items() for row in rows)
 
 
-def run(path, seeds, names, smoke=False):
+def points_of(name, smoke):
+    """Return {steps: (K, rewards)} of a task."""
+    if smoke:
+        return SMOKE["points"]
+    return POINTS_OF_SOLUTIONS if "," in name else POINTS
+
+
+def run(path, seeds, names, smoke=False, points_of=points_of, measure=measure_point):
     """Append the rows of each point that has none in the file."""
     for seed in seeds:
         for name in names:
-            points = POINTS_OF_SOLUTIONS if "," in name else POINTS
-            points = SMOKE["points"] if smoke else points
             rows = analysis.read_rows(path)
-            missing = [step for step in points
-                       if not is_done(rows, task=name, seed=seed, step=step)]
+            missing = {step: given for step, given in points_of(name, smoke).items()
+                       if not is_done(rows, task=name, seed=seed, step=step)}
             if missing:
-                follow(path, name, seed, {step: points[step] for step in missing}, smoke)
+                follow(path, name, seed, missing, smoke, measure)
 
 
-def follow(path, name, seed, points, smoke):
-    """Train once and measure at these points, {steps: (K, rewards)}."""
+def follow(path, name, seed, points, smoke, measure):
+    """Train once and measure at these points, {steps: what measure gets}."""
     policy, task, cfg = begin(name, seed, smoke)
     optimizer = make_optimizer(policy, cfg)
     for step in range(max(points) + 1):
@@ -275,14 +281,11 @@ def follow(path, name, seed, points, smoke):
         if step not in points:
             continue
         started = time.process_time()
-        rows = list(measure_point(policy, task, cfg, optimizer, step, *points[step]))
+        rows = list(measure(policy, task, cfg, optimizer, step, *points[step]))
         stamp = {"commit": name_commit(), "date": str(datetime.date.today()),
                  "cpu_seconds": round(time.process_time() - started, 1)}
-        lines = []
-        for row in rows:
-            lines.append(json.dumps({"task": name, "seed": seed, "step": step, **row, **stamp}))
-        with open(path, "a") as file:
-            file.write("\n".join(lines) + "\n")
+        rows = [{"task": name, "seed": seed, "step": step, **row, **stamp} for row in rows]
+        analysis.append_rows(path, rows)
         print(time.strftime("%H:%M:%S"), name, seed, step, f"{stamp['cpu_seconds']} s",
               flush=True)
 
@@ -304,10 +307,12 @@ def values_of(rows, name):
 
 
 def in_words(values, digits=3):
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}" if values else "-"
-    average, low, high = (f"{x:.{digits}f}" for x in analysis.interval(values))
-    return f"{average} [{low}, {high}]"
+    """Format the mean and 95% CI of values, or a single value."""
+    numbers = analysis.interval(values) if len(values) > 1 else values
+    texts = [f"{round(x, digits) + 0.0:.{digits}f}" for x in numbers]  # never -0.00
+    if len(texts) < 2:
+        return texts[0] if texts else "-"
+    return "{} [{}, {}]".format(*texts)
 
 
 def judge(values):
@@ -325,13 +330,13 @@ def show(rows):
 
 
 def tabulate(rows):
-    """Print a line for each task and step: what counts, and the efficiency of other arms and in
-    AdamW's metric, for updates of 8 groups."""
+    """Print a line for each task and step: what counts, and the signal-to-noise of other arms and
+    in AdamW's metric, for updates of 8 groups."""
     found = cells(rows)
     others = (("Euclid", "AR"), ("Euclid", "damping 10"), ("AdamW", "GRPO-SG"),
               ("AdamW", "damping 10"))
-    titles = ["task", "step", "seeds", "accuracy", "GRPO-SG: signal", "noise", "efficiency",
-              "verdict", *(f"{arm}, {metric}" for metric, arm in others)]
+    titles = ["task", "step", "seeds", "accuracy", "GRPO-SG: signal", "noise",
+              "signal-to-noise", "verdict", *(f"{arm}, {metric}" for metric, arm in others)]
     print(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|")
     for task, step, *cell in found:
         if cell != ["Euclid", "clean", "GRPO-SG"]:

@@ -470,17 +470,23 @@ def verify(response, answer):
     return tasks.Verdict({VERIFY}, len(response) > 0)
 def make(cfg):
     problems = [{PROBLEM} for i in range(90)]
-    return tasks.Task("any", "", problems[:60], problems[60:75], problems[75:], verify, 0.1)
+    return tasks.Task("{NAME}", "", problems[:60], problems[60:75], problems[75:], verify, 0.1)
 tasks.TASKS["any"] = make
-{CALL}
+grpo_sg.main(task="any")
 '''
-CALL = 'grpo_sg.main(task="any")'
 NUMBERS = 'tasks.Problem(f"q{i}", [i, i + 1], f"{i} {i + 1}")'
 
 
-def any_task(verify, problem, call=CALL):
+def any_task(verify, problem, name="any"):
     script = ANY_TASK.replace("{VERIFY}", verify).replace("{PROBLEM}", problem)
-    return script.replace("{CALL}", call)
+    return script.replace("{NAME}", name)
+
+
+@pytest.mark.parametrize("name", ["kk", "math", "qa"])
+def test_a_task_of_your_own_may_have_the_name_of_another(name, tmp_path):
+    problem = 'tasks.Problem(f"q{i}", "abc"[i % 3])'
+    found, _ = ask(tmp_path, any_task("response == answer", problem, name))
+    assert found["constant"]["accuracy"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("problem, verify", [
@@ -516,24 +522,6 @@ def test_a_task_without_solutions_is_not_told_about_them(tmp_path):
         assert not [line for line in lines if "warning" in line]
 
 
-@pytest.mark.parametrize("call", [
-    CALL, 'grpo_sg.main(["--task", "any"])', 'grpo_sg.main(["--steps", "3"], task="any")',
-    CALL + "\nopen('nothing')", f"try:\n    {CALL}\nexcept Exception:\n    pass",
-    'if __name__ == "__main__":\n    ' + CALL])
-def test_scripts_may_call_main_in_any_way(call, tmp_path):
-    problem = 'tasks.Problem(f"q{i}", f"a{i}")'
-    found, _ = ask(tmp_path, any_task("response == answer", problem, call))
-    assert found["constant"]["n"] == 15
-
-
-@pytest.mark.parametrize("name, message", [
-    ("own.py", "does not call grpo_sg.main: end it with"), ("no.py", "there is no script")])
-def test_a_script_without_a_task_is_reported_in_one_line(name, message, tmp_path):
-    (tmp_path / "own.py").write_text(any_task("True", "None", "pass"))
-    with pytest.raises(UserError, match=message):
-        list(baselines.find_tasks(str(tmp_path / name)))
-
-
 def test_files_of_mathematics_are_counted_and_added_to_the_results(tmp_path, monkeypatch):
     """The gold 5 is the longest formula of one question, any of another's, and the constant."""
     questions = "Is $5$ odd?", "$5$ or $12$?", "Name $7$."
@@ -554,3 +542,8 @@ def test_files_of_mathematics_are_counted_and_added_to_the_results(tmp_path, mon
     for name in ("bad.jsonl", "no.jsonl"):
         with pytest.raises(UserError, match=f"{name}: give a .jsonl file"):
             baselines.read_problems(tmp_path / name)
+
+
+def test_the_program_itself_is_a_script_that_is_not_started():
+    (label, _), = baselines.find_settings("grpo_sg.py")
+    assert label == "kk"

@@ -10,6 +10,7 @@ import tasks
 from test_grpo_sg import build_toy, parameters_of
 from experiments import signal
 from lesson import look
+from support import cli
 
 
 def count_tokens(completion):
@@ -49,6 +50,36 @@ def test_flipped_verdicts_change_one_in_six_and_not_the_clean_rewards(toy):
     expected = 2400 / 6 - 600 * 4 * (1 / 6) ** 4
     assert wrong == pytest.approx(expected, abs=4 * (2400 * 5 / 36) ** 0.5)
     assert clean == [c.advantage for group in groups for c in group]
+
+
+def test_a_group_of_equal_rewards_counts_and_adds_nothing(toy):
+    policy, task, cfg = toy
+    groups = look.draw_groups(policy, task, cfg, 2, 0)
+    signal.flip_verdicts(groups, 0)
+    for c in groups[1]:
+        c.advantage = c.flipped = 0.0
+    one, two = (signal.add_groups(policy, groups[:n], cfg, signal.BOTH, [None])[0] for n in (1, 2))
+    assert (two.groups, two.count.sum()) == (2, 2) and one.total.any()
+    assert torch.equal(one.total, two.total) and torch.equal(one.own, two.own)
+
+
+@pytest.mark.parametrize("name, warmup, shortcuts", [("kk", 500, 0.6), ("kk, solutions", 200, 0.0)])
+def test_one_start_is_warmed_up_without_shortcuts(name, warmup, shortcuts, monkeypatch):
+    monkeypatch.setitem(cli.TINY, "train_problems", 30)
+    _, task, cfg = signal.begin(name, 3, warm_up=False)
+    assert (task.name, task.warmup, task.shortcuts) == ("kk", warmup, shortcuts)
+    assert (cfg.task, cfg.seed, cfg.shaping, cfg.warm_up) == ("kk", 3, "none", True)
+
+
+@pytest.mark.parametrize("name, smoke, steps", [
+    ("qa", False, [0, 5, 15, 30, 60]), ("kk, solutions", False, [0, 15]), ("qa", True, [0, 1])])
+def test_points_are_those_of_the_rule(name, smoke, steps):
+    points = signal.points_of(name, smoke)
+    assert list(points) == steps
+    for step, (K, rewards) in points.items():
+        assert K == (64 if smoke else 1024 if step >= 30 else 512)
+        both = smoke or name == "qa" and step in (0, 15)
+        assert rewards == (signal.BOTH if both else ("clean",))
 
 
 def test_ar_follows_from_two_other_ways(toy):
@@ -104,8 +135,8 @@ def test_all_rows_of_a_point_are_written_together_and_once(toy, tmp_path, monkey
     text = path.read_text()
     signal.run(path, [0], ["kk"])
     assert path.read_text() == text
-    # A point that is missing is measured as if nothing had stopped.
-    path.write_text("".join(text.splitlines(keepends=True)[:7]))
+    # A point that is missing is measured as if nothing had stopped, a half-written line before it.
+    path.write_text("".join(text.splitlines(keepends=True)[:7]) + '{"task": "kk", "see')
     signal.run(path, [0], ["kk"])
     again = [json.loads(line) for line in path.read_text().splitlines()]
     for old, new in zip(rows, again, strict=True):

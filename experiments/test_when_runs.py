@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from test_grpo_sg import build_toy, parameters_of
-from experiments import signal, when
+from experiments import analysis, signal, when
 from experiments.signal import weigh_damping
 from grpo_sg import grpo_sg_loss
 
@@ -66,8 +66,14 @@ def test_the_grid_chooses_rates_and_rows_are_not_made_twice(toy_parts, capsys):
         assert row["split"] == "test" and row["rate"] == 1e-3
         assert set(row["avg@8"]) == {"1", "2"}
     text = toy_parts.read_text()
+    toy_parts.write_text(text + '{"part": "ea')  # a half-written line
     when.run(toy_parts, ["early"])
-    assert toy_parts.read_text() == text
+    rows = analysis.read_rows(toy_parts)
+    assert toy_parts.read_text() == text + '{"part": "ea' and len(rows) == 16
+    toy_parts.write_text(text[:-5])
+    when.run(toy_parts, ["early"])
+    for old, new in zip(rows, analysis.read_rows(toy_parts), strict=True):
+        assert {**old, "cpu_seconds": 0} == {**new, "cpu_seconds": 0}
     when.show(rows)
     text = capsys.readouterr().out
     assert "GRPO-SG: " in text and "above 0: " in text
@@ -83,6 +89,17 @@ def test_a_prediction_is_confirmed_only_on_its_side_of_zero():
     for part, arm, other, step, _ in when.PREDICTIONS:
         p = when.PARTS[part]
         assert arm in p.arms and other in p.arms and step in p.points
+
+
+def test_predictions_and_seeds_are_those_of_the_rule():
+    words = [f"{part}: {text}" for part, _, text, _, _ in when.check_predictions([])]
+    assert words == ["early: GRPO-SG minus GRPO above 0", "early: damping 10 minus GRPO above 0",
+                     "late: damping 10 minus GRPO below 0",
+                     'switch: "GRPO, then damping 10" minus GRPO below 0',
+                     'switch: "damping 10, then GRPO" minus damping 10 above 0']
+    for part in when.PARTS.values():
+        assert part.seeds == range(1000, 1020)
+    assert [len(part.grid) * len(part.rates) for part in when.PARTS.values()] == [36, 20, 0]
 
 
 def test_arms_share_their_start_and_differ_by_their_weights_only(toy_parts):

@@ -62,7 +62,6 @@ import copy
 import dataclasses
 import datetime
 import functools
-import json
 import pathlib
 import statistics
 import time
@@ -230,8 +229,7 @@ def run(results, parts):
             row = {**job, **train_arm(**job), "commit": name_commit(),
                    "date": str(datetime.date.today()),
                    "cpu_seconds": round(time.process_time() - started, 1)}
-            with open(results, "a") as file:
-                file.write(json.dumps(row) + "\n")
+            analysis.append_rows(results, [row])
             print(time.strftime("%H:%M:%S"), *job.values(), row["avg@8"], flush=True)
 
 

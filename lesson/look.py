@@ -1,31 +1,37 @@
-"""Look before you train: does the weight keep more of the signal than of the noise, on your
-model and your task?
+"""Look before you train: does the weight make updates point better, on your model and your
+task, and where is the signal?
 
-    python -m lesson.look                       the pretrained tiny model: under two minutes
+    python -m lesson.look                       the pretrained tiny model: 20 seconds
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math
                                                 takes every flag of grpo_sg.py
-    python -m lesson.look my_task.py            a task of your own, in a script that ends in
-                                                grpo_sg.main(task=NAME)
-    python -m lesson.look --groups 1024         more groups, smaller standard errors (default 256)
+    python -m lesson.look my_task.py            a script that calls grpo_sg.main: what it would
+                                                train; flags here replace its settings
+    python -m lesson.look --groups 1024         more groups, smaller standard errors (default: 16
+                                                updates' worth, at least 256)
     python -m lesson.look --model runs/NAME/checkpoint
                                                 look again later: the answer changes in training
 
 The command samples --groups groups, computes the gradient of each, and trains nothing. Let g
 be the gradient of one group without the weight, with expectation mu and covariance Sigma, and
 g_w the same with it. An update on n groups follows S = the sum of n gradients, and to first
-order the reward rises with how well S points along mu:
+order the reward rises with how well S points along mu. The command prints
 
-    cos(S, mu) = <mu_w, mu> / ( |mu| sqrt(|mu_w|^2 + tr Sigma_w / n) )
+    efficiency       mean cos(S_w, mu) / mean cos(S, mu): above 1, updates point better with w
+    signal kept      <mu_w, mu> / |mu|^2
+    noise kept       sqrt(tr Sigma_w / tr Sigma)
+    signal-to-noise  an approximation of the efficiency from these moments:
+                     cos(S, mu) = <mu_w, mu> / ( |mu| sqrt(|mu_w|^2 + tr Sigma_w / n) )
 
-So the weight helps now if it keeps more of the signal than of the noise:
+The approximation divides a mean by a root mean square, so rare, very large gradients dominate it.
+For the efficiency the groups are divided into updates of n groups, and mu is estimated from the
+groups outside of the update (cross-fitting). The tokens are also divided into classes, by pi and
+the sign of A; a class with mean gradient mu_c and covariance Sigma_c has
 
-    signal kept   <mu_w, mu> / |mu|^2
-    noise kept    sqrt(tr Sigma_w / tr Sigma)
-    efficiency    cos(S_w, mu) / cos(S, mu): above 1, updates of n groups point better with w
+    share of the signal   <mu_c, mu> / |mu|^2: these add up to 1
+    share of the noise    tr Sigma_c / tr Sigma: these need not, because noises can cancel
 
 Everything is estimated from products of different groups, so noise adds no bias; standard
-errors are from a jackknife over 32 blocks of groups. The command also prints the angle between
-the two gradients. It says little by itself: two weightings of one rollout share its noise.
+errors are from a jackknife over blocks of groups.
 
 Gradients are those at r = 1, before gradient clipping and AdamW, and leave out the KL, whose
 gradient is 0 at the reference. lesson/README.md explains the mathematics, experiments/README.md
@@ -33,6 +39,7 @@ has the measurements.
 """
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -41,7 +48,6 @@ import sys
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 # A script sees only its own folder.
@@ -51,9 +57,10 @@ from support import cli, program, tiny
 from tasks import UserError
 
 NAMES = {"sg": "GRPO-SG", "ar": "AR-Lopti's weight"}
-BLOCKS = 32          # of groups, for the jackknife
-EXACT = 50_000_000   # parameters up to which gradients are kept whole
-SKETCH = 2 ** 20     # numbers that are kept of longer ones
+BLOCKS = 32       # of groups, for the jackknife: at least
+SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
+EDGES = (1/3,)    # of pi, between classes of tokens
+CLASSES = "A > 0, pi < 1/3", "A > 0, pi > 1/3", "A < 0, pi < 1/3", "A < 0, pi > 1/3"
 
 
 # ---- 1. The gradient of one group ----
@@ -65,8 +72,7 @@ def draw_groups(policy, task, cfg, count, seed):
     completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
                                   temperature=cfg.temperature, seed=seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
-    return [completions[i:i + cfg.group_size]
-            for i in range(0, len(completions), cfg.group_size)]
+    return grpo_sg.split_groups(completions, cfg.group_size)
 
 
 def split(group, cfg):
@@ -87,11 +93,20 @@ def advantages_of(batch, cfg):
     return A
 
 
-def group_gradients(policy, group, cfg, make_coefficients, sketch=None):
+def split_by_class(A, logps, edges):
+    """Return A on each class of tokens, 0 elsewhere: first A > 0, then A < 0, each by pi."""
+    pi, found = logps.exp(), []
+    for sign in (1, -1):
+        for low, high in zip((0, *edges), (*edges, math.inf)):
+            found.append(A * ((A * sign > 0) & (pi >= low) & (pi < high)))
+    return found
+
+
+def group_gradients(policy, group, cfg, make_coefficients):
     """Return the gradient of sum_t c_t log pi_t over the group's tokens, a float32 row for each c.
 
     make_coefficients(logps, batch, completions) returns a list of tensors c, (B, T), which
-    share one forward pass. sketch: a linear map to apply to each gradient, from make_sketch.
+    share one forward pass. Gradients of more than SKETCH numbers are sketched.
     """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
     policy.model.train(cfg.gradient_checkpointing)
@@ -101,39 +116,51 @@ def group_gradients(policy, group, cfg, make_coefficients, sketch=None):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
         found = []
         for c in make_coefficients(logps.detach(), batch, part):
+            if not c.any():  # no token of this class
+                found.append(torch.zeros(length_of(policy), device=logps.device))
+                continue
             parts = torch.autograd.grad(logps, parameters, c.to(logps.dtype), retain_graph=True,
                                         allow_unused=True, materialize_grads=True)
-            gradient = torch.cat([each.flatten() for each in parts])
-            found.append(sketch(gradient) if sketch else gradient)
+            found.append(shorten(parts))
+            del parts  # or it would be kept next to the following gradient
         found = torch.stack(found)
         rows = found if rows is None else rows + found
     return rows
 
 
-def make_sketch(size, seed=0):
-    """Return a random linear map from vectors of `size` numbers to SKETCH numbers that keeps
-    inner products in expectation. It multiplies each stretch of SKETCH numbers by random signs,
-    rotates it by a random shift, and adds the stretches up."""
-    generator = torch.Generator().manual_seed(seed)
-    signs = 2.0 * torch.randint(2, (SKETCH,), generator=generator) - 1
-    stretches = math.ceil(size / SKETCH)
-    flips = (2 * torch.randint(2, (stretches,), generator=generator) - 1).tolist()
-    shifts = torch.randint(SKETCH, (stretches,), generator=generator).tolist()
+def length_of(policy):
+    """Return how many numbers are kept of a gradient."""
+    size = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    return min(size, SKETCH)
 
-    def sketch(vector):
-        total = torch.zeros(SKETCH, device=vector.device)
-        s = signs.to(vector.device)
-        for part, flip, shift in zip(vector.split(SKETCH), flips, shifts):
-            part = F.pad(part * s[:len(part)], (0, SKETCH - len(part)))
-            total += flip * part.roll(shift)
-        return total
-    return sketch
+
+def shorten(parts, seed=0):
+    """Return a gradient as one vector, from a tensor for each parameter.
+
+    If it is longer than SKETCH, return a random linear sketch, which keeps inner products in
+    expectation: each piece of up to SKETCH numbers is multiplied by random signs and rotated
+    by a random shift, and the pieces are added up."""
+    if sum(part.numel() for part in parts) <= SKETCH:
+        return torch.cat([part.flatten() for part in parts])
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros(SKETCH, device=parts[0].device)
+    signs = (2.0 * torch.randint(2, (SKETCH,), generator=generator) - 1).to(total)
+    for part in parts:
+        for piece in part.flatten().split(SKETCH):
+            flip = 2 * int(torch.randint(2, (), generator=generator)) - 1
+            start = int(torch.randint(SKETCH, (), generator=generator))
+            piece = piece * signs[:len(piece)] * flip
+            fits = SKETCH - start  # what does not fit at the end goes to the beginning
+            total[start:start + len(piece)] += piece[:fits]
+            total[:max(0, len(piece) - fits)] += piece[fits:]
+    return total
 
 
 # ---- 2. Means and covariances of groups ----
 
 class Sums:
-    """Sum the gradients g_a of groups, one for each way a of weighting the tokens."""
+    """Sum the gradients g_a of groups, one for each way a of weighting the tokens, in blocks:
+    group i belongs to block i modulo their number."""
 
     def __init__(self, ways, size, blocks=BLOCKS):
         self.count = torch.zeros(blocks, dtype=torch.float64)
@@ -150,33 +177,59 @@ class Sums:
             self.total[block] += gradients
             self.own[block] += (gradients @ gradients.T).double()
 
-    def moments(self):
+    def products(self):
+        """Return (blocks, blocks, ways, ways): the inner products of the blocks' sums."""
+        blocks, ways, _ = self.total.shape
+        rows = self.total.flatten(0, 1)
+        return (rows @ rows.T).double().view(blocks, ways, blocks, ways).transpose(1, 2)
+
+    def moments(self, products=None):
         """Return [(M, V)] of all groups, then without each block: unbiased estimates of
         M[a, b] = <mu_a, mu_b> and V[a, b] = tr Cov(g_a, g_b)."""
-        count, total = self.count.sum(), self.total.sum(0).double()
-        own = self.own.sum(0)
-        found = [two_moments(count, total, own)]
-        for n, part, products in zip(self.count, self.total, self.own):
-            found.append(two_moments(count - n, total - part, own - products))
+        products = self.products() if products is None else products
+        count, own = self.count.sum(), self.own.sum(0)
+        found = [two_moments(count, products.sum((0, 1)), own)]
+        for i, n in enumerate(self.count):
+            found.append(two_moments(count - n, leave_out(products, i), own - self.own[i]))
         return found
 
 
-def two_moments(K, total, own):
-    """Return (M, V) of K groups, from their sums."""
+def leave_out(products, i):
+    """Return the sum of the products of all blocks but one."""
+    return products.sum((0, 1)) - products[i].sum(0) - products[:, i].sum(0) + products[i, i]
+
+
+def two_moments(K, squares, own):
+    """Return (M, V) of K groups, from the products of their sums and of each with itself."""
     # The product of two sums has K products of a group with itself, which are left out.
-    M = (total @ total.T - own) / (K * (K - 1))
+    M = (squares - own) / (K * (K - 1))
     return M, own / K - M
 
 
-def jackknife(describe, moments):
-    """Return {name: (value, standard error)} for each number in the dict describe(M, V)."""
-    whole, *parts = [describe(M, V) for M, V in moments]
+def mean_cosines(products, updates):
+    """Return [(ways,)] of all updates, then without each: the mean of cos(S_a, mu), times the
+    length of the estimate of mu from the other updates' groups, which all ways share.
+
+    products: of the blocks of a Sums; block i belongs to update i modulo `updates`."""
+    for dim in (0, 1):
+        products = products.unflatten(dim, (-1, updates)).sum(dim)
+    lengths = products.diagonal().diagonal().sqrt()  # (updates, ways)
+    # An update without a learning signal points nowhere.
+    along = (products[..., 0] / lengths[:, None]).nan_to_num()  # (updates, updates, ways)
+    along[range(updates), range(updates)] = 0.0  # the other updates
+    parts = [leave_out(along, i) / ((updates - 1) * (updates - 2)) for i in range(updates)]
+    return [along.sum((0, 1)) / (updates * (updates - 1)), *parts]
+
+
+def jackknife(whole, *parts):
+    """Return {name: (value, standard error)} from dicts of numbers: of all groups, then without
+    each block."""
     B = len(parts)
     found = {}
     for name, value in whole.items():
         values = torch.tensor([part[name] for part in parts], dtype=torch.float64)
         spread = ((values - values.mean()) ** 2).sum() * (B - 1) / B
-        found[name] = value, float(spread.sqrt())
+        found[name] = float(value), float(spread.sqrt())
     return found
 
 
@@ -201,40 +254,10 @@ def noise_kept(V, w, base=0):
     return root(ratio(V[w, w], V[base, base]))
 
 
-def efficiency(M, V, w, n, base=0, true=0):
-    """Return cos(S_w, mu) / cos(S_base, mu) for sums S of n groups."""
+def signal_to_noise(M, V, w, n, base=0, true=0):
+    """Return cos(S_w, mu) / cos(S_base, mu) for sums S of n groups, by the formula."""
     length = root(ratio(M[w, w] + V[w, w] / n, M[base, base] + V[base, base] / n))
     return ratio(signal_kept(M, w, base, true), length)
-
-
-def cos_of_sums(M, V, a, b, n):
-    """Return the cosine between the sums of g_a and of g_b over the same n groups."""
-    lengths = (n * M[a, a] + V[a, a]) * (n * M[b, b] + V[b, b])
-    return ratio(n * M[a, b] + V[a, b], root(lengths))
-
-
-def cos_of_reruns(M, V, n):
-    """Return the cosine between the sums of g over n groups and over n other groups."""
-    return ratio(n * M[0, 0], n * M[0, 0] + V[0, 0])
-
-
-def degrees(cos):
-    within = max(min(cos, 1.0), -1.0)  # rounding may pass 1; in this order nan stays nan
-    return math.degrees(math.acos(within))
-
-
-def yardstick(low, high):
-    """Return the smallest cosine between sum g_t and sum w_t g_t for weights from low (L) to high
-    (U), if the g_t are orthogonal: 2 sqrt(L U) / (L + U), by Kantorovich's inequality. Equality
-    holds if the tokens of weight L have U / (L + U) of the sum of squared norms, and those of
-    weight U have the rest. Gradients that are not orthogonal may cancel; then the angle can be
-    larger."""
-    return 2 * math.sqrt(low * high) / (low + high)
-
-
-def find_range(cfg):
-    """Return the smallest and largest weight a token can have; weights are monotone in pi."""
-    return [float(w) for w in grpo_sg.weigh(torch.tensor([0.0, 1.0]).log(), cfg)]
 
 
 # ---- 4. The look ----
@@ -244,109 +267,139 @@ def weigh_unlikely(logps, cfg):
     return (logps.detach() < math.log(1/3)).float()
 
 
-def measure(policy, groups, cfg):
-    """Compute the gradients of all groups. Returns (Sums for GRPO, the weight, and unlikely
-    tokens only; the number of tokens in groups with a learning signal; how many are unlikely)."""
-    size = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    sketch = make_sketch(size) if size > EXACT else None
-    sums = Sums(3, min(size, SKETCH) if sketch else size)
-    counts = [0.0, 0.0]
-
-    def coefficients(logps, batch, completions):
-        A = advantages_of(batch, cfg)
-        unlikely = weigh_unlikely(logps, cfg)
-        ones = (A != 0) * (A / batch.advantages[:, None]).nan_to_num()
-        counts[0] += float(ones.sum())
-        counts[1] += float((ones * unlikely).sum())
-        return [A, grpo_sg.weigh(logps, cfg) * A, unlikely * A]
-
-    for group in tqdm(groups, "gradients", mininterval=0.5):
-        if not any(c.advantage for c in group):
-            sums.add()
-            continue
-        sums.add(group_gradients(policy, group, cfg, coefficients, sketch).cpu())
-    return sums, *counts
-
-
-def describe(cfg, M, V):
-    """Return the quantities to print with standard errors, from the moments of `measure`."""
-    n, P = groups_per_update(cfg), cfg.prompts
-    return {"signal": signal_kept(M, 1), "noise": noise_kept(V, 1),
-            "efficiency": efficiency(M, V, 1, n), "of a rollout": efficiency(M, V, 1, P),
-            "angle": degrees(cos_of_sums(M, V, 0, 1, P)),
-            "rerun": degrees(cos_of_reruns(M, V, P)),
-            "part": ratio(P * M[2, 0] + V[2, 0], P * M[0, 0] + V[0, 0]),
-            "length": float(M[0, 0])}
-
-
 def groups_per_update(cfg):
-    """Return how many groups' worth of completions an update has."""
-    return cfg.prompts / cfg.updates
+    """Return how many groups' worth of completions an update has, 1 if it has less."""
+    return max(1, cfg.prompts / cfg.updates)
+
+
+def make_coefficients(cfg, tokens, logps, batch, completions):
+    """Return the coefficients (B, T) of the weight and of each of CLASSES, and count tokens."""
+    A = advantages_of(batch, cfg)
+    classes = split_by_class(A, logps, EDGES)
+    for i, each in enumerate(classes):
+        tokens[i] += float((each / batch.advantages[:, None]).nan_to_num().sum())
+    return [grpo_sg.weigh(logps, cfg) * A, *classes]
+
+
+def measure(policy, groups, cfg):
+    """Compute the gradients of all groups. Returns (Sums for GRPO, the weight, and each of
+    CLASSES; the number of updates that the groups make; the number of tokens of each class)."""
+    updates = round(len(groups) / groups_per_update(cfg))
+    sums = Sums(2 + len(CLASSES), length_of(policy), updates * math.ceil(BLOCKS / updates))
+    tokens = torch.zeros(len(CLASSES))
+    coefficients = functools.partial(make_coefficients, cfg, tokens)
+    for group in tqdm(groups, "gradients", mininterval=0.5):
+        if any(c.advantage for c in group):
+            rows = group_gradients(policy, group, cfg, coefficients).cpu()
+            sums.add(torch.cat([rows[1:].sum(0, keepdim=True), rows]))
+        else:
+            sums.add()
+    return sums, updates, tokens
+
+
+def describe(sums, updates, cfg):
+    """Return the quantities to print with standard errors, {name: (value, error)}."""
+    products, n = sums.products(), groups_per_update(cfg)
+    found = []
+    for M, V in sums.moments(products):
+        each = {"signal": signal_kept(M, 1), "noise": noise_kept(V, 1),
+                "signal-to-noise": signal_to_noise(M, V, 1, n), "length": M[0, 0]}
+        for i, name in enumerate(CLASSES, start=2):
+            each[f"signal: {name}"] = signal_kept(M, i)
+            each[f"noise: {name}"] = ratio(V[i, i], V[0, 0])
+        found.append(each)
+    cosines = [{"efficiency": ratio(*reversed(each[:2]))}
+               for each in mean_cosines(products, updates)]
+    return {**jackknife(*found), **jackknife(*cosines)}
 
 
 def expect(found, groups):
     """Say in one sentence what the efficiency means for training now."""
     value, error = found["efficiency"]
     length, length_error = found["length"]
-    later = "this changes as training goes on, so look again at a checkpoint"
     if not length > 2 * length_error:  # also if it is nan
         return ("too few groups to tell: the mean gradient is within two standard errors of 0; "
-                f"try --groups {4 * groups} ({later})")
+                f"try --groups {4 * groups}")
     if not abs(value - 1) > 2 * error:
         return ("no difference detected: the efficiency is within two standard errors of 1; "
-                f"more --groups can detect smaller ones ({later})")
-    if value > 1:
-        return f"with the weight, updates point better now, so progress may be faster ({later})"
-    return f"with the weight, updates point worse now, so progress may be slower ({later})"
+                "more --groups can detect smaller ones")
+    better = "better" if value > 1 else "worse"
+    return f"at this point of training, updates point {better} with the weight than without"
 
 
-def tell(found, counts, cfg, groups, sketched=False):
+def tell(found, tokens, cfg, groups, sketched=False):
     """Return the lines to print."""
-    tokens, unlikely = counts
-    low, high = find_range(cfg)
-    widest = degrees(yardstick(low, high))
     counted = "tokens" if cfg.loss_agg_mode == "token-mean" else "completions"
     name, n = NAMES.get(cfg.shaping, cfg.shaping), groups_per_update(cfg)
 
-    def shown(key, form="{:.3f} +- {:.3f}"):
-        return form.format(*found[key])
+    def shown(key):
+        return "{:.3f} +- {:.3f}".format(*found[key])
     lines = [
-        f"{groups} groups; {tokens:,.0f} {counted} in those with a learning signal",
-        f"unlikely tokens (pi < 1/3): {ratio(unlikely, tokens):.1%} of these; they make "
-        f"up {found['part'][0]:.0%} of a rollout's gradient for GRPO, noise included",
-        f"a rollout of {cfg.prompts} groups (estimates +- standard errors):",
-        f"    angle between the gradients of GRPO and {name}: "
-        f"{shown('angle', '{:.1f} +- {:.1f}')} degrees",
-        f"        (Kantorovich's yardstick for weights from {low:.3g} to {high:.3g}: "
-        f"{widest:.1f})",
-        "    angle between GRPO's gradients on two such rollouts: "
-        f"{shown('rerun', '{:.0f} +- {:.0f}')} degrees",
-        f"    efficiency: {shown('of a rollout')}",
-        f"an update of {n:g} groups:",
-        f"    signal kept: {shown('signal')}",
-        f"    noise kept: {shown('noise')}",
-        f"    efficiency: {shown('efficiency')} (above 1: updates point better with the weight)"]
+        f"{groups} groups; {tokens.sum():,.0f} {counted} in those with a learning signal",
+        f"shares for GRPO:    {counted:>12}{'signal':>17}{'noise':>17}"]
+    for each, count in zip(CLASSES, tokens):
+        lines.append(f"    {each:<16}{count / tokens.sum():>12.1%}{shown(f'signal: {each}'):>17}"
+                     f"{shown(f'noise: {each}'):>17}")
+    lines += [
+        f"an update of {n:g} groups, {name} relative to GRPO (estimates +- standard errors):",
+        f"    signal kept:     {shown('signal')}",
+        f"    noise kept:      {shown('noise')}",
+        f"    signal-to-noise: {shown('signal-to-noise')} (efficiency by the formula)",
+        f"    efficiency:      {shown('efficiency')} (measured; above 1: updates point better "
+        "with the weight)"]
     if sketched:
         lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
-    return [*lines, f"what to expect: {expect(found, groups)}"]
+    return [*lines, f"what it means: {expect(found, groups)}. This changes in training, so look "
+                    "again at a checkpoint. It is not shown that choosing the weight by this "
+                    "number improves a run"]
+
+
+# ---- 5. The command line ----
+
+class Called(BaseException):  # no script catches it by `except Exception`
+    """Signal that a script has called grpo_sg.main."""
+
+
+def stop_at_main(argv=None, **settings):
+    raise Called(argv, settings)
+
+
+def read_script(path):
+    """Run a script up to its first call of grpo_sg.main, as `python SCRIPT` would. Returns the
+    settings of this call as a dict."""
+    if not os.path.isfile(path):
+        raise UserError(f"there is no script {path}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as Python does
+    with mock.patch.object(cli, "main", stop_at_main), mock.patch.object(sys, "argv", [path]):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except Called as call:
+            argv, settings = call.args
+            settings |= cli.read_flags(argv)
+            if not settings.get("resume"):
+                settings.pop("out", None)  # nothing is written, so this folder may exist
+            return settings
+        except SystemExit:  # a script of several commands, which needs a flag to get there
+            pass
+    raise UserError(f"{path} does not call grpo_sg.main: end it with "
+                    'grpo_sg.main(task="mine"), where tasks.TASKS["mine"] is your task')
 
 
 def read_arguments(argv):
     """Return (--groups, the Config of the other flags). A first argument that ends in .py is a
-    script with a task; it runs up to its grpo_sg.main."""
+    script with a task."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--groups", type=int, default=256)
+    parser.add_argument("--groups", type=int)
     known, rest = parser.parse_known_args(argv)
-    if known.groups < 2 * BLOCKS:
-        raise UserError(f"--groups {known.groups}: give {2 * BLOCKS} or more")
-    defaults = {}
-    if rest and rest[0].endswith(".py"):
-        with mock.patch.object(grpo_sg, "main") as main_of_script:
-            runpy.run_path(rest.pop(0), run_name="__main__")
-        if main_of_script.call_args is None:
-            raise UserError("the script must end in grpo_sg.main(task=NAME)")
-        defaults = main_of_script.call_args.kwargs
-    return known.groups, cli.parse(rest, **defaults)
+    settings = read_script(rest.pop(0)) if rest and rest[0].endswith(".py") else {}
+    cfg = cli.parse(rest, **settings)
+    n = groups_per_update(cfg)
+    least = max(64, math.ceil(8 * n))
+    count = max(256, 2 * least) if known.groups is None else known.groups
+    if count < least:
+        raise UserError(f"--groups {count}: give {least} or more, at least eight updates "
+                                f"of {n:g} groups")
+    return count, cfg
 
 
 def start(cfg):
@@ -364,12 +417,9 @@ def look(policy, task, cfg, count):
         raise UserError(
             "every group has equal rewards, so there is no gradient: raise --groups, or use "
             "another task or model")
-    sums, *counts = measure(policy, groups, cfg)
-
-    def describe_these(M, V):
-        return describe(cfg, M, V)
-    found = jackknife(describe_these, sums.moments())
-    return tell(found, counts, cfg, count, sketched=sums.total.shape[2] == SKETCH)
+    sums, updates, tokens = measure(policy, groups, cfg)
+    sketched = policy.model.num_parameters(only_trainable=True) > SKETCH
+    return tell(describe(sums, updates, cfg), tokens, cfg, count, sketched)
 
 
 def main(argv=None):

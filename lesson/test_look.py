@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -49,10 +50,10 @@ def weight_ar(pi):
 # ---- The gradient of one group ----
 
 def slow_gradients(model, group, cfg, w):
-    """A row each for GRPO, the weight w(pi) and unlikely tokens only, by loops over tokens, in
+    """A row each for GRPO, the weight w(pi) and the four classes, by loops over tokens, in
     float64."""
     model = copy.deepcopy(model).double()
-    rows = torch.zeros(3, sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    rows = torch.zeros(6, sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for c in group:
         logits = model(input_ids=torch.tensor([c.prompt + c.tokens])).logits[0]
         share = 1 / sum(c.mask) if cfg.loss_agg_mode == "seq-mean-token-mean" else 1
@@ -64,7 +65,11 @@ def slow_gradients(model, group, cfg, w):
                                         retain_graph=True)
             gradient = torch.cat([part.flatten() for part in parts])
             pi = float(logps[token].detach().exp())
-            factors = torch.tensor([1, w(pi), pi < 1/3], dtype=torch.float64)
+            factors = [1, w(pi)]
+            for sign in (1, -1):
+                here = c.advantage * sign > 0
+                factors += [here and pi < 1/3, here and pi > 1/3]
+            factors = torch.tensor(factors, dtype=torch.float64)
             rows += c.advantage * share * factors[:, None] * gradient
     return rows
 
@@ -72,7 +77,7 @@ def slow_gradients(model, group, cfg, w):
 def make_groups():
     """Three groups of unequal lengths; the second has equal rewards; some tokens are a
     tool's."""
-    g = torch.Generator().manual_seed(1)
+    g = torch.Generator().manual_seed(3)  # so that every class has tokens
     found = []
     for A, length in ((0.7, 9), (-0.7, 4), (0.0, 5), (0.0, 6), (0.7, 3), (-0.7, 8)):
         tokens = torch.randint(0, 11, (length,), generator=g).tolist()
@@ -93,7 +98,7 @@ def test_sums_over_groups_equal_loops_over_tokens(settings, w):
     cfg = dataclasses.replace(CFG, **settings)
     before = copy.deepcopy(policy.model.state_dict())
     groups = make_groups()
-    sums, tokens, unlikely = look.measure(policy, groups, cfg)
+    sums, _, tokens = look.measure(policy, groups, cfg)
     rows = [slow_gradients(policy.model, group, cfg, w) for group in groups]
     own = sum(row @ row.T for row in rows)
     torch.testing.assert_close(sums.total.sum(0).double(), sum(rows), rtol=1e-4, atol=1e-4)
@@ -101,8 +106,9 @@ def test_sums_over_groups_equal_loops_over_tokens(settings, w):
     assert sums.count.sum() == 3  # the group with equal rewards counts
     by_completion = cfg.loss_agg_mode == "seq-mean-token-mean"
     # of the four completions with a signal: their number, or the policy's tokens
-    assert tokens == pytest.approx(4 if by_completion else 8 + 3 + 2 + 7)
-    assert 0 < unlikely < tokens
+    assert float(tokens.sum()) == pytest.approx(4 if by_completion else 8 + 3 + 2 + 7)
+    assert float(tokens[:2].sum()) == pytest.approx(2 if by_completion else 8 + 2)  # A > 0
+    assert (tokens > 0).all()
     for name, parameter in policy.model.state_dict().items():
         assert torch.equal(parameter, before[name]), f"{name} was trained"
     assert all(p.grad is None for p in policy.model.parameters())
@@ -142,7 +148,7 @@ def exact_moments(chances, gradients):
 
 def draw_sums(chances, gradients, count, seed):
     generator = torch.Generator().manual_seed(seed)
-    sums = look.Sums(3, gradients.shape[2])
+    sums = look.Sums(*gradients.shape[1:])
     for k in torch.multinomial(chances, count, replacement=True, generator=generator):
         g = gradients[k].float()
         sums.add(None if not g.any() else g)
@@ -151,7 +157,7 @@ def draw_sums(chances, gradients, count, seed):
 
 def three_numbers(M, V):
     return {"signal": look.signal_kept(M, 1), "noise": look.noise_kept(V, 1),
-            "efficiency": look.efficiency(M, V, 1, 8), "length": float(M[0, 0]),
+            "formula": look.signal_to_noise(M, V, 1, 8), "length": float(M[0, 0]),
             "trace": float(V[1, 1])}
 
 
@@ -160,11 +166,16 @@ def all_groups():
     return enumerate_groups()
 
 
-def test_moments_are_unbiased(all_groups):
+@pytest.fixture(scope="module")
+def three_ways(all_groups):
+    return all_groups[0], all_groups[1][:, :3]
+
+
+def test_moments_are_unbiased(three_ways):
     """The means over 300 rollouts of 32 groups are the exact moments, to four standard errors;
     with products of a group with itself they would not be."""
-    exact_M, exact_V = exact_moments(*all_groups)
-    found = [draw_sums(*all_groups, 32, seed).moments()[0] for seed in range(300)]
+    exact_M, exact_V = exact_moments(*three_ways)
+    found = [draw_sums(*three_ways, 32, seed).moments()[0] for seed in range(300)]
     for exact, values in ((exact_M, torch.stack([M for M, _ in found])),
                           (exact_V, torch.stack([V for _, V in found]))):
         assert ((values.mean(0) - exact).abs() < 4 * values.std(0) / 300 ** 0.5).all()
@@ -172,63 +183,105 @@ def test_moments_are_unbiased(all_groups):
     assert exact_V[0, 0] / 32 > 6 * error  # by which they would be off
 
 
-def test_jackknife_errors_match_the_spread(all_groups):
-    found = [look.jackknife(three_numbers, draw_sums(*all_groups, 128, seed).moments())
-             for seed in range(60)]
+def test_jackknife_errors_match_the_spread(three_ways):
+    found = []
+    for seed in range(60):
+        moments = draw_sums(*three_ways, 128, seed).moments()
+        found.append(look.jackknife(*[three_numbers(M, V) for M, V in moments]))
     for name in found[0]:
         values = torch.tensor([each[name][0] for each in found])
         errors = torch.tensor([each[name][1] for each in found])
         assert 0.7 < float(errors.mean() / values.std()) < 1.5, name
 
 
-def test_a_large_rollout_gives_the_exact_values(all_groups):
-    exact = three_numbers(*exact_moments(*all_groups))
-    found = look.jackknife(three_numbers, draw_sums(*all_groups, 20_000, 0).moments())
+def test_a_large_rollout_gives_the_exact_values(three_ways):
+    exact = three_numbers(*exact_moments(*three_ways))
+    moments = draw_sums(*three_ways, 20_000, 0).moments()
+    found = look.jackknife(*[three_numbers(M, V) for M, V in moments])
     for name, (value, error) in found.items():
         assert abs(value - exact[name]) < 4 * error, name
-    assert found["efficiency"][1] < 0.02  # so that this says something
-    assert abs(exact["efficiency"] - 1) > 0.02
+    assert found["formula"][1] < 0.02  # so that this says something
+    assert abs(exact["formula"] - 1) > 0.02
 
 
-def test_the_cosine_is_that_of_simulated_updates(all_groups):
-    """Efficiency is defined by an approximation of the mean cosine; here is the cosine."""
-    chances, gradients = all_groups
-    M, V = exact_moments(chances, gradients)
+def test_blocks_are_left_out_as_if_they_were_not_there(three_ways):
+    sums = draw_sums(*three_ways, 64, 0)
+    moments = sums.moments()
+    sums.count, sums.total, sums.own = sums.count[1:], sums.total[1:], sums.own[1:]
+    for without, expected in zip(moments[1], sums.moments()[0]):
+        torch.testing.assert_close(without, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mean_cosines_equal_loops_over_updates(three_ways):
+    sums = draw_sums(*three_ways, 64, 0)
+    updates = [sums.total[i::8].sum(0).double() for i in range(8)]  # of four blocks each
+    found = look.mean_cosines(sums.products(), 8)
+    for result, without in zip(found, (None, *range(8)), strict=True):
+        kept = [S for i, S in enumerate(updates) if i != without]
+        expected = 0
+        for S in kept:
+            others = (sum(kept)[0] - S[0]) / (len(kept) - 1)
+            expected = expected + S @ others / S.norm(dim=1) / len(kept)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def simulate_cosines(chances, gradients, n, count=4000):
+    """(ways,): the mean cosine of updates of n groups and the true mean gradient."""
     mu = torch.einsum("k,kp->p", chances, gradients[:, 0])
     generator = torch.Generator().manual_seed(0)
-    n = 256
-    drawn = torch.multinomial(chances.expand(400, -1), n, replacement=True, generator=generator)
-    counts = torch.nn.functional.one_hot(drawn, len(chances)).sum(1).double()
-    updates = torch.einsum("uk,kap->uap", counts, gradients)
-    cosines = torch.cosine_similarity(updates, mu, dim=2).mean(0)
-    assert look.efficiency(M, V, 1, n) == pytest.approx(float(cosines[1] / cosines[0]), abs=0.01)
-    angle = torch.cosine_similarity(updates[:, 0], updates[:, 1], dim=1).mean()
-    assert look.cos_of_sums(M, V, 0, 1, n) == pytest.approx(float(angle), abs=0.01)
-    reruns = torch.cosine_similarity(updates[:200, 0], updates[200:, 0], dim=1).mean()
-    assert look.cos_of_reruns(M, V, n) == pytest.approx(float(reruns), abs=0.03)
+    drawn = torch.multinomial(chances.expand(count, -1), n, replacement=True, generator=generator)
+    counts = torch.zeros(count, len(chances), dtype=torch.float64)
+    counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+    found = []
+    for way in gradients.unbind(1):
+        found.append(torch.cosine_similarity(counts @ way, mu, dim=1).mean())
+    return torch.stack(found)
 
 
-def test_a_sketch_keeps_inner_products(monkeypatch):
+def test_the_formula_approximates_the_mean_cosine_of_large_updates(three_ways):
+    cosines = simulate_cosines(*three_ways, 256, 400)
+    formula = look.signal_to_noise(*exact_moments(*three_ways), 1, 256)
+    assert formula == pytest.approx(float(cosines[1] / cosines[0]), abs=0.01)
+
+
+def test_mean_cosines_are_those_of_updates_and_the_true_mean(three_ways):
+    """Over 200 rollouts of 128 groups, in updates of 8: to four standard errors, although the
+    mean gradient is estimated; and the jackknife's errors match the spread."""
+    M, _ = exact_moments(*three_ways)
+    values, ratios, errors = [], [], []
+    for seed in range(200):
+        sums = draw_sums(*three_ways, 128, seed)  # 32 blocks: two in each of 16 updates
+        cosines = look.mean_cosines(sums.products(), 16)
+        values.append(cosines[0][:2] / (8 * M[0, 0].sqrt()))
+        (ratio, error), = look.jackknife(*[{"": float(w / none)}
+                                           for none, w, *_ in cosines]).values()
+        ratios.append(ratio)
+        errors.append(error)
+    values, ratios = torch.stack(values), torch.tensor(ratios)
+    expected = simulate_cosines(*three_ways, 8)[:2]
+    assert ((values.mean(0) - expected).abs() < 4 * values.std(0) / 200 ** 0.5).all()
+    assert float(ratios.median()) == pytest.approx(float(expected[1] / expected[0]), abs=0.03)
+    assert 0.6 < float(torch.tensor(errors).median() / ratios.std()) < 1.5
+
+
+@pytest.mark.parametrize("a", [torch.ones(1000), torch.arange(1000.0).sin()])
+def test_a_sketch_keeps_inner_products(a, monkeypatch):
     monkeypatch.setattr(look, "SKETCH", 64)
     torch.manual_seed(0)
-    a, b = torch.randn(2, 1000)
-    b = b + a
-    products = []
-    for seed in range(400):
-        sketch = look.make_sketch(1000, seed)
-        products.append(float(sketch(a) @ sketch(b)))
-    products = torch.tensor(products)
+    b = a + torch.randn(1000)
+
+    def shorten(x, seed=0):  # one parameter fits into one piece, the other needs many
+        return look.shorten([x[:50].view(5, 10), x[50:]], seed)
+    products = torch.tensor([float(shorten(a, seed) @ shorten(b, seed)) for seed in range(400)])
     assert abs(products.mean() - a @ b) < 4 * products.std() / 20
-    # The spread of independent random signs: |a| |b| / sqrt(64).
-    assert products.std() < 2 * a.norm() * b.norm() / 8
-    sketch = look.make_sketch(1000)
-    torch.testing.assert_close(sketch(a + 2 * b), sketch(a) + 2 * sketch(b))
+    # The spread of independent random signs: |a| |b| / sqrt(64), times sqrt 2 if a is b.
+    assert products.std() < 1.5 * a.norm() * b.norm() / 8
+    torch.testing.assert_close(shorten(a + 2 * b), shorten(a) + 2 * shorten(b))
 
 
 def test_large_models_use_sketches(monkeypatch):
     policy = build_policy(11)
     exact = look.measure(policy, make_groups(), CFG)[0]
-    monkeypatch.setattr(look, "EXACT", 0)
     monkeypatch.setattr(look, "SKETCH", 2048)  # of 3,008 parameters
     sketched = look.measure(policy, make_groups(), CFG)[0]
     assert sketched.total.shape[2] == 2048 and exact.total.shape[2] == 3008
@@ -237,37 +290,27 @@ def test_large_models_use_sketches(monkeypatch):
     assert not torch.equal(near, lengths)
 
 
-# ---- Kantorovich's yardstick ----
-
-def cos_of_vectors(lengths, weights):
-    """Between the sums of orthogonal vectors of these lengths, unweighted and weighted."""
-    square = torch.randn(len(lengths), len(lengths), dtype=torch.float64)
-    vectors = torch.linalg.qr(square)[0] * lengths  # its columns
-    return float(torch.cosine_similarity(vectors.sum(1), (vectors * weights).sum(1), dim=0))
-
-
-@pytest.mark.parametrize("low, high", [(1.0, 1.4), (1.0, 10.0), (0.2, 0.9)])
-def test_no_orthogonal_vectors_turn_further_than_the_yardstick(low, high):
-    torch.manual_seed(0)
-    bound = look.yardstick(low, high)
-    for _ in range(200):
-        lengths = torch.rand(8, dtype=torch.float64) ** 3 + 1e-3
-        weights = low + (high - low) * torch.rand(8, dtype=torch.float64).round(decimals=0)
-        assert cos_of_vectors(lengths, weights) >= bound - 1e-12
-    # And it is reached, so no smaller angle would do.
-    lengths = torch.tensor([high, low], dtype=torch.float64).sqrt()
-    weights = torch.tensor([low, high], dtype=torch.float64)
-    assert cos_of_vectors(lengths, weights) == pytest.approx(bound)
-
-
-def test_vectors_that_cancel_turn_further():
-    """So it is a yardstick rather than a bound."""
-    g = torch.tensor([[1.0, 0.1], [-0.9, 0.1]])
-    w = torch.tensor([[1.4], [1.0]])
-    assert torch.cosine_similarity(g.sum(0), (w * g).sum(0), dim=0) < look.yardstick(1.0, 1.4)
-
-
 # ---- What is printed ----
+
+def test_what_is_printed_is_computed_from_the_moments(all_groups):
+    sums = draw_sums(*all_groups, 96, 0)
+    M, V = sums.moments()[0]
+    found = look.describe(sums, 16, CFG)  # four groups in an update
+    expected = {"signal": M[1, 0] / M[0, 0], "noise": (V[1, 1] / V[0, 0]) ** 0.5,
+                "length": M[0, 0], "signal-to-noise": look.signal_to_noise(M, V, 1, 4)}
+    for i, name in enumerate(look.CLASSES, start=2):
+        expected[f"signal: {name}"] = M[i, 0] / M[0, 0]
+        expected[f"noise: {name}"] = V[i, i] / V[0, 0]
+    none, weighed, *_ = look.mean_cosines(sums.products(), 16)[0]
+    expected["efficiency"] = weighed / none
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name][0] == pytest.approx(float(value)), name
+    assert sum(found[f"signal: {name}"][0] for name in look.CLASSES) == pytest.approx(1)
+    cfg = dataclasses.replace(CFG, loss_agg_mode="seq-mean-token-mean")
+    lines = look.tell(found, torch.ones(4), cfg, 96)
+    assert lines[0] == "96 groups; 4 completions in those with a learning signal"
+
 
 @pytest.mark.parametrize("efficiency, length, words", [
     ((1.10, 0.02), (5.0, 1.0), "point better"),
@@ -278,7 +321,7 @@ def test_vectors_that_cancel_turn_further():
     ((1.10, math.nan), (5.0, 1.0), "no difference")])
 def test_the_sentence_says_when_errors_are_too_large(efficiency, length, words):
     sentence = look.expect({"efficiency": efficiency, "length": length}, groups=256)
-    assert words in sentence and "changes as training goes on" in sentence
+    assert words in sentence
 
 
 @pytest.fixture
@@ -294,11 +337,15 @@ def few_problems(monkeypatch):
 def test_the_command_on_the_pretrained_model(few_problems, capsys):
     look.main(["--task", "math", "--groups", "64", "--group_size", "2"])
     text = capsys.readouterr().out
-    assert "weights from 1 to 1.4: 9.6" in text
-    for name in ("signal kept", "noise kept", "efficiency"):
-        assert re.search(rf"{name}: \d\.\d{{3}} \+- \d\.\d{{3}}", text), name
-    assert "an update of 8 groups" in text
-    assert text.splitlines()[-1].startswith("what to expect: ")
+    for name in ("signal kept", "noise kept", "signal-to-noise", "efficiency"):
+        assert re.search(rf"{name}: +\d\.\d{{3}} \+- \d\.\d{{3}}", text), name
+    assert "an update of 8 groups, GRPO-SG relative to GRPO" in text
+    assert re.search(r"64 groups; [\d,]+ tokens in those", text)
+    numbers = r" +([\d.]+)% +(-?[\d.]+) \+- [\d.]+ +(-?[\d.]+) \+- [\d.]+\n"
+    rows = [re.search(re.escape(name) + numbers, text).groups() for name in look.CLASSES]
+    tokens, signal, _ = (sum(map(float, column)) for column in zip(*rows))
+    assert tokens == pytest.approx(100, abs=0.3) and signal == pytest.approx(1, abs=0.003)
+    assert text.splitlines()[-1].startswith("what it means: ")
 
 
 @pytest.mark.parametrize("flags, expected", [([], 0), (["--warm_up"], 1)])
@@ -311,25 +358,50 @@ def test_only_a_model_that_is_not_pretrained_is_warmed_up(flags, expected, few_p
     assert warmed == expected * [(policy, task, cfg)]
 
 
-def test_a_script_with_a_task_of_its_own(few_problems, tmp_path, capsys):
-    script = tmp_path / "my_task.py"
-    script.write_text("import grpo_sg, tasks\n"
-                      "tasks.TASKS['sums'] = tasks.TASKS['math']\n"
-                      "grpo_sg.main(task='sums', temperature=0.5)\n")
-    count, cfg = look.read_arguments([str(script), "--groups", "64", "--seed", "3"])
-    assert (count, cfg.task, cfg.temperature, cfg.seed) == (64, "sums", 0.5, 3)
-    script.write_text("print('nothing')\n")
-    with pytest.raises(UserError, match="must end in grpo_sg.main"):
-        look.read_arguments([str(script)])
-    tasks.TASKS.pop("sums")
+CALL = "grpo_sg.main(task='kk', temperature=0.5)"
+
+
+@pytest.mark.parametrize("script", [
+    CALL, f"{CALL}\nopen('nothing')", f"{CALL}\ngrpo_sg.main(task='math')",
+    f"try:\n    {CALL}\nexcept Exception:\n    pass",
+    f"if __name__ == '__main__':\n    raise SystemExit({CALL})",
+    "grpo_sg.main(['--task', 'kk', '--temperature=0.5'])",
+    "grpo_sg.main(argv=['--task', 'kk'], temperature=0.5)",
+    "grpo_sg.main(('--temperature', '0.5'), task='kk', temperature=0.7)",
+    "from support import cli\ncli.main(task='kk', temperature=0.5)",
+    "grpo_sg.main(task='kk', temperature=0.5, out='.')",  # where it has been trained
+    f"import argparse\nargparse.ArgumentParser().parse_args()\n{CALL}",
+    "import neighbor\ngrpo_sg.main(task='kk', temperature=neighbor.X)"])
+def test_what_a_script_runs_is_found_however_it_calls_main(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "neighbor.py").write_text("X = 0.5")
+    path = tmp_path / "own.py"
+    path.write_text(f"import grpo_sg\n{script}")
+    assert look.read_script(str(path)) == {"task": "kk", "temperature": 0.5}
+    _, cfg = look.read_arguments([str(path), "--seed", "3", "--temperature", "1"])
+    assert (cfg.task, cfg.temperature, cfg.seed) == ("kk", 1, 3)
+
+
+@pytest.mark.parametrize("flags, count, size", [
+    ("", 256, 8), ("--prompts 128", 512, 32), ("--groups 100", 100, 8), ("--prompts 2", 256, 1)])
+def test_the_usual_number_of_groups_makes_sixteen_updates(flags, count, size):
+    found, cfg = look.read_arguments(flags.split())
+    assert (found, look.groups_per_update(cfg)) == (count, size)
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--shaping", "none"], "--shaping sg or ar"), (["--groups", "8"], "64 or more")])
-def test_a_mistake_is_reported_in_one_line(flags, words, capsys):
+    ("--shaping none", "--shaping sg or ar"), ("--groups 8", "64 or more"),
+    ("--model any --groups 128", "256 or more, at least eight updates of 32 groups"),
+    ("missing.py", "there is no script missing.py"),
+    ("nothing.py", "does not call grpo_sg.main: end it with"),
+    ("needs_a_flag.py", "does not call grpo_sg.main")])
+def test_a_mistake_is_reported_in_one_line(flags, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nothing.py").write_text("")
+    (tmp_path / "needs_a_flag.py").write_text("raise SystemExit('give a size')")
     with pytest.raises(SystemExit):
-        look.main(flags)
-    assert words in capsys.readouterr().err
+        look.main(flags.split())
+    assert words in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_groups_without_a_signal_are_one_line(few_problems):

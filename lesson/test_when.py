@@ -99,8 +99,25 @@ def test_the_recorded_output_is_what_the_program_prints(capsys):
     assert recorded.startswith(when.QUESTION) and recorded.endswith(when.LEGEND)
     for setting in SETTINGS:
         when.print_start(setting)
-    for line in capsys.readouterr().out.splitlines():
-        assert line in recorded
+        printed = capsys.readouterr().out
+        assert f"\n\n{printed}{setting}, trained" in recorded and printed.count("\n") == 3
+
+
+def test_the_table_of_training_at_each_methods_best_rate(capsys, monkeypatch):
+    """GRPO is best at 0.3, the others at 1.0. Two seeds, whose accuracies after step i are i / 200
+    and 0.1 more, and for other methods 0.2 and 0.22 more than GRPO's."""
+    def train(setting, arm, rate, seeds, steps=100):
+        if seeds is when.TUNING_SEEDS:
+            best = 0.3 if arm == "GRPO" else 1.0
+            return torch.full((20, 101), 0.5 - abs(rate - best))
+        gains = torch.tensor([0.0, 0.0] if arm == "GRPO" else [0.2, 0.22])
+        return torch.arange(101) / 200 + torch.tensor([[0.0], [0.1]]) + gains[:, None]
+    monkeypatch.setattr(when, "train", train)
+    when.print_training("slips")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    numbers = "0.310 0.410 0.760 0.510 +0.210 [+0.190, +0.230]".split()
+    assert lines == ["GRPO 0.3 0.100 0.200 0.550 0.300".split(),
+                     ["GRPO-SG", "1.0", *numbers], ["damping", "10", "1.0", *numbers]]
 
 
 # ---- The policy gradient, by enumeration in float64 ----
