@@ -59,8 +59,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     Elsewhere all inputs may be nan, and neither the loss nor the gradient may become nan.
     loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean": first the
     mean over each completion's tokens, then the mean of these (completions without tokens left
-    out). A batch without tokens has the loss 0. denominator: if this is only a part of a larger batch, divide by this number instead of
-    the number of tokens (in the second mode: of completions).
+    out). A batch without tokens has the loss 0. denominator: if this is only a part of a larger
+    batch, divide by this number instead of the number of tokens (in the second mode: of
+    completions).
     """
     raise NotImplementedError("grpo_sg_loss")
 

@@ -4,8 +4,8 @@
     OF=my_exercises_dapo python -m pytest -q -x lesson/test_exercises_dapo.py
 
 The second command grades your copy, which git ignores. In it, replace each `raise` by a body; the
-answers are in lesson/answers_dapo.py. When they pass, a question: which of the two changes what is learned from a completion, and which changes
-only how many completions are sampled?
+answers are in lesson/answers_dapo.py. When they pass, a question: which of the two changes what
+is learned from a completion, and which changes only how many completions are sampled?
 """
 
 

@@ -258,8 +258,8 @@ EQUIVALENT = [
      "R.amax(1, keepdim=True) == R.amin(1, keepdim=True)", "all are equal if the extremes are"),
     ("group_advantages", "equal where std is 0", "(R == R[:, :1]).all(1, keepdim=True)", "std == 0",
      "for equal rewards PyTorch's std is 0, or its mean exact, in all groups that we tried"),
-    ("draw", "the likeliest first", "    cdf = torch.softmax(logits.float() / temperature, -1).cumsum"
-     "(-1)\n    total = cdf[:, -1:]  # not quite 1, because it is a rounded sum\n    return "
+    ("draw", "the likeliest first", "    cdf = torch.softmax(logits.float() / temperature, -1)"
+     ".cumsum(-1)\n    total = cdf[:, -1:]  # not quite 1, because it is a rounded sum\n    return "
      "torch.searchsorted(cdf, u * total, right=True)",
      "    p, order = torch.softmax(logits.float() / temperature, -1).sort(-1, descending=True)\n"
      "    cdf = p.cumsum(-1)\n    return order.gather(1, torch.searchsorted(cdf, u * cdf[:, -1:], "

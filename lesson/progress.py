@@ -162,7 +162,7 @@ def main(argv=None):
     mine = ROOT / f"{MINE}.py"
     if not mine.exists():
         shutil.copy(BLANK, mine)
-        print(f"copied lesson/exercises.py to {MINE}.py, which git ignores: write your bodies there")
+        print(f"copied lesson/exercises.py to {MINE}.py: write your bodies there (git ignores it)")
     show(MINE, args.function)
 
 
