@@ -6,10 +6,14 @@ lesson/README.md, "The policy gradient in seven lines" and "When the sampler is 
 ask for these numbers. Write yours down first.
 """
 import itertools
+import os
+import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models
 
+# The project's folder: a script sees only its own.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from grpo_sg import group_advantages
 
 # A policy that can write four completions only, and what they earn.

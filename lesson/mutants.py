@@ -7,6 +7,11 @@ Prints for each mutant (a body with one mistake) whether a test of the lesson ca
 the test said, and lists the survivors at the end. Each mistake replaces a part of a function in
 answers.py. EQUIVALENT has changes that no caller can see, with the reason: they must survive.
 """
+import os
+import sys
+
+# The project's folder: a script sees only its own.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if __name__ == "__main__":
     from support import program
     program.end_on_ctrl_c()
