@@ -1,10 +1,10 @@
-"""Do the tests notice a wrong body? Make one mistake at a time in answers.py, and test it.
+"""Do the tests notice a wrong body? Make one bug at a time in answers.py, and test it.
 
     python -m lesson.mutants draw token_logps   those of two functions: ten seconds
     python -m lesson.mutants                    all of them: a minute and a half on one core
 
-Prints for each mutant (a body with one mistake) whether a test of the lesson caught it, with what
-the test said, and lists the survivors at the end. Each mistake replaces a part of a function in
+Prints for each mutant (a body with one bug) whether a test of the lesson caught it, with what
+the test said, and lists the survivors at the end. Each bug replaces a part of a function in
 answers.py. EQUIVALENT has changes that no caller can see, with the reason: they must survive.
 """
 import os
@@ -29,7 +29,7 @@ CODE = pathlib.Path(answers.__file__).read_text(encoding="utf-8")
 # Print nothing, stop at the first failure; without the last plugin's garbage collection a run
 # takes half of the time.
 OPTIONS = ["-x", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-# function -> [(the mistake, what is there, what replaces it)]
+# function -> [(the bug, what is there, what replaces it)]
 MUTANTS = {
     "token_weights": [
         ("a gradient", ".detach()", ""),
@@ -255,7 +255,7 @@ MUTANTS = {
         ("dropout", "    batches = []\n", "    batches = []\n    policy.model.train()\n"),
     ],
 }
-# Changes that are not mistakes: (function, change, what is there, what replaces it, reason).
+# Changes that are not bugs: (function, change, what is there, what replaces it, reason).
 EQUIVALENT = [
     ("grpo_sg_loss", "the KL by expm1", "log_x.exp() - 1 - log_x",
      "torch.expm1(log_x) - log_x", "only more exact near 0"),

@@ -1,5 +1,5 @@
 """The exercises can be graded: blanks fail, answers pass, wrong bodies fail with a message that
-names the mistake; what is done is counted."""
+names the bug; what is done is counted."""
 import gc
 import inspect
 import itertools
@@ -165,7 +165,7 @@ def test_import_errors_are_reported(tmp_path, monkeypatch, capsys):
         show("torn", tmp_path, monkeypatch, capsys)
 
 
-# ---- Mutants: right bodies with one mistake ----
+# ---- Mutants: right bodies with one bug ----
 
 # Mistakes that the tests did not see once, and what they say now.
 SAMPLE = {
@@ -211,7 +211,7 @@ def test_a_wrong_body_is_named(function, title, monkeypatch):
     assert SAMPLE[function, title] in fail(function, title)
 
 
-def test_mistakes_in_the_loss_are_told_apart():
+def test_bugs_in_the_loss_are_told_apart():
     messages = {title: fail("grpo_sg_loss", title) for title in LOSS}
     assert len(set(messages.values())) == len(LOSS)
     for title, message in messages.items():
@@ -219,9 +219,9 @@ def test_mistakes_in_the_loss_are_told_apart():
 
 
 def test_each_mutant_can_be_made_and_has_a_name_of_its_own():
-    for function, mistakes in mutants.MUTANTS.items():
-        assert len({title for title, *_ in mistakes}) == len(mistakes)
-        for _, old, new in mistakes:
+    for function, bugs in mutants.MUTANTS.items():
+        assert len({title for title, *_ in bugs}) == len(bugs)
+        for _, old, new in bugs:
             mutants.mutate(function, old, new)
     for function, _, old, new, _ in mutants.EQUIVALENT:
         mutants.mutate(function, old, new)
