@@ -277,7 +277,7 @@ climb("3. over its deviation", train,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
 # %% [markdown]
-# Here the derivation on the lesson's page continues. Come back for 3b.
+# The lesson's page has the derivation of these three rungs. Read it now, then come back for 3b.
 #
 # **Predict:** this is slow. What does the same update do at four times the learning rate?
 
@@ -346,9 +346,9 @@ climb("4 try: bad completions only", train, updates=4,
 # %% [markdown]
 # <details><summary>The answer to rung 4</summary>
 #
-# Those of bad completions: log pi has no lower bound, and a token's gradient stays as large as ever
-# after the token has become impossible. Good completions by themselves end at 0.990, bad ones at
-# 0.080.
+# The tokens of bad completions are: log pi has no lower bound, and a token's gradient stays as large
+# as ever after the token has become impossible. Good completions by themselves end at 0.990, bad
+# ones at 0.080.
 # </details>
 #
 # ## 5a. The ratio
@@ -357,8 +357,7 @@ climb("4 try: bad completions only", train, updates=4,
 #
 # In the first update r = 1, and the gradient of r is that of log pi. Later it is r times that: r
 # corrects for the fact that the old policy wrote the tokens. A bad token that has become rare has a
-# small r and is left alone. A good one has a growing r, and nothing stops it: with some seeds this
-# fails.
+# small r and is left alone. A good one has a growing r, and nothing stops it.
 
 # %%
 def ratio(logps, old_logps, A):
@@ -635,10 +634,11 @@ climb("8. rung 7 in one piece", grpo_sg)
 # %%
 if "ipykernel" in sys.modules:
     import matplotlib.pyplot as plt
-    plt.figure(figsize=(8, 4), dpi=80)
+    plt.figure(figsize=(9, 4), dpi=80, layout="tight")
+    plt.gca().set_prop_cycle(color=plt.cm.tab20.colors)
     for title, rewards in curves.items():
         plt.plot(range(1, STEPS + 1), rewards.mean(0), label=title)
     plt.xlabel("step")
     plt.ylabel("mean reward")
-    plt.legend(fontsize=8)
+    plt.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     plt.show()
