@@ -346,9 +346,9 @@ climb("4 try: bad completions only", train, updates=4,
 # %% [markdown]
 # <details><summary>The answer to rung 4</summary>
 #
-# The tokens of bad completions are: log pi has no lower bound, and a token's gradient stays as large
-# as ever after the token has become impossible. Good completions by themselves end at 0.990, bad
-# ones at 0.080.
+# The tokens of bad completions are: log pi has no lower bound, and a token's gradient stays as
+# large as ever after the token has become impossible. Good completions by themselves end at 0.990,
+# bad ones at 0.080.
 # </details>
 #
 # ## 5a. The ratio
