@@ -95,8 +95,10 @@ def test_a_weight_follows_its_settings(settings):
 
 def test_a_weight_has_no_gradient():
     """It scales a token's advantage. With a gradient, it would itself be maximized."""
-    w = token_weights(torch.tensor([[-0.5, -1.61]], requires_grad=True))
+    logps = torch.tensor([[-0.5, -1.61]], requires_grad=True)
+    w = token_weights(logps)
     assert not w.requires_grad, "the weight has a gradient: detach pi from the graph"
+    same("logps after the call", logps, [[-0.5, -1.61]], "exp, not exp_: they are the caller's")
 
 
 def test_a_weight_is_computed_in_float32():
@@ -119,7 +121,10 @@ GROUPS = [  # rewards, and the advantages by hand
 
 
 def test_advantages_by_hand():
-    found = group_advantages(torch.tensor([rewards for rewards, _ in GROUPS]))
+    given = torch.tensor([rewards for rewards, _ in GROUPS])
+    found = group_advantages(given)
+    same("rewards after the call", given, [rewards for rewards, _ in GROUPS],
+         "R - mean in a new tensor: they are the caller's", 0)
     for row, (rewards, A) in enumerate(GROUPS):
         same(f"an advantage in the group {rewards}", found[row], A,
              "(R - mean) / (std + eps), each row by its own mean and std (over G - 1)")
@@ -130,8 +135,8 @@ def test_advantages_by_hand():
 def test_equal_rewards_give_advantages_of_exactly_0():
     """The mean of seven times 0.1 is not exactly 0.1. Divided by eps, the difference would look
     like a signal."""
-    A = group_advantages(torch.tensor([[0.1] * 7, [1.0] * 6 + [0.0]]))
-    same("an advantage in a group of equal rewards", A[0], [0.0] * 7, "exactly 0", 0)
+    A = group_advantages(torch.tensor([[0.1] * 7, [1.0] * 6 + [0.0], [0.1] * 7]))
+    same("an advantage in a group of equal rewards", A[[0, 2]], [[0.0] * 7] * 2, "exactly 0", 0)
     assert A[1].ne(0).all(), "only a group whose rewards are all equal gets 0"
 
 
@@ -166,7 +171,8 @@ def test_the_clip_stops_what_has_gone_far_enough():
              ("a clipped token", 1.2, 1.0, 0.0),
              ("a clipped token", 0.6, -1.0, 0.0),
              ("a token that went the other way", 0.5, 1.0, -0.5),
-             ("a token that went the other way", 1.5, -1.0, 1.5)]
+             ("a token that went the other way", 1.5, -1.0, 1.5),
+             ("a token that went the other way", 3.3, -1.0, 3.3)]
     wrong = []
     for token, r, A, expected in cases:
         _, found = one_token(r=r, A=A, clip_low=0.3, clip_high=0.1)
@@ -325,6 +331,8 @@ def test_nan_outside_the_mask_reaches_nothing(beta, mode):
     case = f"with nan outside of the mask and beta = {beta}"
     same(f"the loss {case}", loss_with_nan, loss, "mask before the sum, and not by a product")
     same(f"the gradient {case}", gradient_with_nan, gradient, "mask before exp, not after it")
+    loss, _ = grpo_sg_loss(logps, old, A, torch.zeros_like(mask), loss_agg_mode=mode)
+    same("the loss of a batch without tokens", loss, 0.0, "divide by at least 1")
 
 
 def test_grpo_sg_is_grpo_with_the_advantages_w_times_A():
@@ -373,18 +381,22 @@ def test_log_probabilities_are_computed_in_float32():
 
 # ---- 5. draw: a token for each row of logits ----
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
 def test_a_token_is_drawn_as_often_as_its_probability_says(temperature):
-    """u covers [0, 1) in even steps. Each token gets its share of them, to within one step."""
-    p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
-    u = torch.arange(1000)[:, None] / 1000
-    logits = temperature * p.log().expand(1000, -1)  # p is their softmax at that temperature
+    """u covers [0, 1) in even steps. Each token gets its share of them, to within one step: also
+    the 40 with p = 5e-5, which a top-k or a smallest p would leave out."""
+    p = torch.cat([torch.zeros(1), 0.998 * torch.linspace(1, 2, 60) / 90, torch.zeros(1),
+                   torch.full((40,), 5e-5), torch.zeros(1)])
+    B, V = 40_000, len(p)
+    u = torch.arange(B)[:, None] / B
+    logits = temperature * p.log().expand(B, -1)  # p is their softmax at that temperature
     drawn = draw(logits, u, temperature)
-    assert drawn.shape == (1000, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
-    assert drawn.max() < 6, f"token {drawn.max()} was drawn, but the last one is 5"
-    shares = torch.bincount(drawn[:, 0], minlength=6) / 1000
+    assert drawn.shape == (B, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
+    assert drawn.max() < V, f"token {drawn.max()} was drawn, but the last one is {V - 1}"
+    shares = torch.bincount(drawn[:, 0], minlength=V) / B
     assert shares[p == 0].eq(0).all(), "a token of probability 0 was drawn: look at u = 0"
-    same(f"the share of a token at temperature {temperature}", shares, p, "its probability", 0.0011)
+    same(f"the share of a token at temperature {temperature}", shares, p, "its probability: draw "
+         "from the whole softmax, at this temperature", 1.2 / B)
 
 
 def test_temperature_0_draws_the_most_likely_token():
@@ -402,7 +414,8 @@ def test_rounded_sums_draw_no_impossible_token():
     drawn = draw(wide, most, 1.0)
     assert ((drawn > 0) & (drawn < 49_999)).all(), "a token of probability 0 was drawn for a u close to 1"
     even = draw(torch.zeros(999, 999).bfloat16(), (torch.arange(999)[:, None] + 0.5) / 999, 1.0)
-    same("a token drawn by bfloat16 logits", even[:, 0], torch.arange(999), "sum in float32")
+    same("a token drawn by bfloat16 logits", even[:, 0].sort()[0], torch.arange(999),
+         "999 even steps draw each of 999 equally likely tokens once: sum in float32")
 
 
 def test_frequencies_of_sampled_tokens_match_the_softmax(monkeypatch):

@@ -47,7 +47,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         count = (lengths > 0).sum()
     else:
         count = lengths.sum()
-    loss = -objective.sum() / (denominator or count)
+    loss = -objective.sum() / (denominator or count.clamp(min=1))
     return loss, {}
 
 

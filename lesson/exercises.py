@@ -5,10 +5,12 @@ grade them.
     python -m lesson.exercises draw          the first failure of one of them
     python -m lesson.exercises --hint draw   a hint for one of them
 
-Replace each `raise` by a body. The equations are in README.md, "The method"; the answers
-are in answers.py, and in sections 1 to 5 of grpo_sg.py. To see everything that a test says:
+The first command copies this file to my_exercises.py, next to grpo_sg.py. Write your bodies there,
+in place of each `raise`: git ignores that file, and nothing overwrites it. The equations are in
+README.md, "The method"; the answers are in lesson/answers.py, and in sections 1 to 5 of grpo_sg.py.
+To see everything that a test says:
 
-    OF=lesson.exercises python -m pytest -q -x test_grpo_sg.py
+    OF=my_exercises python -m pytest -q -x test_grpo_sg.py
 
 Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the
 vocabulary.
@@ -21,8 +23,8 @@ import sys
 import torch
 import torch.nn.functional as F
 
-# The project's folder, also where this file is started as a script or read by a notebook.
-sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
+# The project's folder, for `python lesson/exercises.py`.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 
 
@@ -57,8 +59,9 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     Elsewhere all inputs may be nan, and neither the loss nor the gradient may become nan.
     loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean": first the
     mean over each completion's tokens, then the mean of these (completions without tokens left
-    out). denominator: if this is only a part of a larger batch, divide by this number instead of
-    the number of tokens (in the second mode: of completions).
+    out). A batch without tokens has the loss 0. denominator: if this is only a part of a larger
+    batch, divide by this number instead of the number of tokens (in the second mode: of
+    completions).
     """
     raise NotImplementedError("grpo_sg_loss")
 
@@ -116,5 +119,5 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
 
 
 if __name__ == "__main__":
-    from lesson.progress import main
-    main("lesson.exercises")
+    from lesson import progress
+    progress.start()

@@ -1,10 +1,11 @@
 """Two exercises: the parts of DAPO (arXiv 2503.14476) that grpo_sg.py leaves out.
 
-    OF=lesson.exercises_dapo python -m pytest -q -x lesson/test_exercises_dapo.py
+    cp lesson/exercises_dapo.py my_exercises_dapo.py
+    OF=my_exercises_dapo python -m pytest -q -x lesson/test_exercises_dapo.py
 
-grades them. Replace each `raise` by a body; the answers are in answers_dapo.py. When they
-pass, a question: which of the two changes what is learned from a completion, and which changes
-only how many completions are sampled?
+The second command grades your copy, which git ignores. In it, replace each `raise` by a body; the
+answers are in lesson/answers_dapo.py. When they pass, a question: which of the two changes what
+is learned from a completion, and which changes only how many completions are sampled?
 """
 
 

@@ -1,21 +1,27 @@
-"""From REINFORCE to GRPO-SG: one training loop. Each rung changes one line of it.
+# %% [markdown]
+"""
+# From REINFORCE to GRPO-SG: one training loop. Each rung changes one line of it.
 
-    python -m lesson.ladder                    every rung, three seeds: a minute on one core
+    python -m lesson.ladder 1                  the first rung, three seeds: five seconds
+    python -m lesson.ladder 1 --try            and the change that it names under Try
+    python -m lesson.ladder                    every rung: a minute and a half on one core
     python -m lesson.ladder 4 5b --seeds 10    these rungs, with the seeds 0 to 9
-    python -m lesson.ladder 1 --try            a rung and the changes that it names under Try
 
 A small untrained model learns to continue counting. Its prompt is one token, say 3, and the best
 completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
-first batch. It prints the mean reward of each step as a bar (0 is blank, 1 a full block), and the
-mean of the last five steps with its standard error over the seeds.
+first batch. It prints the mean reward of each step as a bar (0 is blank, 1 a full block), then the
+mean of the last five steps with its standard error over the seeds, then what ten seeds gave
+(results/ladder_10.txt). Three seeds are few: rungs whose ten-seed means differ by less than 0.05
+can change places. The last line is rung 8's, which must equal rung 7's.
 
 Symbols: P prompts with G completions each make B = P * G rows of T tokens. R is a reward, A an
-advantage, pi the policy's probability of a sampled token. Each rung ends with a question to answer
-before you run the next one. Its answer follows in parentheses in the next rung, with means of ten
-seeds (results/ladder_10.txt); another processor's rounding can change them by a few hundredths.
+advantage, pi the policy's probability of a sampled token. Each rung ends with a question. Answer
+it before you run the next rung, whose text begins with the answer.
 """
-# %% The model and its reward
+
+# %%
 import argparse
+import copy
 import os
 import re
 import sys
@@ -26,7 +32,8 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 # The project's folder: a script sees only its own, and a notebook starts in lesson/.
-sys.path.append(os.path.abspath("." if os.path.exists("grpo_sg.py") else ".."))
+PROJECT = os.path.abspath("." if os.path.exists("grpo_sg.py") else "..")
+sys.path.append(PROJECT)
 from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
 
 STEPS = 30
@@ -51,11 +58,15 @@ def reward(prompt, completion):
     return sum(steps) / len(steps)
 
 
-# %% Which rungs, and how one is shown
-NAMES = "1 2 3 3b 4 4b 5a 5b 5c 6 7 8".split()
+# %% [markdown]
+# ## Which rungs run, and how one is shown
+
+# %%
+NAMES = "1 2 3 3b 4 4b 5a 5b 5c 5d 6 7 8".split()
 RUNGS = NAMES if __name__ == "__main__" else []  # imported: no rung runs
 SEEDS = range(3)
 TRIES = False  # True: also run the changes that a rung names under "Try"
+SHOWN = 1, 5, 10, 20, 30  # steps of which more than the reward is printed
 BLOCKS, PLUS_MINUS = " ▁▂▃▄▅▆▇█", "±"
 
 
@@ -80,7 +91,21 @@ def read_arguments():
         parser.error(f"there is no rung {unknown[0]!r}: give some of {' '.join(NAMES)}")
     if len(given.seeds) < 2:
         parser.error("a standard error needs two seeds or more: --seeds 2")
+    if "7" in given.rungs:
+        given.rungs.append("5b")  # which it is compared with
     return given.rungs or NAMES, given.seeds, given.tries
+
+
+def read_recorded(path):
+    """{title: mean and error} of lines that ten seeds printed; {} if there is no such file."""
+    if not os.path.exists(path):
+        return {}
+    found = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            title, _, rest = line.partition("|" if "|" in line else ": ")
+            found[title.strip()] = rest.rpartition("| ")[2].strip()
+    return found
 
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules:
@@ -89,40 +114,53 @@ try:
     (BLOCKS + PLUS_MINUS).encode(sys.stdout.encoding or "utf-8")
 except UnicodeEncodeError:  # an ASCII terminal
     BLOCKS, PLUS_MINUS = " 12345678", "+-"
-curves = {}  # rung that ran -> the mean reward of each step
+recorded = {} if len(SEEDS) == 10 else read_recorded(f"{PROJECT}/lesson/results/ladder_10.txt")
+curves = {}  # title of a rung that ran -> the mean rewards (seeds, STEPS)
+
+
+def beside(title):
+    """What ten seeds gave, to print beside a result."""
+    known = recorded.get(title, "").replace("±", PLUS_MINUS)
+    return f"   ten seeds: {known}" if known else ""
 
 
 def climb(title, run, **choices):
-    """Run a rung with every seed and print it, if it is among RUNGS; a "try", only with --try.
-    Returns the mean rewards (seeds, STEPS), or None."""
+    """Run a rung with every seed and print it, if it is among RUNGS; a "try", only with --try."""
     rung, is_try = re.match(r"(\w+)( try)?", title).groups()
     if rung not in RUNGS or is_try and not TRIES:
-        return None
-    seeds = tqdm(SEEDS, title, leave=False, delay=3)
-    rewards = torch.tensor([run(seed, **choices) for seed in seeds])
-    curves[title] = rewards.mean(0).tolist()
-    bars = "".join(BLOCKS[int(8.99 * x)] for x in curves[title])
+        return
+    try:
+        seeds = tqdm(SEEDS, title, leave=False, delay=3, disable=None)
+        rewards = torch.tensor([run(seed, **choices) for seed in seeds])
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
+    curves[title] = rewards
+    bars = "".join(BLOCKS[int(8.99 * x)] for x in rewards.mean(0).tolist())
     last = rewards[:, -5:].mean(1)
     error = last.std() / len(last) ** 0.5
-    print(f"{title:38}|{bars}| {last.mean():.3f} {PLUS_MINUS} {error:.3f}", flush=True)
-    return rewards
+    print(f"{title:38}|{bars}| {last.mean():.3f} {PLUS_MINUS} {error:.3f}{beside(title)}",
+          flush=True)
 
 
-# %% The loop
+# %% [markdown]
+# ## The loop
+#
 # A step samples G completions of each of P prompts, and maximizes an objective by gradient ascent.
 # A rung chooses the advantages, the objective of a token, how tokens are averaged, how many
 # updates are made on the same completions, and the learning rate. Every update clips its gradient
-# to norm 1, as is usual.
+# to norm 1, as is usual. (`beta` and `notes` are for rung 5d.)
 
+# %%
 def over_tokens(x, mask):
     return (x * mask).sum() / mask.sum()
 
 
 def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_tokens, plus=0,
-          times=1):
-    """Train a new model, on rewards plus + times R. Returns the mean R of each step."""
+          beta=0.0, notes=None):
+    """Train a new model, on rewards plus + R. Returns the mean R of each step."""
     torch.manual_seed(seed)
     model = new_model()
+    reference = copy.deepcopy(model)  # the policy before training
     optimizer = new_optimizer(model, rate)
     curve = []
     for step in range(STEPS):
@@ -135,7 +173,7 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
         curve.append(rewards.mean().item())
 
         # Compare with the other completions of the prompt.
-        R = plus + times * rewards.view(P, G)
+        R = plus + rewards.view(P, G)
         A = advantages_of(R).view(-1, 1)  # (B, 1)
 
         # Learn. The mask is True on the tokens that the policy wrote, including the stop token.
@@ -143,11 +181,19 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
         mask = [torch.tensor([False] * len(p) + [True] * len(c)) for p, c in pairs]
         ids = pad_sequence(ids, batch_first=True)  # (B, T)
         mask = pad_sequence(mask, batch_first=True)  # (B, T)
+        if notes is not None:
+            notes.append(measure(model, reference, ids, mask))
         for update in range(updates):
             logps = token_logps(model, ids, mask)  # (B, T), log pi, with gradient
             if update == 0:
                 old_logps = logps.detach()  # of the policy that sampled
-            loss = -mean(objective_of(logps, old_logps, A), mask)
+            objective = objective_of(logps, old_logps, A)
+            if beta:
+                with torch.no_grad():
+                    log_x = token_logps(reference, ids, mask)
+                log_x = log_x - logps
+                objective = objective - beta * (log_x.exp() - 1 - log_x)  # k3
+            loss = -mean(objective, mask)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -155,7 +201,8 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
     return curve
 
 
-# %% 1. REINFORCE: raise the probability of what was rewarded
+# %% [markdown]
+# ## 1. REINFORCE: raise the probability of what was rewarded
 #
 #     objective of a token = R log pi
 #
@@ -164,6 +211,7 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
 # But no reward here is negative: every sampled token becomes more likely, and the good ones have to
 # outrun the bad ones.
 
+# %%
 def raw_rewards(R):  # (P, G) -> (P, G)
     return R
 
@@ -177,19 +225,26 @@ climb("1. REINFORCE: R log pi", train,
 climb("1 try: every reward plus 10", train, plus=10,
       advantages_of=raw_rewards, objective_of=log_likelihood)
 
+# %% [markdown]
 # **Predict:** what happens if every reward is 10 higher? No completion gets better or worse.
 # **Try:** `python -m lesson.ladder 1 --try`.
 
 
-# %% 2. Minus the mean of the group: better than what?
+# %% [markdown]
+# <details><summary>The answer to rung 1</summary>
+#
+# Nothing is learned (0.131). Every sampled token becomes more likely, good or bad.
+# </details>
+#
+# ## 2. Minus the mean of the group: better than what?
 #
 #     A = R - mean R        objective = A log pi
 #
-# (With 10 more, nothing is learned: 0.131. Everything sampled becomes more likely, good or bad.)
 # What all completions of a prompt have in common carries no information. Subtract it, and those
 # below the mean become less likely. This is the baseline of policy gradients. It makes the gradient
 # less noisy, and a group provides it without a value network.
 
+# %%
 def minus_mean(R):
     return R - R.mean(1, keepdim=True)
 
@@ -198,58 +253,66 @@ climb("2. minus the group's mean", train,
       advantages_of=minus_mean, objective_of=log_likelihood)
 climb("2 try: every reward plus 10", train, plus=10,
       advantages_of=minus_mean, objective_of=log_likelihood)
-climb("2 try: every reward times 100", train, times=100,
-      advantages_of=minus_mean, objective_of=log_likelihood)
 
-# **Predict:** with this baseline, what happens if every reward is 10 higher? And 100 times as
-# large? **Try:** `python -m lesson.ladder 2 --try`.
+# %% [markdown]
+# **Predict:** with this baseline, what happens if every reward is 10 higher? **Try:**
+# `python -m lesson.ladder 2 --try`.
 
 
-# %% 3. Divided by the standard deviation of the group: GRPO's advantage
+# %% [markdown]
+# <details><summary>The answer to rung 2</summary>
+#
+# The result is 0.778 instead of 0.781: the advantages are the same up to rounding.
+# </details>
+#
+# ## 3. Divided by the standard deviation of the group: GRPO's advantage
 #
 #     A = (R - mean R) / std R
 #
-# (10 higher: 0.778 instead of 0.781; the difference is rounding. 100 times: 0.781. clip_grad_norm_
-# cuts each of these gradients to norm 1, which removes the factor. Without it AdamW would divide
-# the factor out. A factor matters only where clipping cuts some updates and not others.)
-# Now a group counts the same whether its rewards lie between 0 and 1 or between -3 and 3, and
-# whether they differ much or little. Here all rewards have one scale, and it makes no difference.
+# Now a group counts the same whether its rewards range from 0 to 1 or from -3 to 3, and whether
+# they differ much or little. Here all rewards have one scale, so it makes no difference.
 
+# %%
 climb("3. over its deviation", train,
       advantages_of=group_advantages, objective_of=log_likelihood)
-climb("3 try: every reward times 100", train, times=100,
-      advantages_of=group_advantages, objective_of=log_likelihood)
 
+# %% [markdown]
+# The lesson's page has the derivation of these three rungs. Read it now, then come back for 3b.
+#
 # **Predict:** this is slow. What does the same update do at four times the learning rate?
-# **Try** something else: `python -m lesson.ladder 3 --try`, with rewards 100 times as large.
 
 
-# %% 3b. The same with four times the rate
+# %% [markdown]
+# ## 3b. The same with four times the rate
 #
 #     AdamW(..., lr=4 * 6e-3)
 #
-# (Predict: worse, 0.612 instead of 0.776: the step is too long. Try, 100 times: 0.773. Here it is
-# the group's std that removes the factor.)
 # This is a control for the next rung: one update that moves about as far as four.
 
+# %%
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
-climb("3b try: the rate times two", train, rate=2,
-      advantages_of=group_advantages, objective_of=log_likelihood)
 
-# **Predict:** next come four updates on the same completions, at the old rate. Better or worse than
-# one long step? **Try** something else: `python -m lesson.ladder 3b --try`, at twice the rate.
+# %% [markdown]
+# **Predict:** next come four updates on the same completions, at the old rate. Will they end above
+# rung 3, which makes one?
 
 
-# %% 4. Four updates on the same completions
+# %% [markdown]
+# <details><summary>The answer to rung 3</summary>
+#
+# It is worse (0.612 instead of 0.776), because the step is too long.
+# </details>
+#
+# ## 4. Four updates on the same completions
 #
 #     for update in range(4): ...
 #
-# (Predict: worse, 0.516 against 0.612. Try, twice the rate in one update: 0.809, a little more than
-# 0.776.) With a large model, sampling
-# takes most of the time, so one wants to learn more than once from a completion. But after the
-# first update the completions are no longer samples of the current policy.
+# With a large model, sampling takes most of the time, so one wants to learn more than once from a
+# completion. But after the first update the completions are no longer samples of the current
+# policy.
 
+# %%
 def good_only(logps, old_logps, A):
     return A.clamp(min=0) * logps
 
@@ -267,26 +330,36 @@ climb("4 try: good completions only", train, updates=4,
 climb("4 try: bad completions only", train, updates=4,
       advantages_of=group_advantages, objective_of=bad_only)
 
-# Rung 4 ends lower than rung 3, and so does rung 3b. Rung 4b, four updates at a quarter of the
-# rate, ends higher. So reusing a completion is not wrong. What is missing is a rule for when to
+# %% [markdown]
+# <details><summary>The answer to rung 3b</summary>
+#
+# No: rung 4 ends below rung 3 (0.516 instead of 0.776). But at a quarter of the rate four updates
+# end above it (0.877). So reusing a completion is not wrong. What is missing is a rule for when to
 # stop.
+# </details>
 #
 # **Predict:** which tokens are pushed too far, those of good completions or those of bad ones?
 # **Try:** `python -m lesson.ladder 4 --try`, which learns only from the good ones, then only from
 # the bad ones.
 
 
-# %% 5a. The ratio
+# %% [markdown]
+# <details><summary>The answer to rung 4</summary>
+#
+# The tokens of bad completions are: log pi has no lower bound, and a token's gradient stays as
+# large as ever after the token has become impossible. Good completions by themselves end at 0.990,
+# bad ones at 0.080.
+# </details>
+#
+# ## 5a. The ratio
 #
 #     r = pi / pi_old        objective = r A
 #
-# (Those of bad ones: log pi has no lower bound, and a token's gradient stays as large as ever after
-# the token has become impossible. Good completions only: 0.990. Bad ones only: 0.080.)
 # In the first update r = 1, and the gradient of r is that of log pi. Later it is r times that: r
 # corrects for the fact that the old policy wrote the tokens. A bad token that has become rare has a
-# small r and is left alone. A good one has a growing r, and nothing stops it: with some seeds this
-# fails.
+# small r and is left alone. A good one has a growing r, and nothing stops it.
 
+# %%
 def ratio(logps, old_logps, A):
     return (logps - old_logps).exp() * A
 
@@ -294,20 +367,37 @@ def ratio(logps, old_logps, A):
 climb("5a. the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=ratio)
 
-# **Predict:** what if a token's gradient simply ended once its probability has changed by a
-# fifth? **Try** other seeds: `python -m lesson.ladder 5a --seeds 10-13`.
+# %% [markdown]
+# **Predict:** PPO takes min(r A, clip(r) A), where clip(r) is r cut to the range from 0.8 to 1.2.
+# Fill in: does a token still have a gradient?
+#
+# | | r below 0.8 | r inside | r above 1.2 |
+# |---|---|---|---|
+# | A > 0 | | yes | |
+# | A < 0 | | yes | |
 
 
-# %% 5b. The clip: PPO's objective; with the group's advantage, GRPO's
+# %% [markdown]
+# <details><summary>The answer to rung 5a</summary>
+#
+# | | r below 0.8 | r inside | r above 1.2 |
+# |---|---|---|---|
+# | A > 0 | yes | yes | no |
+# | A < 0 | no | yes | yes |
+#
+# A token stops only where it has gone far enough in the direction in which A pushes it.
+# </details>
+#
+# ## 5b. The clip: PPO's objective; with the group's advantage, GRPO's
 #
 #     objective = min(r A, clip(r, 0.8, 1.2) A)
 #
-# The clip is the rule for when to stop. A token has no gradient while its probability is more than
-# a fifth higher (if A > 0) or lower (if A < 0) than when it was sampled.
+# The clip is the rule for when to stop.
 
-def clipped_ratio(logps, old_logps, A, width=0.2):
+# %%
+def clipped_ratio(logps, old_logps, A, high=1.2):
     r = (logps - old_logps).exp()
-    return torch.minimum(r * A, r.clamp(1 - width, 1 + width) * A)
+    return torch.minimum(r * A, r.clamp(0.8, high) * A)
 
 
 def no_minimum(logps, old_logps, A):
@@ -315,87 +405,141 @@ def no_minimum(logps, old_logps, A):
     return r.clamp(0.8, 1.2) * A
 
 
-grpo = climb("5b. ratio and clip: GRPO", train, updates=4,
-             advantages_of=group_advantages, objective_of=clipped_ratio)
+climb("5b. ratio and clip: GRPO", train, updates=4,
+      advantages_of=group_advantages, objective_of=clipped_ratio)
 climb("5b try: clip(r) A, no minimum", train, updates=4,
       advantages_of=group_advantages, objective_of=no_minimum)
 
+# %% [markdown]
 # **Predict:** why the minimum, and not only `clip(r) A`? Think of a good token that another token's
-# update has made half as likely. **Try:** `python -m lesson.ladder 5b --try`.
+# update has made half as likely. **Try:** `python -m lesson.ladder 5b --try`. The difference can
+# hide in the noise of three seeds; ten show it.
 
 
-# %% 5c. What is the ratio for, then?
+# %% [markdown]
+# <details><summary>The answer to rung 5b</summary>
+#
+# `clip(r) A` has no gradient at r = 1/2, so the good token cannot come back. Ten seeds end at
+# 0.929 ± 0.024 instead of 0.986 ± 0.004.
+# </details>
+#
+# ## 5c. What is the ratio for, then?
 #
 #     objective = A log pi, where the clip lets it learn
 #
-# (clip(r) A alone has no gradient at r = 1/2, so the good token cannot come back: 0.929.)
 # The same tokens stop at the same place, but the others have the gradient of log pi, without the
-# factor r. The result is the same. Inside the clip r is between 0.8 and 1.2, so as a factor it
-# matters little. Its use is to tell the clip how far a token has moved.
+# factor r. Ten seeds see no difference. As a factor r matters little, because most tokens that
+# still learn have an r close to 1. (A token that went the other way may have any r, as the table
+# says.) The use of r is to tell the clip how far a token has moved.
 
+# %%
 def clip_alone(logps, old_logps, A):
     r = (logps - old_logps).exp()
     held_back = r.clamp(0.8, 1.2) * A < r * A
     return (A * logps).masked_fill(held_back, 0.0)
 
 
-def narrow(logps, old_logps, A):
-    return clipped_ratio(logps, old_logps, A, width=0.1)
-
-
-def wide(logps, old_logps, A):
-    return clipped_ratio(logps, old_logps, A, width=0.5)
-
-
 climb("5c. the clip without the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=clip_alone)
-climb("5c try: rung 5b, clipped at a tenth", train, updates=4,
-      advantages_of=group_advantages, objective_of=narrow)
-climb("5c try: rung 5b, clipped at a half", train, updates=4,
-      advantages_of=group_advantages, objective_of=wide)
 
-# **Predict:** clip at a tenth instead of a fifth: slower, safer, or neither? **Try:**
-# `python -m lesson.ladder 5c --try`, with a tenth and with a half.
+# %% [markdown]
+# **Predict:** while rung 5b learns, what happens to the policy's entropy, the mean of -log pi? And
+# to its KL divergence from the policy before training, the mean of log pi - log pi_ref?
 
 
-# %% 6. The mean over completions instead of tokens
+# %% [markdown]
+# ## 5d. Entropy and KL
+#
+#     objective = min(r A, clip(r) A) - beta k3
+#
+# The KL is a mean over all tokens that the policy could write. Three estimates need only the
+# sampled one. With x = pi_ref / pi:
+#
+#     k1 = -log x        k2 = (log x)^2 / 2        k3 = x - 1 - log x
+#
+# k1 and k3 have the KL as their mean; k2 has not. k3 is never negative, and GRPO's loss uses it:
+# beta times k3 keeps the policy near the reference. RLHF put beta k1 into the reward instead.
+
+# %%
+def measure(model, reference, ids, mask):
+    """Return (entropy, exact KL, k1, k2, k3): means over the sampled tokens' positions."""
+    with torch.no_grad():
+        pi, ref = (m(input_ids=ids[:, :-1]).logits.log_softmax(-1) for m in (model, reference))
+        kl = (pi.exp() * (pi - ref)).sum(-1)  # (B, T - 1)
+        entropy = -(pi.exp() * pi).sum(-1)
+        log_x = (ref - pi).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    each = entropy, kl, -log_x, log_x ** 2 / 2, log_x.exp() - 1 - log_x
+    return [over_tokens(x, mask[:, 1:]).item() for x in each]
+
+
+def higher_clip(logps, old_logps, A):
+    return clipped_ratio(logps, old_logps, A, high=1.28)
+
+
+def climb_and_measure(title, objective_of, beta=0.0):
+    notes = []
+    climb(title, train, updates=4, advantages_of=group_advantages, objective_of=objective_of,
+          beta=beta, notes=notes)
+    if notes:
+        means = torch.tensor(notes).view(-1, STEPS, 5).mean(0)
+        for name, values in zip(("entropy", "KL", "k1", "k2", "k3"), means.T.tolist()):
+            shown = [f"{values[step - 1]:5.2f} in step {step}" for step in SHOWN]
+            print(f"    {name:8}{', '.join(shown)}")
+
+
+climb_and_measure("5d. rung 5b, measured", clipped_ratio)
+climb_and_measure("5d try: beta = 0.04", clipped_ratio, beta=0.04)
+climb_and_measure("5d try: clip(r, 0.8, 1.28)", higher_clip)
+
+# %% [markdown]
+# **Predict:** which of the three estimates comes closest to the KL at the end? What does
+# beta = 0.04 change, and what a higher upper clip? **Try:** `python -m lesson.ladder 5d --try`.
+
+
+# %% [markdown]
+# <details><summary>The answer to rung 5d (means of ten seeds)</summary>
+#
+# The entropy falls from 2.06 to 0.05. (log 8 is the most that eight words allow.) The KL
+# rises to 2.09, and k1 comes closest to it. k2 is too large, 2.30. k3 is 1.64 here and 4.23 with
+# the higher clip, where the KL is 2.11. Its mean is right, but once the policy is sure, most of
+# this mean is in tokens that are almost never sampled and then have a huge x.
+#
+# With beta = 0.04 the entropy stays at 0.26, and the reward ends lower, at 0.951. The higher clip
+# learns a little faster. DAPO raised it in order to keep the entropy up. This toy does not show
+# that: the entropy ends at 0.04.
+# </details>
+#
+# ## 6. The mean over completions instead of tokens
 #
 #     mean over completions of (mean over tokens of the objective)
 #
-# (A tenth: 0.983. A half, faster: 0.993. The width matters little here.)
 # This is GRPO's original form. A token of a long completion counts less, so a long wrong answer is
 # punished less per token than a short one. Here it is slower, and ends at 0.944 ± 0.017 instead of
 # 0.986 ± 0.004.
 
+# %%
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
 
 
-def over_sums(x, mask):
-    return (x * mask).sum(1).mean()
-
-
 climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
-climb("6 try: sums over tokens", train, updates=4, mean=over_sums,
-      advantages_of=group_advantages, objective_of=clipped_ratio)
 
+# %% [markdown]
 # **Predict:** rung 7 multiplies the objective of a token by w = clip(2 (sigmoid(9 pi) - 1/4), 1,
 # 1.4), which is larger for likely tokens. What is the mean of w when all tokens are equally likely
-# (pi = 1/8), and what at the end? **Try** something else: `python -m lesson.ladder 6 --try`, with a
-# completion's sum over tokens instead of its mean.
+# (pi = 1/8), and what at the end? Is 7 better than 5b?
 
 
-# %% 7. The weight w: GRPO-SG
+# %% [markdown]
+# ## 7. The weight w: GRPO-SG
 #
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# (Try: the sum over tokens ends at 0.986, their mean at 0.944.) Unlikely tokens have the largest
-# gradients. With w they count less, 1 against 1.4. Once the policy is sure of nearly all tokens,
-# nearly all have the weight 1.4: it is then a common factor. (Predict: at pi = 1/8, w is 1.01. The
-# command prints the mean over a step's four updates, and pi has moved after the first of them.)
+# Unlikely tokens have the largest gradients. With w they count less, 1 against 1.4.
 
+# %%
 mean_w = []  # for each update, the mean over its tokens
 
 
@@ -405,48 +549,39 @@ def weighted(logps, old_logps, A):
     return w * clipped_ratio(logps, old_logps, A)
 
 
-def from_zero(logps, old_logps, A):
-    return token_weights(logps, low=0.0) * clipped_ratio(logps, old_logps, A)
-
-
-def reversed_weight(logps, old_logps, A):
-    return clipped_ratio(logps, old_logps, A) / token_weights(logps)
-
-
-sg = climb("7. times w: GRPO-SG", train, updates=4,
-           advantages_of=group_advantages, objective_of=weighted)
-climb("7 try: L = 0", train, updates=4,
-      advantages_of=group_advantages, objective_of=from_zero)
-climb("7 try: 1 / w", train, updates=4,
-      advantages_of=group_advantages, objective_of=reversed_weight)
+climb("7. times w: GRPO-SG", train, updates=4,
+      advantages_of=group_advantages, objective_of=weighted)
 
 if mean_w:
     of_steps = torch.tensor(mean_w).view(-1, STEPS, 4).mean((0, 2)).tolist()
-    shown = [f"{of_steps[step - 1]:.2f} in step {step}" for step in (1, 5, 10, 20, 30)]
+    shown = [f"{of_steps[step - 1]:.2f} in step {step}" for step in SHOWN]
     print("the mean of w:", ", ".join(shown))
-
-# **Predict:** is 7 better than 5b? The next cell compares them with the same seeds. **Try:**
-# `python -m lesson.ladder 7 --try`, with L = 0, then with 1 / w, which is the wrong way round.
-
-
-# %% Does w help? The same seeds with and without it
-if grpo is not None and sg is not None:
-    difference = (sg - grpo)[:, -5:].mean(1)  # (seeds,)
+    difference = curves["7. times w: GRPO-SG"] - curves["5b. ratio and clip: GRPO"]
+    difference = difference[:, -5:].mean(1)  # (seeds,)
     error = difference.std() / len(difference) ** 0.5
-    print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
+    title = "7 minus 5b, paired by seed"
+    print(f"{title}: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}{beside(title)}")
 
-# (L = 0: 0.974. 1 / w: 0.980. As it is: 0.977.) These seeds show no difference on this model.
-# lesson/README.md, "When does the weight help?", continues from here.
-
-
-# %% 8. The same in one piece: a training script
+# %% [markdown]
+# <details><summary>The answer to rung 6</summary>
 #
-# To copy it, put this cell and the first two into a file next to grpo_sg.py, which needs nothing
-# else of this project. The loop is the one above with its choices written out; `grpo_sg_loss`
-# computes rung 7's objective and takes its mean over the mask. Here all four updates see all
-# completions. grpo_sg.py divides a step's completions into minibatches and learns from each in one
-# update, so r differs from 1 only because of the updates on other minibatches.
+# At pi = 1/8, w is 1.01. (The command prints the mean over a step's four updates, and pi has moved
+# after the first of them.) Once the policy is sure of nearly all tokens, nearly all have the weight
+# 1.4: it is then a common factor. Neither three nor ten seeds show a difference on this model. The
+# lesson's page, "When does the weight help?", continues from here.
+# </details>
 
+
+# %% [markdown]
+# ## 8. The same in one piece: a training script
+#
+# To copy it, put this cell and the first two cells of code into a file next to grpo_sg.py, which
+# needs nothing else of this project. The loop is the one above with its choices written out;
+# `grpo_sg_loss` computes rung 7's objective and takes its mean over the mask. Here all four updates
+# see all completions. grpo_sg.py divides a step's completions into minibatches and learns from each
+# in one update, so r differs from 1 only because of the updates on other minibatches.
+
+# %%
 TEMPERATURE = 1.0  # of sampling and of log-probabilities: both describe one policy
 
 
@@ -499,10 +634,11 @@ climb("8. rung 7 in one piece", grpo_sg)
 # %%
 if "ipykernel" in sys.modules:
     import matplotlib.pyplot as plt
-    plt.figure(figsize=(9, 5))
-    for title, curve in curves.items():
-        plt.plot(range(1, STEPS + 1), curve, label=title)
+    plt.figure(figsize=(9, 4), dpi=80, layout="tight")
+    plt.gca().set_prop_cycle(color=plt.cm.tab20.colors)
+    for title, rewards in curves.items():
+        plt.plot(range(1, STEPS + 1), rewards.mean(0), label=title)
     plt.xlabel("step")
     plt.ylabel("mean reward")
-    plt.legend(fontsize=8)
+    plt.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     plt.show()

@@ -1,12 +1,21 @@
-"""Do the tests notice a wrong body? Make one mistake at a time in answers.py, and test it.
+"""Do the tests notice a wrong body? Make one bug at a time in answers.py, and test it.
 
-    python -m lesson.mutants                    all of them: minutes
-    python -m lesson.mutants grpo_sg_loss draw  those of two functions
+    python -m lesson.mutants draw token_logps   those of two functions: ten seconds
+    python -m lesson.mutants                    all of them: a minute and a half on one core
 
-Prints for each mutant (a body with one mistake) whether a test of the lesson caught it, with what
-the test said, and lists the survivors at the end. Each mistake replaces a part of a function in
+Prints for each mutant (a body with one bug) whether a test of the lesson caught it, with what
+the test said, and lists the survivors at the end. Each bug replaces a part of a function in
 answers.py. EQUIVALENT has changes that no caller can see, with the reason: they must survive.
 """
+import os
+import sys
+
+# The project's folder: a script sees only its own.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if __name__ == "__main__":
+    from support import program
+    program.end_on_ctrl_c()
+
 import argparse
 import pathlib
 import types
@@ -20,10 +29,11 @@ CODE = pathlib.Path(answers.__file__).read_text(encoding="utf-8")
 # Print nothing, stop at the first failure; without the last plugin's garbage collection a run
 # takes half of the time.
 OPTIONS = ["-x", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-# function -> [(the mistake, what is there, what replaces it)]
+# function -> [(the bug, what is there, what replaces it)]
 MUTANTS = {
     "token_weights": [
         ("a gradient", ".detach()", ""),
+        ("in place", ".exp()", ".exp_()"),
         ("no float32", ".float()", ""),
         ("float32 after exp", ".float().exp()", ".exp().float()"),
         ("log pi for pi", ".exp()", ""),
@@ -52,6 +62,9 @@ MUTANTS = {
         ("over G", "R.std(1, keepdim=True)", "R.std(1, keepdim=True, correction=0)"),
         ("the variance", "R.std(1,", "R.var(1,"),
         ("no mean", "(R - mean)", "R"),
+        ("in place", "A = (R - mean) /", "R -= mean\n    A = R /"),
+        ("equal rewards found in the first group only", "A.masked_fill(equal, 0.0)",
+         "A.masked_fill(equal & (torch.arange(len(R))[:, None] == 0), 0.0)"),
         ("the wrong sign", "R - mean", "mean - R"),
         ("no std", " / (std + eps)", ""),
         ("no eps", "std + eps", "std"),
@@ -82,12 +95,16 @@ MUTANTS = {
         ("clips swapped", "1 - clip_low, 1 + clip_high", "1 - clip_high, 1 + clip_low"),
         ("clip_low for both", "1 + clip_high", "1 + clip_low"),
         ("the wrong sign", "-objective.sum()", "objective.sum()"),
-        ("a sum", " / (denominator or count)", ""),
-        ("denominator ignored", "denominator or count", "count"),
-        ("over pads, too", "(denominator or count)", "(denominator or mask.numel())"),
+        ("a sum", " / (denominator or count.clamp(min=1))", ""),
+        ("denominator ignored", "denominator or count.clamp(min=1)", "count.clamp(min=1)"),
+        ("over pads, too", "count.clamp(min=1)", "mask.numel()"),
         ("over empty completions, too", "(lengths > 0).sum()", "len(mask)"),
         ("always over tokens", 'loss_agg_mode == "seq-mean-token-mean"', "False"),
         ("always over completions", 'loss_agg_mode == "seq-mean-token-mean"', "True"),
+        ("0 / 0 of a batch without tokens", "count.clamp(min=1)", "count"),
+        ("a dual clip", "torch.minimum(r * A, clipped * A)",
+         "torch.where(A < 0, torch.maximum(torch.minimum(r * A, clipped * A), 3 * A), "
+         "torch.minimum(r * A, clipped * A))"),
         ("the sum of a completion", " / lengths.clamp(min=1)", ""),
         ("0 / 0 of an empty completion", "lengths.clamp(min=1)", "lengths"),
         ("no KL", "objective - beta * kl", "objective"),
@@ -149,6 +166,11 @@ MUTANTS = {
         ("always the most likely", "temperature == 0", "True"),
         ("no float32", ".float()", ""),
         ("(B,)", "u * total, right=True)", "u * total, right=True)[:, 0]"),
+        ("the 50 most likely only", "logits.float()", "logits.float().masked_fill(logits < "
+         "logits.topk(min(50, logits.shape[1]))[0][:, -1:], -math.inf)"),
+        ("no p below 1e-4", "torch.softmax(logits.float() / temperature, -1)",
+         "F.threshold(torch.softmax(logits.float() / temperature, -1), 1e-4, 0.0)"),
+        ("no temperature below 0.5", "/ temperature", "/ max(temperature, 0.5)"),
     ],
     "pass_at_k": [
         ("with replacement", "1 - math.comb(n - c, k) / math.comb(n, k)", "1 - (1 - c / n) ** k"),
@@ -233,7 +255,7 @@ MUTANTS = {
         ("dropout", "    batches = []\n", "    batches = []\n    policy.model.train()\n"),
     ],
 }
-# Changes that are not mistakes: (function, change, what is there, what replaces it, reason).
+# Changes that are not bugs: (function, change, what is there, what replaces it, reason).
 EQUIVALENT = [
     ("grpo_sg_loss", "the KL by expm1", "log_x.exp() - 1 - log_x",
      "torch.expm1(log_x) - log_x", "only more exact near 0"),
@@ -241,6 +263,12 @@ EQUIVALENT = [
      "R.amax(1, keepdim=True) == R.amin(1, keepdim=True)", "all are equal if the extremes are"),
     ("group_advantages", "equal where std is 0", "(R == R[:, :1]).all(1, keepdim=True)", "std == 0",
      "for equal rewards PyTorch's std is 0, or its mean exact, in all groups that we tried"),
+    ("draw", "the likeliest first", "    cdf = torch.softmax(logits.float() / temperature, -1)"
+     ".cumsum(-1)\n    total = cdf[:, -1:]  # not quite 1, because it is a rounded sum\n    return "
+     "torch.searchsorted(cdf, u * total, right=True)",
+     "    p, order = torch.softmax(logits.float() / temperature, -1).sort(-1, descending=True)\n"
+     "    cdf = p.cumsum(-1)\n    return order.gather(1, torch.searchsorted(cdf, u * cdf[:, -1:], "
+     "right=True))", "any order of the tokens gives each its probability"),
     ("learn", "minibatches in one piece", "shuffled[i::cfg.updates]",
      "shuffled[len(shuffled) * i // cfg.updates:len(shuffled) * (i + 1) // cfg.updates]",
      "the completions are shuffled, and the sizes differ by one at most"),
@@ -288,7 +316,9 @@ def find_failure(function, module):
     try:
         for name in names:
             setattr(test_grpo_sg, name, getattr(module, name))
-        pytest.main([*OPTIONS, *chosen], [failure])
+        status = pytest.main([*OPTIONS, *chosen], [failure, progress])
+        if status == pytest.ExitCode.INTERRUPTED and failure.test is None:
+            raise SystemExit("interrupted")
     finally:
         for name in names:
             setattr(test_grpo_sg, name, usual[name])

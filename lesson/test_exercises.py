@@ -1,12 +1,14 @@
 """The exercises can be graded: blanks fail, answers pass, wrong bodies fail with a message that
-names the mistake; what is done is counted."""
+names the bug; what is done is counted."""
 import gc
 import inspect
+import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import types
 
 import pytest
 
@@ -71,7 +73,7 @@ def test_each_test_of_the_lesson_belongs_to_one_exercise():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_exercise_has_a_hint_on_request(name, capsys):
-    progress.main("lesson.exercises", ["--hint", name])
+    progress.main(["--hint", name])
     hint = capsys.readouterr().out
     assert hint.startswith(f"{name}: ") and len(hint) > len(name) + 40
     assert hint.split(": ", 1)[1].strip() not in inspect.getsource(exercises)
@@ -79,7 +81,7 @@ def test_each_exercise_has_a_hint_on_request(name, capsys):
 
 def test_a_hint_for_no_exercise_is_refused_with_their_names(capsys):
     with pytest.raises(SystemExit):
-        progress.main("lesson.exercises", ["--hint", "drew"])
+        progress.main(["--hint", "drew"])
     assert "'grpo_sg_loss', 'token_logps', 'draw'" in capsys.readouterr().err
 
 
@@ -92,14 +94,34 @@ def test_blank_exercises_fail_and_the_first_is_suggested(tmp_path, monkeypatch, 
     assert "python -m lesson.exercises --hint token_weights" in told[4]
 
 
-def test_a_named_exercise_is_shown_first(monkeypatch, capsys):
+def test_the_readers_copy_is_made_once_and_a_named_exercise_is_shown_first(
+        tmp_path, monkeypatch, capsys):
     failed = [f"FAILED test_grpo_sg.py::{tests[0]} - {name}"
               for name, tests in progress.read_sections().items()]
     monkeypatch.setattr(progress, "run_tests", lambda module: "\n".join(failed))
-    progress.main("lesson.exercises", ["draw"])
+    monkeypatch.setattr(progress, "MINE", str(tmp_path / "mine"))
+    progress.main([])
+    copy = tmp_path / "mine.py"
+    assert copy.read_text() == inspect.getsource(exercises)
+    copy.write_text("# my work")
+    capsys.readouterr()
+    progress.main(["draw"])
     told = capsys.readouterr().out.splitlines()
     assert told[2].startswith("next: draw, 0 of 1 ") and told[3].endswith(" - draw")
-    assert told[5].startswith("then: token_weights")
+    assert told[5].startswith("then: token_weights") and copy.read_text() == "# my work"
+
+
+def test_an_endless_loop_is_named_and_the_other_tests_run(monkeypatch):
+    """The second test of the function fails without being run."""
+    monkeypatch.setattr(progress, "LIMIT", 0.5)
+    monkeypatch.setattr(progress, "endless", set())
+    module = types.SimpleNamespace(**vars(grpo_sg))
+    module.draw = lambda *given: sum(1 for _ in itertools.count())
+    for told in ("no end after 0.5 seconds: is there an endless loop?",
+                 "not run, because another test of draw did not end"):
+        assert told in mutants.find_failure("draw", module)[1]
+    monkeypatch.setattr(progress, "LIMIT", 10)
+    assert mutants.find_failure("pass_at_k", module) == (None, None)
 
 
 HALF = """
@@ -143,14 +165,20 @@ def test_import_errors_are_reported(tmp_path, monkeypatch, capsys):
         show("torn", tmp_path, monkeypatch, capsys)
 
 
-# ---- Mutants: right bodies with one mistake ----
+# ---- Mutants: right bodies with one bug ----
 
 # Mistakes that the tests did not see once, and what they say now.
 SAMPLE = {
     ("token_weights", "alpha ignored"): "w at pi = 0.25 with {'alpha': 1.7} is 1.3093, expected",
+    ("token_weights", "in place"): "logps after the call is",
     ("group_advantages", "only the first two compared"): "in the group [1.0, 1.0, 0.0, 0.0] is 0",
+    ("group_advantages", "in place"): "rewards after the call is",
+    ("group_advantages", "equal rewards found in the first group only"): "in a group of equal rewards",
     ("token_logps", "0 is a pad"): "whatever their ids",
     ("draw", "(B,) at temperature 0"): "the tokens have shape (2,), expected (B, 1)",
+    ("draw", "the 50 most likely only"): "draw from the whole softmax",
+    ("draw", "no p below 1e-4"): "draw from the whole softmax",
+    ("draw", "no temperature below 0.5"): "the share of a token at temperature 0.2 is",
     ("learn", "no shuffle"): "shuffle the completions by the seed",
     ("learn", "clips swapped"): "clip_low is 0.24, expected cfg.clip_low = 0.2",
     ("learn", "the loss times the minibatches"): "the gradient has 2 times the expected norm",
@@ -162,6 +190,8 @@ LOSS = {
     "only the clip": "the gradient for a token that went the other way",
     "clip_low ignored": "a token within the clip with A < 0 (r = 0.75) is 0, expected 0.75",
     "a sum": "the loss with token-mean is -7, expected -1.75",
+    "a dual clip": "that went the other way with A < 0 (r = 3.3) is 0, expected 3.3",
+    "0 / 0 of a batch without tokens": "the loss of a batch without tokens is nan, expected 0",
     "no KL": "is -0, expected 0.156876: beta (x - 1 - log x)",
     "w times the KL": "w scales the advantage, not the KL"}
 
@@ -181,7 +211,7 @@ def test_a_wrong_body_is_named(function, title, monkeypatch):
     assert SAMPLE[function, title] in fail(function, title)
 
 
-def test_mistakes_in_the_loss_are_told_apart():
+def test_bugs_in_the_loss_are_told_apart():
     messages = {title: fail("grpo_sg_loss", title) for title in LOSS}
     assert len(set(messages.values())) == len(LOSS)
     for title, message in messages.items():
@@ -189,9 +219,9 @@ def test_mistakes_in_the_loss_are_told_apart():
 
 
 def test_each_mutant_can_be_made_and_has_a_name_of_its_own():
-    for function, mistakes in mutants.MUTANTS.items():
-        assert len({title for title, *_ in mistakes}) == len(mistakes)
-        for _, old, new in mistakes:
+    for function, bugs in mutants.MUTANTS.items():
+        assert len({title for title, *_ in bugs}) == len(bugs)
+        for _, old, new in bugs:
             mutants.mutate(function, old, new)
     for function, _, old, new, _ in mutants.EQUIVALENT:
         mutants.mutate(function, old, new)

@@ -1,5 +1,4 @@
-"""The toy of lesson/when.py, and the claims about the policy gradient in the lesson."""
-import itertools
+"""The toy of lesson/when.py."""
 import pathlib
 
 import pytest
@@ -99,8 +98,8 @@ def test_the_recorded_output_is_what_the_program_prints(capsys):
     assert recorded.startswith(when.QUESTION) and recorded.endswith(when.LEGEND)
     for setting in SETTINGS:
         when.print_start(setting)
-        printed = capsys.readouterr().out
-        assert f"\n\n{printed}{setting}, trained" in recorded and printed.count("\n") == 3
+    for line in capsys.readouterr().out.splitlines():
+        assert line in recorded
 
 
 def test_the_table_of_training_at_each_methods_best_rate(capsys, monkeypatch):
@@ -118,65 +117,3 @@ def test_the_table_of_training_at_each_methods_best_rate(capsys, monkeypatch):
     numbers = "0.310 0.410 0.760 0.510 +0.210 [+0.190, +0.230]".split()
     assert lines == ["GRPO 0.3 0.100 0.200 0.550 0.300".split(),
                      ["GRPO-SG", "1.0", *numbers], ["damping", "10", "1.0", *numbers]]
-
-
-# ---- The policy gradient, by enumeration in float64 ----
-
-REWARD = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)  # of four completions
-G = 3
-
-
-def scores(logits):
-    """(completions, parameters): the gradient of log pi of each completion."""
-    return torch.eye(len(logits), dtype=torch.float64) - torch.softmax(logits, 0)
-
-
-def expected_gradient(logits, advantages):
-    """The mean over all groups of G completions of sum A grad log pi / G, enumerated."""
-    pi, score = torch.softmax(logits, 0), scores(logits)
-    total = torch.zeros(len(logits), dtype=torch.float64)
-    for group in itertools.product(range(len(logits)), repeat=G):
-        group = list(group)
-        A = advantages(REWARD[group])
-        total += pi[group].prod() * (A[:, None] * score[group]).sum(0) / G
-    return total
-
-
-@pytest.fixture
-def logits():
-    return torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
-
-
-@pytest.fixture
-def true_gradient(logits):
-    logits = logits.clone().requires_grad_()
-    (torch.softmax(logits, 0) @ REWARD).backward()
-    return logits.grad
-
-
-def test_a_constant_baseline_leaves_the_gradient_unbiased(logits, true_gradient):
-    for baseline in [0.0, 1.7, -20.0]:
-        found = expected_gradient(logits, lambda R: R - baseline)
-        assert torch.allclose(found, true_gradient, atol=1e-12)
-
-
-def test_the_mean_of_the_others_leaves_the_gradient_unbiased(logits, true_gradient):
-    found = expected_gradient(logits, lambda R: R - (R.sum() - R) / (G - 1))
-    assert torch.allclose(found, true_gradient, atol=1e-12)
-
-
-def test_the_mean_of_the_group_scales_the_gradient_by_g_minus_1_over_g(logits, true_gradient):
-    found = expected_gradient(logits, lambda R: R - R.mean())
-    assert torch.allclose(found, (G - 1) / G * true_gradient, atol=1e-12)
-
-
-def test_dividing_by_the_std_turns_the_gradient(logits, true_gradient):
-    found = expected_gradient(logits, lambda R: group_advantages(R[None])[0].double())
-    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
-
-
-def test_dividing_by_length_turns_the_gradient(logits, true_gradient):
-    length = torch.tensor([1.0, 2.0, 8.0, 3.0], dtype=torch.float64)
-    pi, score = torch.softmax(logits, 0), scores(logits)
-    found = (pi * REWARD / length) @ score
-    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.9

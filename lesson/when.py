@@ -1,6 +1,6 @@
 """When does the weight help? Predict first, then watch the sign flip.
 
-    python -m lesson.when        # ten seconds on one core
+    python -m lesson.when        fifteen seconds on one core, with results/when.txt as its output
 
 A toy policy writes 21 tokens with a vocabulary of 64 words. The first 20 tokens are filler
 and do not matter. The last one is a decision, and one word is right. Eight parameters
@@ -15,10 +15,19 @@ Two settings differ only in how sure the policy is at the start:
     discoveries   filler: two words with pi = 0.49 each
                   decision: right word 0.05, 63 wrong words with 0.015 each
 
-The filler is noise in both settings. In "slips" it sits in unlikely tokens, whose weight
-is 1, and the decision sits in likely ones, whose weight is 1.4. In "discoveries" it is the
-other way round.
+The filler is noise in both settings; w is 1 for unlikely tokens and 1.4 for likely ones.
+Another processor can change the last digit of an accuracy.
 """
+import os
+import sys
+
+# The project's folder: a script sees only its own.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if __name__ == "__main__":
+    from support import program
+    program.end_on_ctrl_c()
+
+import argparse
 import math
 
 import torch
@@ -219,4 +228,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m lesson.when", description=QUESTION).parse_args()
     main()

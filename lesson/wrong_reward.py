@@ -1,12 +1,15 @@
 """You get what you reward: one task, one model, and two rewards.
 
-    python -m lesson.wrong_reward         both rewards, one after the other
+    python -m lesson.wrong_reward         both rewards, one after the other: half a minute
     python -m lesson.wrong_reward --mine  your own: change `my_reward`, below
 
+It ends with completions before and after training. With "any letters" avg@4 ended at 0.435,
+0.245 and 0.720 with the seeds 0 to 2 (results/wrong_reward.txt).
+
 The task is to sort five letters: gbdca, abcdg. The policy's warm-up has shown it two
-habits, to sort (which it does badly as yet) and to copy what it reads. Every reward pays
-3 for the right word and -3 for a badly formed one; a well-formed word that is not right
-earns -0.5. The two differ in what they call well formed:
+things, to sort (which it does badly as yet) and to copy what it reads. Every reward pays
+3 for the correct word and -3 for a badly formed one; a well-formed wrong word earns -0.5.
+The two differ in what they call well formed:
 
     any order    the five letters that were given, in any order
     any letters  five letters, whichever

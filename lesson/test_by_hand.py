@@ -1,0 +1,144 @@
+"""The lines of the derivation hold, by enumeration in float64, and the page has the numbers."""
+import itertools
+import math
+import pathlib
+import re
+
+import pytest
+import torch
+from transformers import TopPLogitsWarper
+
+from grpo_sg import group_advantages
+from lesson import by_hand
+from lesson.by_hand import G, LOGITS, REWARDS, gradient_of_groups
+
+PAGE = " ".join((pathlib.Path(by_hand.__file__).parent / "README.md").read_text("utf-8").split())
+
+
+@pytest.fixture
+def true_gradient():
+    logits = LOGITS.clone().requires_grad_()
+    (torch.softmax(logits, 0) @ REWARDS).backward()
+    return logits.grad
+
+
+# ---- Lines 1 to 6 ----
+
+@pytest.mark.parametrize("baseline", [0.0, 1.7, -20.0])
+def test_a_constant_baseline_leaves_the_gradient_unbiased(baseline, true_gradient):
+    found, _ = gradient_of_groups(lambda R: R - baseline)
+    assert torch.allclose(found, true_gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize("baseline, factor", [
+    (by_hand.no_baseline, 1), (by_hand.others_mean, 1), (by_hand.group_mean, (G - 1) / G)])
+def test_baselines_of_the_group_scale_the_gradient_and_do_not_turn_it(
+        baseline, factor, true_gradient):
+    found, _ = gradient_of_groups(baseline)
+    assert torch.allclose(found, factor * true_gradient, atol=1e-12)
+
+
+def test_the_variance_without_a_baseline_is_that_of_a_mean_of_independent_completions():
+    pi = torch.softmax(LOGITS, 0)
+    each = REWARDS[:, None] * (torch.eye(4) - pi)  # the gradient of each completion
+    mean = pi @ each
+    _, variance = gradient_of_groups(by_hand.no_baseline)
+    assert variance == pytest.approx(((pi @ each ** 2).sum() - mean @ mean).item() / G)
+
+
+def test_dividing_by_the_std_turns_the_gradient(true_gradient):
+    found, _ = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
+    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
+
+
+def test_dividing_by_length_turns_the_gradient(true_gradient):
+    pi, length = torch.softmax(LOGITS, 0), torch.tensor([1.0, 2.0, 8.0, 3.0])
+    found = (pi * REWARDS / length) @ (torch.eye(4, dtype=torch.float64) - pi)
+    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.9
+
+
+# ---- Line 7: completions of two tokens, sampled by an older policy ----
+
+def two_tokens(first, second):
+    """Return (9,) log-probabilities of each token of the nine completions: logits (3,), (3, 3)."""
+    pairs = list(itertools.product(range(3), repeat=2))
+    a, b = first.log_softmax(-1), second.log_softmax(-1)
+    return torch.stack([a[i] for i, _ in pairs]), torch.stack([b[i, j] for i, j in pairs])
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.0])
+def test_the_ratio_of_the_completion_is_exact_and_that_of_its_tokens_is_not(moved):
+    """The objectives differ in their gradients once the policy has moved."""
+    g = torch.Generator().manual_seed(0)
+    old, step = torch.randn(2, 12, generator=g, dtype=torch.float64)
+    R = torch.randn(9, generator=g, dtype=torch.float64)
+    theta = (old + moved * step).requires_grad_()
+    logps = two_tokens(theta[:3], theta[3:].view(3, 3))
+    old_logps = two_tokens(old[:3], old[3:].view(3, 3))
+    r = [(new - before).exp() for new, before in zip(logps, old_logps)]
+    p_old = sum(old_logps).exp()
+    J = sum(logps).exp() @ R
+    by_completion = p_old @ (r[0] * r[1] * R)
+    by_token = p_old @ ((r[0] + r[1]) * R)
+    assert by_completion.item() == pytest.approx(J.item())
+    true, exact, tokens = (torch.autograd.grad(x, theta, retain_graph=True)[0]
+                           for x in (J, by_completion, by_token))
+    assert torch.allclose(exact, true)
+    assert torch.allclose(tokens, true) == (moved == 0)
+
+
+# ---- By hand ----
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_advantages_of_k_right_completions(k):
+    std = math.sqrt(k * (8 - k) / (8 * 7))
+    right, wrong = by_hand.advantages(k)
+    assert right == pytest.approx((1 - k / 8) / std, abs=1e-4)
+    assert wrong == pytest.approx((0 - k / 8) / std, abs=1e-4)
+
+
+def test_groups_without_a_signal():
+    groups = itertools.product([1, 0], repeat=3)
+    share = sum(0.9 ** sum(g) * 0.1 ** (3 - sum(g)) for g in groups if len(set(g)) == 1)
+    assert by_hand.silence(0.9, G=3) == pytest.approx(share)
+
+
+# ---- Samplers ----
+
+@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.95])
+def test_top_p_divides_by_the_kept_mass(top_p):
+    p = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(0)
+    q, Z = by_hand.restrict(p, top_p)
+    expected = TopPLogitsWarper(top_p)(None, p.log()[None])[0].softmax(0)
+    assert torch.allclose(q, expected)
+    assert torch.allclose((p / q)[q > 0], Z)
+
+
+def test_rounded_logits_shift_the_ratio_by_half_its_variance():
+    """E_q[p / q] = 1, so for a small x = log(p / q), E[x] = -E[x^2] / 2."""
+    logits = 4 * torch.randn(20, 5000, generator=torch.Generator().manual_seed(1)).double()
+    mean, std = by_hand.log_ratio_of_rounding(logits)
+    assert mean == pytest.approx(-std ** 2 / 2, rel=0.1) and 0.005 < std < 0.05
+    rounded = logits.bfloat16().double()  # a sampler that reads the trainer's logits
+    assert by_hand.log_ratio_of_rounding(rounded) == (0, 0)
+
+
+def test_the_page_has_what_is_printed(capsys):
+    by_hand.main()
+    printed = capsys.readouterr().out
+    assert "decoded 'hello'" in printed
+    for number in re.findall(r"\d+\.\d{2,}", printed):
+        assert number in PAGE or number == "0.00026", number
+
+
+@pytest.mark.parametrize("N, key_width, layers, memory, work, cache", [
+    (200_000, 64, 3, 0.003, 6e11, 0.9),  # the tiny model
+    # Qwen2.5-7B: attention and MLP of a layer, two vocabulary matrices
+    (28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944) + 2 * 152_064 * 3584, 512, 28,
+     122, 2.3e16, 69)])
+def test_the_table_of_sizes(N, key_width, layers, memory, work, cache):
+    assert 16 * N / 1e9 == pytest.approx(memory, rel=0.07)
+    assert 6 * N * 512_000 == pytest.approx(work, rel=0.03)
+    assert 2 * 2 * layers * key_width * 512 * 2348 / 1e9 == pytest.approx(cache, rel=0.03)
+    for said in ("3 MB", "122 GB", "6 x 10^11", "2.3 x 10^16", "0.9 GB", "69 GB"):
+        assert f"| {said}" in PAGE
