@@ -86,6 +86,8 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
     printed = main(f"--eval_only --task math --model {out}/checkpoint {flags} --out {tmp_path}/b", capsys)
     assert "another task" in printed
+    monkeypatch.setitem(tasks.TASKS, "kk", give(tasks.math_task(grpo_sg.Config(train_problems=50))))
+    assert "the task has changed since it began" in main(f"--resume --out {out}", capsys)
 
 
 def test_a_real_model_from_a_folder(tmp_path, capsys):
