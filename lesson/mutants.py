@@ -288,7 +288,9 @@ def find_failure(function, module):
     try:
         for name in names:
             setattr(test_grpo_sg, name, getattr(module, name))
-        pytest.main([*OPTIONS, *chosen], [failure])
+        status = pytest.main([*OPTIONS, *chosen], [failure])
+        if status == pytest.ExitCode.INTERRUPTED:
+            raise SystemExit(130)
     finally:
         for name in names:
             setattr(test_grpo_sg, name, usual[name])
