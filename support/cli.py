@@ -29,6 +29,8 @@ class Settings(grpo_sg.Config):
     sampler: Annotated[Literal["plain", "graph"], "graph: on a GPU, record decode steps as a CUDA "
                        "graph, and use it if it is as accurate; untested on a GPU"] = "plain"
     resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
+    like: Annotated[str, "folder of a run: use the settings in its config.json, except for other "
+                         "flags"] = ""
 
 
 # ---- The settings: tables ----
@@ -39,7 +41,7 @@ GROUPS = {
     "method": "shaping alpha tau mu low high clip_low clip_high beta loss_agg_mode lr temperature",
     "sizes": "steps prompts group_size updates max_new_tokens",
     "memory": "tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler device",
-    "run": "eval_every eval_samples eval_only resume seed out",
+    "run": "eval_every eval_samples eval_only resume like seed out",
     "questions with a search tool": "max_turns retriever"}
 # The smallest allowed values; other numbers must be above 0. The largest is MOST.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
@@ -104,7 +106,7 @@ def parse(argv=None, **script):
         check_value(name, value)
     given = data.find_files(read_flags(argv))
     script = data.find_files(script)
-    if "resume" in script or "model" in script:
+    if {"resume", "model", "like"} & script.keys():
         script, given = {}, {**script, **given}
     own = {name: script[name] for name in ("task", "out") if name in script}
     saved = find_saved({**own, **given})
@@ -209,7 +211,7 @@ def find_saved(given):
     """Return the settings of the run that the given ones name, as a dict, or {}.
 
     --resume --out RUN continues with the run's settings, except for those in RESUMABLE.
-    --model RUN/checkpoint starts with them if the task is the same.
+    --model RUN/checkpoint starts with them if the task is the same; --like RUN starts again.
     """
     out = given.get("out", "")
     if given.get("resume"):
@@ -229,6 +231,11 @@ def find_saved(given):
                                 f"{grpo_sg.shown(saved[name])}: leave the flag out, or start a "
                                 "new run")
         return update_saved(saved, run.find_checkpoint(out))
+    if given.get("like"):
+        saved = run.read_settings(given["like"], FIELDS)
+        if not saved:
+            raise UserError(f"--like {given['like']} is not a run: name a folder with config.json")
+        return update_saved({**saved, "out": "", "resume": False}, saved["model"])
     folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
     saved = run.read_settings(folder, FIELDS)
     if not saved or given.get("task", saved["task"]) != saved["task"]:
@@ -364,7 +371,7 @@ def find_unused(cfg, read, template):
     if cfg.model:
         why["warm_up"] = "--model"
     changed = find_changes(cfg)
-    unused = [f"{changed[name]} ({why[name]})" for name in changed if name in why]
+    unused = [f"--{changed[name]} ({why[name]})" for name in changed if name in why]
     for name in models.read_kwargs(cfg.chat_template_kwargs):
         if name not in template:
             unused.append(f"{name} of --chat_template_kwargs (the model's template has no {name})")

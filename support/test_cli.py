@@ -43,7 +43,7 @@ def test_every_setting_has_exactly_one_group():
     ("--max_iters 9", "mean --steps"), ("--eval_interval 9", "mean --eval_every"), ("--block_size 9", "mean --max_new_tokens"),
     ("--warmup_steps 9", "--warmup_steps;"), ("--tag x", "--tag;"), ("--deepspeed x", "--deepspeed;"),
     ("--gradient_checkpointing True", "takes no value, not True"), ("--out s3://bucket/x", "not a folder of this machine"),
-    ("--resume --eval_only --out x", "use --model x/checkpoint instead"),
+    ("--like .", "--like . is not a run: name a folder with config.json"), ("--resume --eval_only --out x", "use --model x/checkpoint instead"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
     ("--n_samples_per_prompt 8", "mean --group_size"), ("--kl-loss-coef 0.1", "mean --beta"),
     ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
@@ -111,6 +111,7 @@ def test_flags_of_a_notebooks_kernel_are_ignored_and_those_of_its_run_command_ar
     ("--resume --steps 9", dict(out="run", lr=0.1), (9, 0.5, "run", True)),
     ("--eval_only --model run/checkpoint", {}, (7, 0.5, "", False)),
     ("", dict(eval_only=True, model="run/checkpoint"), (7, 0.5, "", False)),
+    ("--like run --steps 9", dict(lr=0.1), (9, 0.5, "", False)), ("", dict(like="run", steps=9), (9, 0.5, "", False)),
     ("--model run/checkpoint", dict(out="new", steps=9), (7, 0.5, "new", False))])
 def test_keywords_name_a_run_as_flags_do(argv, script, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -131,11 +132,11 @@ def test_a_broken_plugin_is_named_in_one_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("settings, unused", [
-    (dict(), []), (dict(model="x", warm_up=True), ["warm_up True (--model)"]),
-    (dict(shaping="none", alpha=3.0), ["alpha 3 (--shaping none)"]),
-    (dict(max_turns=5), ["max_turns 5 (--task kk does not read it)"]),
-    (dict(task="math", people=[5]), ["people 5 (--task math does not read it)"]),
-    (dict(task="one", seed=3, data="x"), ["data x (--task one does not read it)"]),
+    (dict(), []), (dict(model="x", warm_up=True), ["--warm_up True (--model)"]),
+    (dict(shaping="none", alpha=3.0), ["--alpha 3 (--shaping none)"]),
+    (dict(max_turns=5), ["--max_turns 5 (--task kk does not read it)"]),
+    (dict(task="math", people=[5]), ["--people 5 (--task math does not read it)"]),
+    (dict(task="one", seed=3, data="x"), ["--data x (--task one does not read it)"]),
     (dict(chat_template_kwargs='{"thinking": false, "think": 1}'),
      ["thinking of --chat_template_kwargs (the model's template has no thinking)"])])
 def test_settings_without_effect_are_listed(settings, unused, monkeypatch):

@@ -158,6 +158,7 @@ support.data support.tools support.models support.page support.advice
 support.tiny support.run
 support.checks
 support.cli
+support.ask
 """
 # tasks.py uses verify/ if it is there; grpo_sg.py imports tasks and support.cli inside functions.
 EXCEPTIONS = {"grpo_sg": {"tasks", "support.cli", "grpo_sg"}, "tasks": {"verify.math_equal"}}
