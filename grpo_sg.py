@@ -1260,11 +1260,12 @@ def main(argv=None, **defaults):
         defaults: a script's own default settings, such as main(task="mine"); flags replace
             them.
     """
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # for a file that is installed
     try:
         from support import cli
         program = cli.main
     except ModuleNotFoundError as error:
-        if error.name != "support":  # a part of support/ or a package is missing: say which
+        if error.name not in ("support", "tasks"):  # a part of support/, or a package: say which
             raise
         program = run_program
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:

@@ -439,21 +439,24 @@ def kk_split(split, count, people, seed, *, brief=False):
 
     A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
     any seed, names or wording. A held-out split never repeats a meaning, and "train" never
-    repeats a question. Gives up on a size after 1,000 draws without a new puzzle: two
-    people have only 41 meanings.
+    repeats a question. After 1,000 draws without a new puzzle of a size, the other sizes
+    fill up: two people have only 41 meanings.
     """
     problems = []
     seen = set()
     left = list(people)  # sizes that still have new puzzles
     for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
-        n = people[i % len(people)]
-        if n not in left:
-            continue
-        problem = make_new(split, n, random.Random(f"{seed} {split} {i}"), brief, seen)
-        if problem:
-            problems.append(problem)
-        else:
-            left.remove(n)
+        problem = None
+        while left and not problem:
+            n = left[i % len(left)]
+            problem = make_new(split, n, random.Random(f"{seed} {split} {i}"), brief, seen)
+            if problem:
+                problems.append(problem)
+            else:
+                left = [size for size in left if size != n]
+    if len(problems) < count:
+        print(f"only {len(problems)} of {count} {split} puzzles: there are no others with "
+              f"{', '.join(map(str, people))} people")
     return problems
 
 
@@ -753,8 +756,8 @@ MATH_LINE = {"question": "1 + 1?", "answer": "2"}
 
 def load_hub(name, configuration, split):
     """Load a split of a set on the hub."""
-    import datasets  # slow to import, and only needed for data from the hub
     try:
+        import datasets  # slow to import, and only needed for data from the hub
         return datasets.load_dataset(name, configuration, split=split)
     except RuntimeError:
         # The set is a script, which we never run. The hub has a copy of its rows on a
@@ -766,8 +769,8 @@ def load_hub(name, configuration, split):
             reason = f"{type(error).__name__}: {error}"
     except Exception as error:  # no such set, no access, no network: each has its own type
         reason = f"{type(error).__name__}: {error}"
-    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network, or give "
-                    "a .jsonl file")
+    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network and "
+                    "that datasets is installed, or give a .jsonl file")
 
 
 def load_math(name, places):

@@ -801,6 +801,8 @@ def test_the_weights_of_other_methods():
     assert ar.tolist() == pytest.approx([0.8, 0.9, 1.0])
     sg = grpo_sg.weigh(logps, grpo_sg.Config(alpha=1.0, tau=1.0, mu=0.0, low=0.6, high=0.7))
     assert sg.tolist() == pytest.approx([0.6, 1 / (1 + math.exp(-0.5)), 0.7])
+    with pytest.raises(AssertionError, match="shaping must be sg, none or ar, not 'grpo'"):
+        grpo_sg.weigh(logps, grpo_sg.Config(shaping="grpo"))
 
 
 @MODES
@@ -968,9 +970,10 @@ def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
         assert sum(height for height, _ in shapes) == rows and len(shapes) < 6
 
 
-@pytest.mark.parametrize("prompts", [[], [[]], [[1], []], torch.ones(2, 2).long()])
+@pytest.mark.parametrize("prompts", [
+    [], [[]], [[1], []], torch.ones(2, 2).long(), transformers.BatchEncoding({"input_ids": [[1]]})])
 def test_prompts_that_are_not_lists_of_tokens_are_refused(prompts):
-    with pytest.raises(AssertionError, match="prompts must be lists of token ids"):
+    with pytest.raises(AssertionError, match=f"prompts must be lists of token ids, .* not {type(prompts).__name__}"):
         sample(build_model(), prompts, max_new_tokens=2, stop_ids=[])
 
 
@@ -1136,6 +1139,13 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     rng = random.Random(0)
     assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(3000)}) == 41  # all there are, of two people
     assert 200 < len(tasks.kk_split("train", 1000, [2], 0, brief=True)) < 1000  # it ends
+
+
+def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
+    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 20, [2, 3], 0)]
+    assert (sizes.count(2), sizes.count(3)) == (3, 17) and capsys.readouterr().out == ""
+    assert len(tasks.kk_split("test", 20, [2], 0)) == 3
+    assert capsys.readouterr().out == "only 3 of 20 test puzzles: there are no others with 2 people\n"
 
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):

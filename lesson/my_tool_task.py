@@ -7,11 +7,8 @@ the number of that name, and the policy then writes the number. In the warm-up t
 imitates two kinds of text: most guess a number without asking. RL has to find out that asking pays.
 """
 import itertools
-import os
 import random
-import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 import tasks
 from support.tools import Tool

@@ -1,6 +1,7 @@
 """The ladder climbs, what it offers to copy is complete, the page says what was measured."""
 import contextlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -8,6 +9,7 @@ import runpy
 import sys
 
 import pytest
+import torch
 
 from lesson import ladder
 

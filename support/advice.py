@@ -49,8 +49,12 @@ def describe_start(row, k):
 def describe_end(out, after, k):
     """Compare the test after training with the test before. out: the run's folder; after: the
     row of the test; k: samples per problem. Returns a list of lines."""
-    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-        logged = [json.loads(line) for line in file]
+    path = os.path.join(out, "metrics.jsonl")
+    try:
+        with open(path, encoding="utf-8") as file:
+            logged = [json.loads(line) for line in file]
+    except ValueError as error:  # another program wrote into it
+        return [f"{path} cannot be read ({error}): nothing to compare with"]
     steps = [row for row in logged if "split" not in row]
     if steps and all(row["equal_groups"] == 1 for row in steps):
         return ["rewards were equal within every group, so nothing was learned: README.md, "

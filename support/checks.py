@@ -7,9 +7,10 @@ import os
 
 import grpo_sg
 import torch
+from tqdm import tqdm
 
 import tasks
-from support import data, program, tiny, tools
+from support import data, program, run, tiny, tools
 from support.program import first_line, say, suggest
 from tasks import UserError
 
@@ -42,10 +43,7 @@ def check(cfg):
     if cfg.low > cfg.high:
         raise UserError(f"--low {cfg.low} is above --high {cfg.high}: lower --low, or raise "
                         "--high")
-    empty = os.path.isdir(cfg.out) and not os.listdir(cfg.out)
-    if os.path.lexists(cfg.out) and not cfg.resume and not empty:
-        raise UserError(f"--out {cfg.out} exists: name another folder, or add --resume to "
-                        "continue the run in it")
+    check_out(cfg.out, cfg.resume)
     if cfg.shaping == "sg":
         ends = torch.tensor([0.0, 1.0]).log()  # w is monotone between them
         least, greatest = grpo_sg.weigh(ends, cfg)
@@ -55,6 +53,19 @@ def check(cfg):
         if least == greatest:
             times = "" if least == 1 else f" with {least:.4g} times the loss"
             say(f"warning: every token has the weight {least:.4g}: this is plain GRPO{times}")
+
+
+def check_out(out, resume):
+    """Raise UserError unless a run can be written to the folder."""
+    if "://" in out or "\0" in out:
+        raise UserError(f"--out {out!r} is not a folder of this machine: name one")
+    try:
+        empty = os.path.isdir(out) and not os.listdir(out)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be read ({error.strerror}): name another folder")
+    if os.path.lexists(out) and not resume and not empty:
+        hint = ", or add --resume to continue the run in it" if run.find_checkpoint(out) else ""
+        raise UserError(f"--out {out} exists: name another folder{hint}")
 
 
 def check_folders(cfg):
@@ -256,7 +267,8 @@ def check_start(policy, task, cfg):
             raise UserError(f"none of the {split} problems fits into the model's context: lower "
                             "--max_new_tokens, or use another model")
     unknown, words, last_word = 0, 0, 0
-    for problem in [*task.train[:20], *task.valid[:20], *task.test[:20]]:
+    tried = [*task.train[:20], *task.valid[:20], *task.test[:20]]
+    for problem in tqdm(tried, "trying the verifier", leave=False, delay=2, disable=None):
         c = grpo_sg.Completion(problem, problem.prompt)
         unknown += c.prompt.count(policy.tokenizer.unk_token_id)
         words += len(c.prompt)
@@ -265,6 +277,9 @@ def check_start(policy, task, cfg):
         if isinstance(task.write, tools.Tool):
             task.write.observe([policy.tokenizer.decode(c.tokens)])
         grpo_sg.grade(c, policy, task)
+    if unknown > words / 20 and cfg.resume:
+        raise UserError(f"the run in {cfg.out} does not know {unknown} of {words} words of --task "
+                        f"{cfg.task}: the task has changed since it began. Start a new run")
     if unknown > words / 20:
         whose = (f"the tokenizer of --model {cfg.model}" if cfg.model
                  else "the pretrained tiny model")

@@ -29,6 +29,8 @@ class Settings(grpo_sg.Config):
     sampler: Annotated[Literal["plain", "graph"], "graph: on a GPU, record decode steps as a CUDA "
                        "graph, and use it if it is as accurate; untested on a GPU"] = "plain"
     resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
+    like: Annotated[str, "folder of a run: use the settings in its config.json, except for other "
+                         "flags"] = ""
 
 
 # ---- The settings: tables ----
@@ -39,7 +41,7 @@ GROUPS = {
     "method": "shaping alpha tau mu low high clip_low clip_high beta loss_agg_mode lr temperature",
     "sizes": "steps prompts group_size updates max_new_tokens",
     "memory": "tokens_per_micro_batch sample_batch gradient_checkpointing offload sampler device",
-    "run": "eval_every eval_samples eval_only resume seed out",
+    "run": "eval_every eval_samples eval_only resume like seed out",
     "questions with a search tool": "max_turns retriever"}
 # The smallest allowed values; other numbers must be above 0. The largest is MOST.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
@@ -57,18 +59,23 @@ TINY = dict(
 OTHER_NAMES = {
     "model": "model_name_or_path model_name pretrain",
     "out": "output_dir save_path default_local_dir",
-    "data": "dataset dataset_name prompt_data train_files", "eval_data": "eval_dataset val_files",
+    "data": "dataset dataset_name prompt_data train_file train_files",
+    "eval_data": "eval_dataset val_files",
     "lr": "learning_rate actor_learning_rate", "beta": "kl_coef kl_loss_coef init_kl_coef",
     "clip_low": "epsilon epsilon_low eps_clip clip_ratio clip_ratio_low",
     "clip_high": "epsilon_high clip_ratio_high", "loss_agg_mode": "loss_type",
-    "steps": "max_steps total_training_steps epochs num_train_epochs total_epochs num_episodes",
+    "shaping": "weight weights",
+    "steps": "max_steps max_iters total_training_steps epochs num_train_epochs total_epochs "
+             "num_episodes",
     "prompts": "batch_size per_device_train_batch_size train_batch_size rollout_batch_size",
     "group_size": "num_generations n_samples_per_prompt n",
     "updates": "num_iterations steps_per_generation ppo_epochs ppo_mini_batch_size max_epochs",
-    "max_new_tokens": "max_completion_length max_response_length generate_max_len max_tokens",
+    "max_new_tokens": "max_completion_length max_response_length generate_max_len max_tokens "
+                      "block_size",
     "tokens_per_micro_batch": "gradient_accumulation_steps ppo_micro_batch_size_per_gpu "
                               "ppo_max_token_len_per_gpu micro_train_batch_size",
-    "sample_batch": "micro_rollout_batch_size", "eval_every": "eval_steps test_freq",
+    "sample_batch": "micro_rollout_batch_size",
+    "eval_every": "eval_steps eval_interval eval_strategy test_freq",
     "eval_samples": "num_samples num_generations_eval eval_n_samples_per_prompt",
     "gradient_checkpointing": "enable_gradient_checkpointing", "eval_only": "val_only",
     "resume": "resume_from_checkpoint load_checkpoint",
@@ -99,12 +106,12 @@ def parse(argv=None, **script):
         check_value(name, value)
     given = data.find_files(read_flags(argv))
     script = data.find_files(script)
-    if "resume" in script or "model" in script:
+    if {"resume", "model", "like"} & script.keys():
         script, given = {}, {**script, **given}
-    own_task = {"task": script["task"]} if "task" in script else {}
-    saved = find_saved({**own_task, **given})
+    own = {name: script[name] for name in ("task", "out") if name in script}
+    saved = find_saved({**own, **given})
     base = TINY if data.is_tiny_model({**script, **given}.get("model", "")) else {}
-    cfg = Settings(**{**base, **script, **saved, **given})
+    cfg = Settings(**{**base, **script, **saved, **own, **given})
     for name, value in vars(cfg).items():
         check_value(name, value)
     checks.check(cfg)
@@ -133,9 +140,9 @@ def own_argv():
 def read_flags(argv):
     """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}.
     argv: a list of strings; None means sys.argv."""
-    if isinstance(argv, str):
+    if not isinstance(argv, (list, tuple, type(None))):
         raise UserError('main takes a list of flags, such as main(["--steps", "1"]), or '
-                        f"settings, such as main(steps=1), not the text {argv!r}")
+                        f"settings, such as main(steps=1), not {argv!r:.60}")
     argv = own_argv() if argv is None else argv
     tiny_flags = ", ".join(f"{name} {grpo_sg.shown(value)}" for name, value in TINY.items())
     parser = Parser(
@@ -147,7 +154,7 @@ def read_flags(argv):
         group = parser.add_argument_group(title)
         for name in names.split():
             grpo_sg.add_flag(group, Settings, name)
-    given, unknown = parser.parse_known_args([with_underscores(word) for word in argv])
+    given, unknown = parser.parse_known_args([with_underscores(str(word)) for word in argv])
     if unknown:
         parser.error(explain_unknown(unknown[0]))
     return vars(given)
@@ -163,13 +170,15 @@ def with_underscores(word):
 
 def explain_unknown(argument):
     """Say what is wrong with an unknown argument, and suggest a setting."""
+    if argument in ("True", "False", "true", "false"):
+        return f"a setting that is on or off takes no value, not {argument}: --NAME or --no_NAME"
     if not argument.startswith("-"):
         return (f"{argument} does not belong to a setting: name a model with --model, and a "
                 "run to continue with --resume --out")
     name = argument.split("=")[0].lstrip("-").replace("-", "_")
-    if name in ALIASES:
-        return f"there is no setting {argument} (did you mean --{ALIASES[name]}?)"
-    return f"there is no setting {argument}{suggest(name, FIELDS)}"
+    name = ALIASES.get(name, name)
+    hint = suggest(name, FIELDS, "--")
+    return f"there is no setting {argument}{hint}"
 
 
 def check_value(name, value):
@@ -202,10 +211,13 @@ def find_saved(given):
     """Return the settings of the run that the given ones name, as a dict, or {}.
 
     --resume --out RUN continues with the run's settings, except for those in RESUMABLE.
-    --model RUN/checkpoint starts with them if the task is the same.
+    --model RUN/checkpoint starts with them if the task is the same; --like RUN starts again.
     """
     out = given.get("out", "")
     if given.get("resume"):
+        if given.get("eval_only"):
+            raise UserError(f"--eval_only does not resume: use --model {out}/checkpoint instead "
+                            "of --resume and --out")
         saved = run.read_settings(out, FIELDS) if out else {}
         if not saved:
             runs = sorted(glob.glob("runs/*"), key=os.path.getmtime)
@@ -219,13 +231,18 @@ def find_saved(given):
                                 f"{grpo_sg.shown(saved[name])}: leave the flag out, or start a "
                                 "new run")
         return update_saved(saved, run.find_checkpoint(out))
+    if given.get("like"):
+        saved = run.read_settings(given["like"], FIELDS)
+        if not saved:
+            raise UserError(f"--like {given['like']} is not a run: name a folder with config.json")
+        return update_saved({**saved, "out": "", "resume": False}, saved["model"])
     folder = os.path.dirname(os.path.abspath(given.get("model") or "-/-"))
     saved = run.read_settings(folder, FIELDS)
     if not saved or given.get("task", saved["task"]) != saved["task"]:
         return {}
     print(f"all other settings come from {folder}/config.json")
     saved = update_saved(saved, given["model"])
-    return {**saved, "out": "", "resume": False, "eval_only": False}
+    return {**saved, "out": "", "resume": False, "eval_only": False, "warm_up": False}
 
 
 def update_saved(saved, model):
@@ -245,7 +262,8 @@ def load(cfg):
     transformers.utils.logging.disable_progress_bar()  # it would garble our progress bar
     torch.manual_seed(cfg.seed)
     print(f"preparing the problems of --task {cfg.task}")
-    task = checks.guard(checks.make_task(cfg))
+    watched, read = record_reads(cfg)
+    task = checks.guard(checks.make_task(watched))
     pretrained = tiny.find_pretrained(cfg)
     state = None
     if cfg.resume:
@@ -262,6 +280,9 @@ def load(cfg):
     for equip in models.EQUIP:
         equip(policy, cfg, task.test[0].prompt)
     policy.sampler = models.HalvingSampler(policy.sampler)
+    unused = find_unused(cfg, read, str(tokenizer.chat_template))
+    if unused:
+        print(f"has no effect here: {', '.join(unused)}")
     return policy, task, state
 
 
@@ -270,6 +291,9 @@ def main(argv=None, **script):
         cfg = parse(argv, **script)
         policy, task, state = load(cfg)
         with run.Run(cfg, policy, state, task) as this_run:
+            if cfg.resume and this_run.done == cfg.steps:
+                print(f"all {cfg.steps} steps are done: only the last test is repeated; a larger "
+                      "--steps continues")
             print(f"settings that differ from the defaults: {tell_changes(cfg)}")
             grpo_sg.describe_run(policy, task, cfg, this_run)
             if len(task.train) < cfg.prompts and not cfg.eval_only:
@@ -306,12 +330,54 @@ def advise_on_memory():
             "--model and --beta 0 need less")
 
 
+def find_changes(cfg):
+    """Return the settings that differ from the defaults, as a dict name -> text."""
+    usual = vars(Settings(**TINY if data.is_tiny_model(cfg.model) else {}))
+    return {name: f"{name} {grpo_sg.shown(value) or 'none'}" for name, value in vars(cfg).items()
+            if value != usual[name]}
+
+
 def tell_changes(cfg):
     """Describe the settings that differ from the defaults."""
-    usual = vars(Settings(**TINY if data.is_tiny_model(cfg.model) else {}))
-    changed = [f"{name} {grpo_sg.shown(value) or 'none'}" for name, value in vars(cfg).items()
-               if value != usual[name]]
-    return ", ".join(changed) or "none"
+    return ", ".join(find_changes(cfg).values()) or "none"
+
+
+# ---- Settings without effect ----
+
+FOR_TASKS = ("data eval_data people brief train_problems eval_problems max_turns "
+             "retriever").split()
+
+
+def record_reads(cfg):
+    """Return (a copy of the settings, a set to which reading a setting of the copy adds its
+    name)."""
+    read = set()
+
+    class Watched(type(cfg)):
+        def __getattribute__(self, name):
+            read.update(FOR_TASKS if name == "__dict__" else [name])  # vars reads all
+            return super().__getattribute__(name)
+    return Watched(**vars(cfg)), read
+
+
+def find_unused(cfg, read, template):
+    """List what was set and has no effect, with the reasons. read: the settings that the task
+    has read; template: the text of the chat template."""
+    why = {name: f"--task {cfg.task} does not read it" for name in FOR_TASKS if name not in read}
+    if cfg.eval_only:
+        why.pop("train_problems", None)
+    if cfg.shaping != "sg":
+        why.update(dict.fromkeys("alpha tau mu low high".split(), f"--shaping {cfg.shaping}"))
+    if cfg.model:
+        why["warm_up"] = "--model"
+    changed = find_changes(cfg)
+    unused = [f"--{changed[name]} ({why[name]})" for name in changed if name in why]
+    for name in models.read_kwargs(cfg.chat_template_kwargs):
+        if name not in template:
+            unused.append(f"{name} of --chat_template_kwargs (the model's template has no {name})")
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # torchrun and others set it
+        unused.append("a launcher of several processes (each is a run of its own)")
+    return unused
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 import grpo_sg  # before torch: it configures PyTorch's allocator
 import jinja2
 import torch
+import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
 
@@ -67,6 +68,9 @@ def load_model(name):
     if not local and (name.count("/") > 1 or name.startswith((".", "/"))):
         raise UserError(f"--model {name}: there is no such folder")
     try:
+        config, _ = transformers.PreTrainedConfig.get_config_dict(name, local_files_only=local)
+        if "quantization_config" in config:
+            raise ValueError("it is quantized: use the unquantized model")
         model, tokenizer = read_model(name, local)
     except Exception as error:  # no such name, no access, no network, half a folder
         raise UserError(f"cannot load a model and its tokenizer from --model {name}: "
@@ -87,6 +91,8 @@ def diagnose(name, error):
         return f"it is the folder of a run: did you mean --model {name}/checkpoint?"
     if "config.json" in found and "tokenizer.json" not in found:
         return "it has no tokenizer.json: save the tokenizer there (tokenizer.save_pretrained)"
+    if str(error).startswith("it "):  # said above, or by grpo_sg.load_model
+        return str(error)
     return ("give a folder written by save_pretrained, or a hub name, which needs a network "
             f"({first_line(error)})")
 

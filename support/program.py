@@ -110,12 +110,12 @@ def first_line(error):
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def suggest(word, words):
+def suggest(word, words, prefix=""):
     """Return " (did you mean X?)" for a word that starts with the given one or is similar
-    to it, or "" if there is none."""
+    to it, or "" if there is none. prefix: written before X."""
     found = [each for each in words if each.startswith(word)]
-    found = found or difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    found = found or difflib.get_close_matches(word, list(words), 1, 0.7)
+    return f" (did you mean {prefix}{found[0]}?)" if found else ""
 
 
 def exit_status(name):
@@ -124,5 +124,8 @@ def exit_status(name):
 
 def resume_command(out):
     """Return the command that continues the run in a folder."""
-    script = sys.argv[0] if os.path.isfile(sys.argv[0]) else "grpo_sg.py"
-    return shlex.join(["python", script, "--resume", "--out", str(out)])
+    script = [sys.argv[0] if os.path.isfile(sys.argv[0]) else "grpo_sg.py"]
+    module = sys.modules["__main__"].__spec__
+    if module and module.origin == sys.argv[0]:
+        script = ["-m", module.name]
+    return shlex.join(["python", *script, "--resume", "--out", str(out)])

@@ -64,8 +64,7 @@ class Run(grpo_sg.Run):
             # Check only now: another run may have filled the folder in the meantime.
             if not self.done and os.listdir(out) != [".lock"]:
                 self.release(out)
-                raise UserError(f"--out {out} is not empty: name another folder, or add "
-                                "--resume to continue the run in it")
+                raise UserError(f"--out {out} is not empty: name another folder")
             self.out = out
             for path in self.logs():  # remove what was logged after the checkpoint
                 cut_file(path, self.state["sizes"].get(os.path.basename(path), 0))
@@ -81,7 +80,7 @@ class Run(grpo_sg.Run):
         except OSError:  # a new run
             return []
         earlier = before.get("earlier_lr", [])
-        if before["lr"] != self.cfg.lr:
+        if before.get("lr", self.cfg.lr) != self.cfg.lr:
             earlier.append({"lr": before["lr"], "last_step": self.done})
         return earlier
 
@@ -111,10 +110,13 @@ class Run(grpo_sg.Run):
         """Handle a signal."""
         name = signal.Signals(number).name
         if self.phase == "outside" or self.ending != "finished":
-            say_in_handler(f"stopped by {name}; {self.how_to_continue()}")
+            lost = self.rows[-1]["step"] - self.done if self.rows else 0
+            lost = f"; {lost} finished steps since the last checkpoint are lost" if lost > 0 else ""
+            say_in_handler(f"stopped by {name}{lost}; {self.how_to_continue()}")
             raise SystemExit(exit_status(name))
         self.ending = name
-        say_in_handler("finishing this step, then saving; a second signal stops at once")
+        say_in_handler("finishing this step, then saving; a second signal stops at once, "
+                       "without saving")
 
     def how_to_continue(self):
         """Return the command that continues the run, or say that there is no checkpoint."""
@@ -316,9 +318,9 @@ def read_settings(run, known):
     {} if there is no such file or another program wrote it."""
     try:
         saved = read_json(os.path.join(run, "config.json"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{run}/config.json cannot be read ({first_line(error)}): name "
                         "a different run") from None
     if not isinstance(saved, dict) or not {"task", "shaping", "seed"} <= saved.keys():
@@ -375,8 +377,14 @@ def whole_folder(path):
 
 
 def cut_file(path, size):
-    if os.path.getsize(path) > size:
-        os.truncate(path, size)
+    """Cut a log to the size that the checkpoint recorded. If it is shorter, because a disk lost
+    its end, cut off the half row at its end, and say so."""
+    with open(path, "rb+") as file:
+        kept = file.read(size)
+        if len(kept) < size:
+            say(f"warning: {path} has lost its last rows: {size - len(kept)} bytes are missing")
+            size = kept.rfind(b"\n") + 1
+        file.truncate(size)
 
 
 def hold_signals(handler):

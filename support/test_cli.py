@@ -1,10 +1,14 @@
 """Test the command line: flags, ranges, and messages before and after training."""
 import math
+import os
+import pathlib
+import sys
 
 import pytest
 
 import grpo_sg
-from support import advice, checks, cli
+import tasks
+from support import advice, checks, cli, run
 from tasks import UserError
 
 
@@ -35,7 +39,11 @@ def test_every_setting_has_exactly_one_group():
 
 
 @pytest.mark.parametrize("argv, message", [
-    ("--step 3", "there is no setting --step .did you mean steps"), ("--sh sg", "mean shaping"),
+    ("--step 3", "there is no setting --step .did you mean --steps"), ("--sh sg", "mean --shaping"),
+    ("--max_iters 9", "mean --steps"), ("--eval_interval 9", "mean --eval_every"), ("--block_size 9", "mean --max_new_tokens"),
+    ("--warmup_steps 9", "--warmup_steps;"), ("--tag x", "--tag;"), ("--deepspeed x", "--deepspeed;"),
+    ("--gradient_checkpointing True", "takes no value, not True"), ("--out s3://bucket/x", "not a folder of this machine"),
+    ("--like .", "--like . is not a run: name a folder with config.json"), ("--resume --eval_only --out x", "use --model x/checkpoint instead"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
     ("--n_samples_per_prompt 8", "mean --group_size"), ("--kl-loss-coef 0.1", "mean --beta"),
     ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
@@ -82,9 +90,67 @@ def test_data_for_another_flag_or_task_is_refused_with_a_hint(flags, hint):
         checks.make_task(cli.parse([*flags.split(), "--model", "any"]))
 
 
-def test_main_refuses_a_string_of_flags():
+@pytest.mark.parametrize("argv", ["--steps 1", max, {"steps": 1}])
+def test_main_takes_a_list_of_flags(argv):
     with pytest.raises(UserError, match="main takes a list of flags"):
-        cli.parse("--steps 1")
+        cli.parse(argv)
+    assert cli.parse(["--steps", 1, "--out", pathlib.Path("none")]).steps == 1
+
+
+@pytest.mark.parametrize("argv, flags", [
+    (["/x/ipykernel_launcher.py", "-f", "k.json"], []), (["grpo_sg.py", "--steps", "1"], ["--steps", "1"])])
+def test_flags_of_a_notebooks_kernel_are_ignored_and_those_of_its_run_command_are_not(argv, flags, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", "In", raising=False)  # IPython sets it for %run, too
+    monkeypatch.setattr(sys, "argv", argv)
+    assert cli.own_argv() == flags
+
+
+@pytest.mark.parametrize("argv, script, expected", [
+    ("--resume --out run --steps 9", {}, (9, 0.5, "run", True)),
+    ("", dict(resume=True, out="run", steps=9), (9, 0.5, "run", True)),
+    ("--resume --steps 9", dict(out="run", lr=0.1), (9, 0.5, "run", True)),
+    ("--eval_only --model run/checkpoint", {}, (7, 0.5, "", False)),
+    ("", dict(eval_only=True, model="run/checkpoint"), (7, 0.5, "", False)),
+    ("--like run --steps 9", dict(lr=0.1), (9, 0.5, "", False)), ("", dict(like="run", steps=9), (9, 0.5, "", False)),
+    ("--model run/checkpoint", dict(out="new", steps=9), (7, 0.5, "new", False))])
+def test_keywords_name_a_run_as_flags_do(argv, script, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("run/checkpoint")
+    run.write_json("run/config.json", vars(cli.Settings(**{**cli.TINY, "lr": 0.5, "steps": 7, "out": "run"})))
+    cfg = cli.parse(argv.split(), **script)
+    assert (cfg.steps, cfg.lr, cfg.out, cfg.resume) == expected
+    with pytest.raises(UserError, match="the run's own --shaping sg"):
+        cli.parse([], resume=True, out="run", shaping="none")
+
+
+def test_a_broken_plugin_is_named_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "extras" / "mine").mkdir(parents=True)
+    (tmp_path / "extras" / "mine" / "plugin.py").write_text("")
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    with pytest.raises(UserError, match="extras/mine/plugin.py is broken .*: repair it, or delete its folder"):
+        cli.parse(["--help"])
+
+
+@pytest.mark.parametrize("settings, unused", [
+    (dict(), []), (dict(model="x", warm_up=True), ["--warm_up True (--model)"]),
+    (dict(shaping="none", alpha=3.0), ["--alpha 3 (--shaping none)"]),
+    (dict(max_turns=5), ["--max_turns 5 (--task kk does not read it)"]),
+    (dict(task="math", people=[5]), ["--people 5 (--task math does not read it)"]),
+    (dict(task="one", seed=3, data="x"), ["--data x (--task one does not read it)"]),
+    (dict(chat_template_kwargs='{"thinking": false, "think": 1}'),
+     ["thinking of --chat_template_kwargs (the model's template has no thinking)"])])
+def test_settings_without_effect_are_listed(settings, unused, monkeypatch):
+    task = tasks.Task("one", "", [tasks.Problem("1?", "1")], [tasks.Problem("2?", "2")],
+                      [tasks.Problem("3?", "3")], tasks.verify_math, 0.0)
+    monkeypatch.setitem(tasks.TASKS, "one", task)
+    cfg = cli.Settings(**{**({} if "model" in settings else cli.TINY), **settings})
+    watched, read = cli.record_reads(cfg)
+    monkeypatch.setattr(tasks, "arithmetic_split", lambda split, *rest: [tasks.Problem(split, "1")])
+    monkeypatch.setattr(tasks, "kk_split", lambda split, count, *rest, **more: [tasks.Problem(split, {"A": "knight"})])
+    checks.make_task(watched)
+    assert cli.find_unused(cfg, read, "{{ think }}") == unused
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "launcher" in cli.find_unused(cfg, read, "{{ think }}")[-1]
 
 
 def test_the_ends_of_a_range_are_allowed():

@@ -10,7 +10,7 @@ import torch
 
 import grpo_sg
 import tasks
-from support import advice, checks, cli, models, program, tiny
+from support import advice, ask, checks, cli, models, program, tiny
 from support.run import Run
 from support.tools import Tool
 from tasks import UserError
@@ -84,8 +84,12 @@ def test_the_default_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert accuracy in main(f"--eval_only --model {out}/checkpoint --out {tmp_path}/eval", capsys)
     again, = rows_of(tmp_path / "eval" / "metrics.jsonl")  # with the settings of the run
     assert all(again[key] == rows[-1][key] for key in ("eval/accuracy", "eval/avg@4", "eval/pass@4"))
+    written = rows_of(tmp_path / "eval" / "samples.jsonl")[0]
+    assert ask.ask(f"{out}/checkpoint", written["question"]) == written["completion"]
     printed = main(f"--eval_only --task math --model {out}/checkpoint {flags} --out {tmp_path}/b", capsys)
     assert "another task" in printed
+    monkeypatch.setitem(tasks.TASKS, "kk", give(tasks.math_task(grpo_sg.Config(train_problems=50))))
+    assert "the task has changed since it began" in main(f"--resume --out {out}", capsys)
 
 
 def test_a_real_model_from_a_folder(tmp_path, capsys):

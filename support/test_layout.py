@@ -80,11 +80,21 @@ def test_the_file_alone_trains_a_toy_policy(tmp_path):
     assert "validation after step 10: accuracy" in done.stdout
 
 
-def test_the_file_alone_as_a_script_says_in_one_line_what_it_needs(tmp_path):
-    copy_to(tmp_path, "grpo_sg.py")
+@pytest.mark.parametrize("folders", [[], ["support"]])
+def test_without_tasks_the_script_says_in_one_line_what_it_needs(folders, tmp_path):
+    copy_to(tmp_path, "grpo_sg.py", *folders)
     done = run_in(tmp_path, "grpo_sg.py")
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: the command line needs tasks.py next to grpo_sg.py")
+
+
+def test_an_installed_file_finds_its_neighbors_from_any_folder(tmp_path):
+    """As after pip install -e: the module is found, its folder is not on sys.path."""
+    done = run_in(tmp_path, "-c", "import importlib.util as u, sys; "
+                  f"spec = u.spec_from_file_location('grpo_sg', {str(ROOT / 'grpo_sg.py')!r}); "
+                  "grpo_sg = sys.modules['grpo_sg'] = u.module_from_spec(spec); "
+                  "spec.loader.exec_module(grpo_sg); grpo_sg.main(['--task', 'chess'])")
+    assert "there is no --task chess: give one of kk, math" in done.stderr
 
 
 # ---- The five files, and what verify/, support/ and all folders add ----
@@ -148,6 +158,7 @@ support.data support.tools support.models support.page support.advice
 support.tiny support.run
 support.checks
 support.cli
+support.ask
 """
 # tasks.py uses verify/ if it is there; grpo_sg.py imports tasks and support.cli inside functions.
 EXCEPTIONS = {"grpo_sg": {"tasks", "support.cli", "grpo_sg"}, "tasks": {"verify.math_equal"}}

@@ -125,6 +125,15 @@ def test_a_model_that_is_a_file_is_refused(tmp_path):
         models.load_model(str(tmp_path / "model.gguf"))
 
 
+def test_a_quantized_model_is_refused_by_name(tmp_path):
+    build_model().save_pretrained(tmp_path)
+    byte_tokenizer(CHATML).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UserError, match=f"{tmp_path}: it is quantized: use the unquantized model$"):
+        models.load_model(str(tmp_path))
+
+
 def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({

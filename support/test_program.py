@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -99,3 +100,7 @@ def test_the_command_to_continue_can_be_pasted(monkeypatch):
         monkeypatch.setattr(sys, "argv", [name])
         command = program.resume_command("runs/my run")
         assert command == "python grpo_sg.py --resume --out 'runs/my run'"
+    module = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="lesson.my_task", origin=__file__))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.setattr(sys, "argv", [__file__])  # python -m
+    assert program.resume_command("a") == "python -m lesson.my_task --resume --out a"

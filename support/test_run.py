@@ -19,7 +19,7 @@ import torch
 import grpo_sg
 import tasks
 from test_grpo_sg import build_toy, rows_of
-from support import cli, models, page, run, tiny
+from support import checks, cli, models, page, run, tiny
 from tasks import UserError
 from support.run import Run
 from support.tools import Tool
@@ -293,6 +293,56 @@ def test_a_log_that_begins_after_the_checkpoint_is_emptied(tmp_path):
         assert log.read_text() == ""
 
 
+def test_a_log_that_lost_its_end_keeps_whole_rows(start, whole, tmp_path, capsys):
+    """As on a disk that lost its last block."""
+    shutil.copytree(whole, tmp_path / "run")
+    log = tmp_path / "run" / "metrics.jsonl"
+    rows = log.read_text().splitlines(keepends=True)[:-1]  # the test comes after the checkpoint
+    log.write_text("".join(rows)[:-9])
+    assert start(tmp_path / "run", "--steps", 5, resume=True) == 0
+    assert f"warning: {log} has lost its last rows: 9 bytes are missing" in capsys.readouterr().err
+    assert log.read_text().startswith("".join(rows[:-1])) and rows_of(log)[-1]["step"] == 5
+    log.write_text(f"[1\n{log.read_text()}")  # by another program
+    config = run.read_json(tmp_path / "run" / "config.json")
+    del config["lr"]
+    run.write_json(tmp_path / "run" / "config.json", config)
+    assert start(tmp_path / "run", resume=True) == 0
+    printed = capsys.readouterr()
+    assert "all 5 steps are done: only the last test is repeated" in printed.out
+    assert f"{log} cannot be read" in printed.out and "Traceback" not in printed.err
+
+
+def test_what_is_said_about_continuing(tmp_path, capsys):
+    out = tmp_path / "run"
+    (out / "checkpoint.before").mkdir(parents=True)
+    stopped = Run(grpo_sg.Config(out=str(out)))
+    stopped.out, stopped.rows = str(out), [{"step": 3}]
+    with pytest.raises(SystemExit):
+        stopped.receive(signal.SIGINT, None)
+    assert "3 finished steps since the last checkpoint are lost; to continue: python" in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"{out} exists: name another folder, or add --resume"):
+        checks.check_out(str(out), False)
+    os.rmdir(out / "checkpoint.before")
+    assert stopped.how_to_continue() == "there is no checkpoint yet"
+    (out / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=f"{out} exists: name another folder$"):
+        checks.check_out(str(out), False)
+
+
+@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied")])
+def test_a_file_or_a_closed_folder_is_no_run(error, tmp_path, monkeypatch):
+    if error:
+        at_call(monkeypatch, run, "read_json", 1, error)
+        with pytest.raises(UserError, match="cannot be read .*Permission denied"):
+            run.read_settings(str(tmp_path), [])
+        at_call(monkeypatch, os, "listdir", 1, error)
+        with pytest.raises(UserError, match="cannot be read .Permission denied"):
+            checks.check_out(str(tmp_path), False)
+    for flags in (f"--resume --out {__file__}", f"--model {__file__}/checkpoint"):
+        with pytest.raises(UserError, match="is not a run|there is no such folder"):
+            cli.load(cli.parse(flags.split()))
+
+
 def test_a_resumed_run_may_add_steps_but_not_change_the_method(start, whole, longer, tmp_path,
                                                                capsys):
     shutil.copytree(whole, tmp_path / "run")
@@ -503,7 +553,7 @@ def test_a_folder_with_files_is_refused_and_keeps_them(name, tmp_path):
     """Another run may have filled the folder after the flags were checked."""
     (tmp_path / name).write_text("mine")
     cfg = grpo_sg.Config(out=str(tmp_path))
-    with pytest.raises(UserError, match="is not empty: name another folder, or add --resume"):
+    with pytest.raises(UserError, match="is not empty: name another folder"):
         Run(cfg).__enter__()
     assert contents(tmp_path) == {tmp_path / name: b"mine"}
 

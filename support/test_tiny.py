@@ -41,10 +41,16 @@ def check_pretrained(name):
     assert row["eval/accuracy"] == pytest.approx(about["test"]["eval/accuracy"], abs=0.02)
 
 
-@pytest.mark.parametrize("flags", ["--warm_up", "--people 2 3", "--train_problems 100"])
-def test_other_settings_do_not_use_the_pretrained_model(flags):
-    assert tiny.find_pretrained(cli.parse(flags.split())) == ""
-    assert tiny.find_pretrained(cli.parse(["--seed", "1"]))  # any seed
+@pytest.mark.parametrize("flags, why", [
+    ("--warm_up", "--warm_up"), ("--people 2 3", "the pretrained one is for --people 3"),
+    ("--no_brief", "the pretrained one is for --brief True"), ("--task one", "--task one has no pretrained one"),
+    ("--seed 1", ""), ("--train_problems 100", ""), ("--task math --people 5", "")])
+def test_the_pretrained_model_is_used_unless_the_task_differs(flags, why, monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "one", tasks.Task("one", "", [], [], [], None, 0.0))  # not hashable
+    cfg = cli.parse(flags.split())
+    assert tiny.why_new(cfg) == why and (tiny.find_pretrained(cfg) == "") == bool(why)
+    monkeypatch.setattr(tiny, "PRETRAINED", {tasks.kk_task: "gone", tasks.math_task: "gone"})
+    assert tiny.find_pretrained(cfg) == ""
 
 
 @pytest.mark.parametrize("name", ["kk", "math"])

@@ -10,6 +10,7 @@ import os
 import random
 import statistics
 
+import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 import torch.nn.functional as F
 import transformers
@@ -30,16 +31,24 @@ PRETRAINED = {tasks.kk_task: ROOT / "support" / "pretrained" / "kk",
 
 def find_pretrained(cfg):
     """Return the folder of the pretrained tiny model for cfg's task and data, or "" if
-    there is none or --warm_up is set. All seeds share one model, because it has seen no test
-    problem of any seed."""
+    there is none or --warm_up is set. All seeds and numbers of training problems share one
+    model, because it has seen no test problem of any seed."""
+    return "" if cfg.model or why_new(cfg) else str(PRETRAINED[tasks.TASKS[cfg.task]])
+
+
+def why_new(cfg):
+    """Return why a run without --model trains a new tiny model, or ""."""
     make = tasks.TASKS[cfg.task]
     folder = PRETRAINED.get(make) if callable(make) else None
-    if cfg.model or cfg.warm_up or not folder:
-        return ""
+    if cfg.warm_up:
+        return "--warm_up"
+    if not folder or not os.path.isdir(folder):
+        return f"--task {cfg.task} has no pretrained one"
     with open(os.path.join(folder, "about.json")) as file:
         made_with = json.load(file)["settings"]
-    fits = all(getattr(cfg, name) == value for name, value in made_with.items())
-    return str(folder) if fits else ""
+    misfits = [f"--{name} {grpo_sg.shown(value)}" for name, value in made_with.items()
+               if name != "train_problems" and getattr(cfg, name) != value]
+    return f"the pretrained one is for {', '.join(misfits)}" if misfits else ""
 
 
 def tiny_model(task):
@@ -127,7 +136,7 @@ def warm_up(policy, task, cfg):
     task.shortcuts of the texts are shortcuts instead, which RL can unlearn.
     Raises UserError if cfg.max_new_tokens would cut off most texts."""
     model, tokenizer = policy.model, policy.tokenizer
-    print(f"supervised warm-up of the tiny model: {task.warmup} steps")
+    print(f"supervised warm-up of the tiny model: {task.warmup} steps ({why_new(cfg)})")
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, which have "
