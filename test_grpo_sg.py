@@ -1247,6 +1247,9 @@ def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
     assert tasks.load_math("gsm8k", tasks.MATH_TEST) == [("1?", ["1000"])]
     assert asked == [{"split": "test"},
                      {"data_dir": "main", "split": "test", "revision": "refs/convert/parquet"}]
+    monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
+    with pytest.raises(tasks.UserError, match="Check the network and that datasets is installed"):
+        tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
 # ==== The model and the program ====

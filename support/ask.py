@@ -1,6 +1,6 @@
 """Ask a trained model a question: it answers with the settings of its run, by greedy decoding.
 
-    python -m support.ask runs/NAME/checkpoint "Ada: Amir knight. Alice: Ada knave. Amir: Ada knight."
+    python -m support.ask runs/NAME/checkpoint "Ada: Amir knight. Amir: Ada knave."
 
 For another model, name its task: add --task math. Every flag of grpo_sg.py is allowed.
 """
@@ -28,8 +28,8 @@ def ask(model, question, flags=()):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m support.ask", description=__doc__.split("\n")[0],
-        usage="%(prog)s MODEL QUESTION [--setting value ...]")
+        description=__doc__.split("\n")[0],
+        prog="python -m support.ask", usage="%(prog)s MODEL QUESTION [--setting value ...]")
     parser.add_argument("model", metavar="MODEL", help="a run's checkpoint, a folder or a hub name")
     parser.add_argument("question", metavar="QUESTION")
     known, flags = parser.parse_known_args(argv)

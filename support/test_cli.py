@@ -42,7 +42,7 @@ def test_every_setting_has_exactly_one_group():
     ("--step 3", "there is no setting --step .did you mean --steps"), ("--sh sg", "mean --shaping"),
     ("--max_iters 9", "mean --steps"), ("--eval_interval 9", "mean --eval_every"), ("--block_size 9", "mean --max_new_tokens"),
     ("--warmup_steps 9", "--warmup_steps;"), ("--tag x", "--tag;"), ("--deepspeed x", "--deepspeed;"),
-    ("--gradient_checkpointing True", "takes no value, not True"), ("--out s3://bucket/x", "not a folder of this machine"),
+    ("--gradient_checkpointing True", "takes no value, not True"), ("--out s3://bucket/x", "not a folder of this machine"), ("--out a\0b", "not a folder"),
     ("--like .", "--like . is not a run: name a folder with config.json"), ("--resume --eval_only --out x", "use --model x/checkpoint instead"),
     ("--learning-rate 1e-5", "did you mean --lr"), ("--num_generations=4", "mean --group_size"),
     ("--n_samples_per_prompt 8", "mean --group_size"), ("--kl-loss-coef 0.1", "mean --beta"),
@@ -136,7 +136,8 @@ def test_a_broken_plugin_is_named_in_one_line(tmp_path, monkeypatch):
     (dict(shaping="none", alpha=3.0), ["--alpha 3 (--shaping none)"]),
     (dict(max_turns=5), ["--max_turns 5 (--task kk does not read it)"]),
     (dict(task="math", people=[5]), ["--people 5 (--task math does not read it)"]),
-    (dict(task="one", seed=3, data="x"), ["--data x (--task one does not read it)"]),
+    (dict(eval_only=True, train_problems=9), []),
+    (dict(task="one", seed=3, train_problems=9), ["--train_problems 9 (--task one does not read it)"]),
     (dict(chat_template_kwargs='{"thinking": false, "think": 1}'),
      ["thinking of --chat_template_kwargs (the model's template has no thinking)"])])
 def test_settings_without_effect_are_listed(settings, unused, monkeypatch):
