@@ -120,7 +120,7 @@ def test_what_a_user_can_do_with_each_set_of_folders(folders, tmp_path):
     assert (tmp_path / "run" / "checkpoint" / "model.safetensors").exists()
     done = run_in(tmp_path, *COMMAND, "--out", "math", "--task", "math", "--data", "math.jsonl",
                   "--eval_data", "math.jsonl")
-    assert "cannot read" in done.stderr and "Traceback" not in done.stderr
+    assert "error: " in done.stderr and "math.jsonl" in done.stderr and "Traceback" not in done.stderr
     done = run_in(tmp_path, "grpo_sg.py", "--steps", "1", "--train_problems", "20000",
                   "--eval_problems", "8", "--prompts", "2", "--out", "default")
     assert without_model in done.stdout + done.stderr
