@@ -106,9 +106,9 @@ def answer_blindly(problem, task, golds, ranked, form, rng):
                "all answers": ", ".join(write(problem, gold) for gold in ranked[:LISTED])}
     if isinstance(golds[0], tuple):
         answers |= follow_claims(problem)
-    if task.name == "qa" and task.observe:
+    if task.name == "qa" and task.write:
         call = f"<search>{problem.question}</search>"
-        found = re.findall(r"Doc 1: (.*)", task.observe([call])[0])
+        found = re.findall(r"Doc 1: (.*)", task.write.observe([call])[0])
         answers["last word that the tool finds"] = found[0].split()[-1] if found else ""
     responses = {policy: answer.join(form) for policy, answer in answers.items()}
     return {**responses, "question, without the form": problem.question, "nothing": ""}

@@ -13,8 +13,9 @@ import torch
 import transformers
 from support import cli, program, tiny
 
-# The settings that decide what a warm-up learns from, except for the seed.
-MADE_WITH = ("task", "data", "people", "train_problems")
+# The settings that decide what a warm-up learns from, except for the seed. kk also reads these.
+MADE_WITH = ("task", "data", "train_problems")
+OF_PUZZLES = ("people", "brief")
 
 
 def pretrain(name):
@@ -25,12 +26,13 @@ def pretrain(name):
     folder = tiny.PRETRAINED[tasks.TASKS[name]]
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+    names = [*MADE_WITH, *(OF_PUZZLES if name == "kk" else ())]
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=4)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=program.ROOT,
                             capture_output=True, text=True).stdout.strip()
     about = {"command": f"python -m experiments.pretrain {name}", "commit": commit,
              "torch": torch.__version__, "transformers": transformers.__version__,
-             "settings": {key: getattr(cfg, key) for key in MADE_WITH},
+             "settings": {key: getattr(cfg, key) for key in names},
              "test": {key: row[key] for key in ("eval/accuracy", "eval/avg@4")}}
     with open(os.path.join(folder, "about.json"), "w") as file:
         json.dump(about, file, indent=1)

@@ -130,7 +130,8 @@ def learn_in_two_parts(policy, optimizer, completions, cfg, reference=None, seed
             chosen = []
             for batch in batches:
                 part = (batch.old_logps.exp() >= 0.5) == likely
-                chosen.append({**batch, "advantages": batch.advantages[:, None] * part})
+                chosen.append(dataclasses.replace(
+                    batch, advantages=batch.advantages[:, None] * part))
             if chosen:
                 updates.append(grpo_sg.update(policy.model, optimizer, chosen, tokens, cfg))
     return updates
@@ -306,10 +307,10 @@ def choose_rates(name, results):
 
 # ---- A run ----
 
-def describe_step_with_norms(completions, updates, *given, describe=grpo_sg.make_step_row):
+def make_row_with_norms(step, completions, updates, group_size, make=grpo_sg.make_step_row):
     """Return a step's row, with the norms of all its updates, before gradient clipping."""
     norms = [update["norm"] for update in updates]
-    row = describe(completions, updates, *given)
+    row = make(step, completions, updates, group_size)
     return {**row, "norms": [norm for norm in norms if math.isfinite(norm)]}
 
 
@@ -345,7 +346,7 @@ def train_arm(experiment, arm, seed, rate, split, smoke=False):
     found = {}
     if e.before:
         found["before"] = e.measure(policy, task, problems, cfg)["avg@4"]
-    patches = {"describe_step": describe_step_with_norms, **a.patches}
+    patches = {"make_step_row": make_row_with_norms, **a.patches}
     with mock.patch.multiple(grpo_sg, **patches):
         rows = grpo_sg.train(policy, task, cfg, Run(cfg))
     return {**e.measure(policy, task, problems, cfg), **describe(rows), **found}

@@ -155,7 +155,7 @@ def make_coefficients(cfg, rewards, logps, batch, completions):
                   "flipped": torch.tensor([c.flipped for c in completions])}
     found = []
     for name in rewards:
-        A = look.advantages_of({**batch, "advantages": advantages[name]}, cfg)
+        A = look.advantages_of(dataclasses.replace(batch, advantages=advantages[name]), cfg)
         for weigh in WEIGHTS.values():
             found.append(A if weigh is None else weigh(logps, cfg) * A)
     return found

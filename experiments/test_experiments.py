@@ -14,7 +14,8 @@ import torch
 from test_grpo_sg import build_toy, parameters_of
 from experiments import analysis, baselines, bench, numbers, run, summary, when
 from experiments.analysis import RESULTS
-from support import cli
+import grpo_sg
+from support import advice, cli
 from tasks import UserError
 
 OWN_TASK = '''
@@ -361,9 +362,9 @@ def test_the_readme_shows_what_was_printed():
     run, = [row for row in analysis.read("default")
             if row["arm"] == "kk, ready" and row["seed"] == 0]
     before, after = run["tests"]
-    printed = [f"test before training: {cli.in_words(before)}",
-               f"test after training: {cli.in_words(after)}",
-               *cli.describe_start(before, 4), *cli.compare_tests(before, after, 4)]
+    printed = [f"test before training: {grpo_sg.in_words(before)}",
+               f"test after training: {grpo_sg.in_words(after)}",
+               *advice.describe_start(before, 4), *advice.compare_tests(before, after, 4)]
     readme = (numbers.ROOT / "README.md").read_text()
     shown = re.findall(r"^ +(test .*|before -> .*|4 samples .*)$", readme, re.M)
     assert len(shown) == 4

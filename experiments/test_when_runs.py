@@ -22,7 +22,7 @@ def random_batch():
 def test_weights_have_mean_one_so_that_no_arm_takes_larger_steps():
     logps, A, mask = random_batch()
     loss, stats = when.loss_with(functools.partial(weigh_damping, 10), logps, logps, A, mask)
-    assert float(stats["weight_mean"] / stats["count"]) == pytest.approx(1, abs=1e-5)
+    assert float(stats["weights"] / stats["count"]) == pytest.approx(1, abs=1e-5)
     w = (2 * torch.sigmoid(9 * logps.exp()) - 0.5).clamp(1, 1.4)
     w = w ** (torch.log(torch.tensor(10.0)) / torch.log(torch.tensor(1.4)))
     expected = grpo_sg_loss(logps, logps, A, mask, weights=w / w[mask].mean())[0]

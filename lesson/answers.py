@@ -78,9 +78,9 @@ def make_batch(completions, device):
         pads = longest - len(c.prompt) - len(c.tokens)
         ids.append(c.prompt + c.tokens + [0] * pads)
         mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
-    return {"ids": torch.tensor(ids, device=device),
-            "mask": torch.tensor(mask, device=device),
-            "advantages": torch.tensor([c.advantage for c in completions], device=device)}
+    advantages = torch.tensor([c.advantage for c in completions], device=device)
+    return grpo_sg.Batch(torch.tensor(ids, device=device), torch.tensor(mask, device=device),
+                         advantages)
 
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
@@ -98,7 +98,7 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         logps = token_logps(policy.model, batch.ids, batch.mask, temperature=cfg.temperature)
         loss, _ = grpo_sg_loss(
             logps, batch.old_logps, batch.advantages, batch.mask,
-            weights=grpo_sg.weigh(logps, cfg), ref_logps=batch.get("ref_logps"),
+            weights=grpo_sg.weigh(logps, cfg), ref_logps=batch.ref_logps,
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode)
         optimizer.zero_grad()

@@ -94,7 +94,7 @@ def pass_at_k(n, c, k):
 
 
 def make_batch(completions, device):
-    """Return a dict of tensors: ids (B, T), mask (B, T), bool, and advantages (B,).
+    """Return a grpo_sg.Batch of tensors: ids (B, T), mask (B, T), bool, and advantages (B,).
 
     A row is a completion's prompt, its tokens, and pads (0) up to the longest row. mask is True
     on the tokens that the policy wrote. completions: a list of grpo_sg.Completion; each has the

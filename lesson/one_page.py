@@ -57,7 +57,7 @@ optimizer = torch.optim.AdamW(model.parameters(), LR, betas=(0.9, 0.99), weight_
 # A new GenerationConfig instead of the checkpoint's, which may have a top-p or a penalty:
 # the gradient is right only if tokens are sampled from the whole distribution whose
 # log-probabilities are computed below. top_k=0, because generate's own default is 50.
-stop = tokenizer.eos_token_id  # [support.grpo_sg.find_stop_ids: many models have several]
+stop = tokenizer.eos_token_id  # [grpo_sg.find_stop_ids: many models have several]
 model.generation_config = GenerationConfig(
     do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=NEW_TOKENS,
     eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)

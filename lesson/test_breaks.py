@@ -33,10 +33,10 @@ def test_the_stop_token_is_left_out_and_the_temperature_is_another():
     completions = grpo_sg.rollout(policy, task, task.train, cfg, n=4, temperature=1.0, seed=0)
     right = grpo_sg.make_batch(completions, "cpu")
     wrong = breaks.batch_without_stop(completions, "cpu")
-    assert wrong["mask"].equal(right["mask"] & (right["ids"] != 0))
-    assert not wrong["mask"].equal(right["mask"])
+    assert wrong.mask.equal(right.mask & (right.ids != 0))
+    assert not wrong.mask.equal(right.mask)
     logps = breaks.logps_at_another_temperature(policy.model, right, cfg)
-    expected = grpo_sg.token_logps(policy.model, right["ids"], right["mask"], temperature=0.6)
+    expected = grpo_sg.token_logps(policy.model, right.ids, right.mask, temperature=0.6)
     torch.testing.assert_close(logps, expected)
 
 

@@ -291,16 +291,21 @@ def main(argv=None, **script):
         cfg = parse(argv, **script)
         policy, task, state = load(cfg)
         with run.Run(cfg, policy, state, task) as this_run:
-            if cfg.resume and this_run.done == cfg.steps:
-                print(f"all {cfg.steps} steps are done: only the last test is repeated; a larger "
-                      "--steps continues")
-            print(f"settings that differ from the defaults: {tell_changes(cfg)}")
-            grpo_sg.describe_run(policy, task, cfg, this_run)
-            if len(task.train) < cfg.prompts and not cfg.eval_only:
-                print(f"--prompts {cfg.prompts}, but there are only {len(task.train)} problems: "
-                      "each step uses all of them")
-            reference = start(policy, task, cfg, this_run.out)
-            grpo_sg.carry_out(policy, task, cfg, this_run, reference)
+            carry_out(policy, task, cfg, this_run)
+
+
+def carry_out(policy, task, cfg, run):
+    """Do a whole run (warm-up, test, training, test), or the rest of a resumed one."""
+    if cfg.resume and run.done == cfg.steps:
+        print(f"all {cfg.steps} steps are done: only the last test is repeated; a larger --steps "
+              "continues")
+    print(f"settings that differ from the defaults: {tell_changes(cfg)}")
+    grpo_sg.describe_run(policy, task, cfg, run)
+    if len(task.train) < cfg.prompts and not cfg.eval_only:
+        print(f"--prompts {cfg.prompts}, but there are only {len(task.train)} problems: each step "
+              "uses all of them")
+    reference = start(policy, task, cfg, run.out)
+    grpo_sg.carry_out(policy, task, cfg, run, reference)
 
 
 def start(policy, task, cfg, out):
