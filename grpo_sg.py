@@ -1314,6 +1314,7 @@ def check_settings(cfg, tasks):
 
 def load(cfg, tasks):
     """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
+    transformers.utils.logging.disable_progress_bar()  # it would garble our lines
     print(f"preparing the problems of --task {cfg.task}")
     task = tasks.TASKS[cfg.task](cfg)
     try:

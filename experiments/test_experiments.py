@@ -15,7 +15,7 @@ from test_grpo_sg import build_toy, parameters_of
 from experiments import analysis, baselines, bench, numbers, run, summary, when
 from experiments.analysis import RESULTS
 import grpo_sg
-from support import advice, cli
+from support import advice
 from tasks import UserError
 
 OWN_TASK = '''

@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 
-import torch
 from tqdm import tqdm
 
 from tasks import UserError
@@ -72,10 +71,23 @@ def say_in_handler(text):
     say(text)
 
 
+def end_on_ctrl_c():
+    """Let Ctrl-C end the process with one line. It raises no exception, because some libraries
+    abort if one passes through their import."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, end_at_once)
+
+
+def end_at_once(number, frame):
+    say_in_handler("interrupted")
+    os._exit(exit_status("SIGINT"))
+
+
 @contextlib.contextmanager
 def one_line_errors(out_of_memory):
     """Turn a UserError, a full GPU or Ctrl-C into one line and an exit status. Other errors
     are bugs and keep their traceback. out_of_memory: what to do if a GPU's memory is full."""
+    import torch  # a slow import: end_on_ctrl_c must be callable before it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # None if closed: python ... >&-
         if hasattr(stream, "reconfigure"):
