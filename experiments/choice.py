@@ -379,8 +379,9 @@ def show(rows):
     names = complete(rows)
     for task in names:
         print(f"{task}:")
-        for arm, (rate, halved) in choose(rows, task).items():
-            here = counted(rows, task, arm).values()
+        for arm in ARMS:
+            here = list(counted(rows, task, arm).values())
+            rate, halved = here[0]["rate"], here[0]["halved"]
             level = [statistics.fmean(outcome(row, name) for row in here) for name in OUTCOMES]
             damped = statistics.fmean(row["damped steps"] for row in here)
             print(f"  {arm}, {ARMS[arm]}: rate {rate:g}{', halved' * halved}; end {level[0]:.4f}, "
