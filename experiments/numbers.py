@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-from experiments import analysis, angle, moves, signal, when
+from experiments import analysis, angle, choice, moves, signal, when
 from experiments.analysis import (
     FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
@@ -207,12 +207,16 @@ def dose():
         if name == "none":
             continue
         minus = differences(here, base)
+        sure = differences(here, base, "greedy")
         lines.append([ARMS.get(name, name), rate(analysis.best_rate("dose", name)),
-                      with_interval(minus), f"{detectable(minus):.3f}"])
+                      with_interval(minus), f"{detectable(minus):.3f}", with_interval(sure)])
         yield f"dose: {name}", in_prose(minus)
+        yield f"dose: {name}, greedy", with_interval(sure)
+        yield f"dose: {name}, entropy", with_interval(differences(here, base, "entropy"))
         yield f"dose: {name}, share", share_of(gained, minus).replace(" [", ", 95% CI [")
     yield "dose: table", table(
-        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE"], lines)
+        ["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE",
+         "greedy accuracy minus GRPO's [95% CI]"], lines)
     yield "dose: gained", f"{gained:.3f}"
     yield "dose: rate", rate(analysis.best_rate("dose", "none"))
     for name in ("1/3", "none", "10"):
@@ -221,6 +225,8 @@ def dose():
     yield "dose: verdict", analysis.judge_slopes(found)
     yield "dose: doubling", in_prose([math.log(2) * slope for slope in found])
     yield "dose: slope", in_prose(found)
+    sure = slopes(FINITE_FACTORS, "greedy")
+    yield "dose: greedy slope", "{:+.4f}, 95% CI [{:+.4f}, {:+.4f}]".format(*interval(sure))
     yield "dose: without 10", with_power(slopes(FINITE_FACTORS[:-1]))
     yield "dose: middle", in_prose(slopes(FINITE_FACTORS[1:-1]))
 
@@ -282,6 +288,53 @@ def signal_ranges(found):
             yield f"signal: {step}, {name}", range_of(means)
 
 
+def signal_checks():
+    """Yield how many of the 17 intervals survive Holm's correction, and two checks of step 15."""
+    found, tests = signal.cells(read("signal")), {}
+    for key, rows in found.items():
+        if key[2:] == ("Euclid", "clean", "GRPO-SG"):
+            tests[key] = [x - 1 for x in signal.values_of(rows, "efficiency 8")]
+    yield "signal: Holm", f"{sum(choice.holm(tests).values())} of {len(tests)}"
+    late = [tests[task, 15, "Euclid", "clean", "GRPO-SG"] for task in ("kk", "math", "qa")]
+    pooled = [1 + statistics.fmean(values) for values in zip(*late, strict=True)]
+    yield "signal: 15, pooled", signal.in_words(pooled, digits=2)
+    adam = signal.values_of(found["kk", 15, "AdamW", "clean", "GRPO-SG"], "efficiency 8")
+    yield "signal: kk, 15, AdamW", signal.in_words(adam, digits=2)
+
+
+def choices():
+    """Yield what experiments/choice.py has measured; its tables have only complete tasks."""
+    rows = read("choice")
+    names = choice.complete(rows)
+    verdict, tests = choice.judge(rows)
+    yield "choice: verdict", verdict
+    yield "choice: complete", ", ".join(f"`{name}`" for name in names) or "no task"
+    lines = []
+    for pair in choice.COUNTED + choice.CONTROLS if names else ():
+        for name in choice.OUTCOMES:
+            values = choice.pool(rows, names, pair, name)
+            sure = choice.pool(rows, names, pair, name, "greedy")
+            holm = {None: "not tested", True: "differs", False: "no difference"}[
+                tests.get((pair, name), (None, None))[1]]
+            lines.append([f"{' minus '.join(pair)}, {name}", with_interval(values),
+                          f"{detectable(values):.3f}", holm, with_interval(sure)])
+            yield f"choice: {' minus '.join(pair)}, {name}", in_prose(values)
+    yield "choice: table", table(
+        ["comparison, outcome", "avg@8 [95% CI]", "MDE", "Holm", "greedy accuracy [95% CI]"], lines)
+    lines = []
+    for task in names:
+        for arm in choice.ARMS:
+            here = choice.counted(rows, task, arm).values()
+            lr, halved = [[row[key] for row in here][0] for key in ("rate", "halved")]
+            means = [statistics.fmean(choice.outcome(row, name) for row in here)
+                     for name in choice.OUTCOMES]
+            steps = statistics.fmean(row["damped steps"] for row in here)
+            lines.append([f"`{task}`, {arm}", f"{rate(lr)}{', halved' * halved}",
+                          *(f"{value:.3f}" for value in means), f"{steps:.1f}"])
+    yield "choice: levels", table(
+        ["task, arm", "learning rate", "end", "mean", "damped steps"], lines)
+
+
 def whens():
     """Yield the parts and predictions of experiments/when.py; NOT_RUN where rows are missing."""
     rows, lines, verdicts = read("when"), [], []
@@ -297,6 +350,10 @@ def whens():
         if len(values) > 1:
             cells = [with_interval(values), f"{detectable(values):.3f}"]
         lines.append([f"{i}. {part}, {step} steps: {words}", *cells, verdict])
+    without = [row for row in rows if row["seed"] != 1014]
+    text, _ = describe_difference(without, "early", 10, when.compare(
+        without, "early", "GRPO-SG", "GRPO", 10))
+    yield "when: prediction 1, without 1014", text
     counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)]
     yield "when: verdicts", ", ".join(counts)
     yield "when: table", table(["prediction", "avg@8 [95% CI]", "MDE", "verdict"], lines)
@@ -413,6 +470,8 @@ def afar():
         pairs = analysis.compare_afar(problems, measure)
         minus[name] = [sg - none for none, sg in pairs]
         yield f"afar: {name}", with_power(minus[name])
+    pairs = analysis.compare_afar("many", analysis.near)
+    yield "afar: three people", with_power([sg - none for none, sg in pairs])
     pairs = zip(minus["transfer"], minus["transfer, few"])
     yield "afar: both", with_power([(many + few) / 2 for many, few in pairs])
     yield "afar: verdict", analysis.judge_afar(
@@ -525,7 +584,8 @@ def values():
     found = {}
     for question in (
             default, premise, helps, grids, recorded, greedy, dose, stability, mistakes, angles,
-            likelier, late, afar, ignorant, bench, verifiers, signals, whens):
+            likelier, late, afar, ignorant, bench, verifiers, signals, signal_checks, choices,
+            whens):
         found.update(question())
     count = count_intervals(found.values())
     found["intervals"] = str(count)
