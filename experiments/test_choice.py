@@ -211,3 +211,13 @@ def test_show_prints_the_verdict_and_names_what_is_missing(capsys):
     text = capsys.readouterr().out
     assert "C minus A, avg@8, end: +0.0300" in text and "verdict: C helps" in text
     assert "backwards: not complete" in text and "phone_book, math, pooled" in text
+
+
+def test_the_later_control_replaces_only_the_counted_runs_of_grpo():
+    rows = counted_rows({"A": -0.05}, 0.01) + grid_rows(dict.fromkeys("ABCD", 1e-4), [1e-4])
+    others = [row for row in counted_rows({}, 0.01, ["math"]) if row["arm"] == "A"]
+    (task, found), = choice.at_equal_rates(rows, others).items()
+    assert task == "math" and sum(row["split"] == "valid" for row in found) == 4 * 4 * 2
+    assert sum(choice.compare(found, "math", ("C", "A"), "end")) == pytest.approx(0, abs=1e-9)
+    assert sum(choice.compare(rows, "math", ("C", "A"), "end")) / 40 == pytest.approx(0.05)
+    assert choice.at_equal_rates(rows, others[1:]) == {}
