@@ -331,6 +331,20 @@ def choices():
             steps = statistics.fmean(row["damped steps"] for row in here)
             lines.append([f"`{task}`, {arm}", f"{rate(lr)}{', halved' * halved}",
                           *(f"{value:.3f}" for value in means), f"{steps:.1f}"])
+    equal, alone = choice.at_equal_rates(rows, read("choice-equal")), []
+    for task in names:
+        for pair in choice.COUNTED + choice.CONTROLS[:1]:
+            line = [f"`{task}`, {' minus '.join(pair)}"]
+            for some in (rows, equal.get(task)):
+                for name in choice.OUTCOMES if some else ():
+                    values = choice.compare(some, task, pair, name)
+                    line.append(with_interval(values))
+                    key = "equal" if some is not rows else "tuned"
+                    yield f"choice: {task}, {key}, {' minus '.join(pair)}, {name}", in_prose(values)
+            line += ["the same"] * (5 - len(line))
+            alone.append(line)
+    yield "choice: tasks", table(
+        ["task, comparison", "end", "mean", "end, A at C's rate", "mean, A at C's rate"], alone)
     yield "choice: levels", table(
         ["task, arm", "learning rate", "end", "mean", "damped steps"], lines)
 
