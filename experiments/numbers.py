@@ -310,7 +310,7 @@ def choices():
     yield "choice: verdict", verdict
     yield "choice: complete", ", ".join(f"`{name}`" for name in names) or "no task"
     lines = []
-    for pair in choice.COUNTED + choice.CONTROLS if names else ():
+    for pair in choice.COUNTED + choice.CONTROLS[:1] if names else ():
         for name in choice.OUTCOMES:
             values = choice.pool(rows, names, pair, name)
             sure = choice.pool(rows, names, pair, name, "greedy")
@@ -333,7 +333,7 @@ def choices():
                           *(f"{value:.3f}" for value in means), f"{steps:.1f}"])
     equal, alone = choice.at_equal_rates(rows, read("choice-equal")), []
     for task in names:
-        for pair in choice.COUNTED + choice.CONTROLS[:1]:
+        for pair in choice.COUNTED:
             line = [f"`{task}`, {' minus '.join(pair)}"]
             for some in (rows, equal.get(task)):
                 for name in choice.OUTCOMES if some else ():
