@@ -241,7 +241,7 @@ def comparisons():
                 clean["sg"], clean["none"], mean(clean["none"], "before")),
         compare("noisy", "noisy rewards, each at its own best rate", "0-19",
                 noisy, tuned("noisy", "none"), short),
-        compare("noisy, fresh", "noisy rewards, the same two rates", "200-239",
+        compare("noisy, fresh", "noisy rewards, GRPO at a rate known to be poor", "200-239",
                 fresh["sg"], other, short),
         compare("noisy, 1e-4", "noisy rewards, both at 1e-4", "0-19, 200-239",
                 {**noisy, **fresh["sg"]}, equal, short),
@@ -255,13 +255,14 @@ def comparisons():
 
 # ---- The damping factor d ("dose"): slopes of avg@4 over ln d ----
 
-def slopes(names, **values):
-    """Fit avg@4 over ln d by least squares, for each seed that has all these damping factors."""
+def slopes(names, key="avg@4", **values):
+    """Fit this number over ln d by least squares, for each seed that has all these damping
+    factors."""
     cells = [cell("dose", name, **values) for name in names]
     xs = [math.log(DAMPING_FACTORS[name]) for name in names]
     found = []
     for seed in sorted(set.intersection(*map(set, cells))):
-        ys = [each[seed]["avg@4"] for each in cells]
+        ys = [each[seed][key] for each in cells]
         found.append(statistics.linear_regression(xs, ys).slope)
     return found
 
@@ -340,6 +341,10 @@ def describe_end(row):
 
 
 # ---- Generalization and sharpness ----
+
+def near(row):
+    return row["avg@4"]
+
 
 def transfer(row):
     return (row["avg@4, 4 people"] + row["avg@4, 5 people"]) / 2

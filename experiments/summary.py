@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 
-from experiments import analysis, signal, when
+from experiments import analysis, choice, signal, when
 from experiments.analysis import (
     FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
@@ -144,15 +144,19 @@ def greedy():
 def dose():
     base = tuned("dose", "none")
     gained = mean(base) - mean(cell("start", "warm-up of 150"))
-    rows = [["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE"]]
+    rows = [["damping factor", "learning rate", "avg@4 minus GRPO's [95% CI]", "MDE",
+             "greedy accuracy minus GRPO's [95% CI]"]]
     for name in analysis.DAMPING_FACTORS:
         here = tuned("dose", name)
         yield f"dose: clipped, {name}", f"{mean(here, 'norm above 1'):.1%}"
         if name == "none":
             continue
         minus = differences(here, base)
+        sure = with_interval(differences(here, base, "greedy"))
         rows.append([ARMS.get(name, name), rate(analysis.best_rate("dose", name)),
-                     with_interval(minus), f"{detectable(minus):.3f}"])
+                     with_interval(minus), f"{detectable(minus):.3f}", sure])
+        yield f"dose: {name}, greedy", sure
+        yield f"dose: {name}, entropy", with_interval(differences(here, base, "entropy"))
         yield f"dose: {name}, share", share_of(gained, minus)
     yield "dose: table", rows
     yield "dose: gained", f"{gained:.3f}"
@@ -161,6 +165,8 @@ def dose():
     yield "dose: verdict", analysis.judge_slopes(found)
     yield "dose: doubling", in_prose([math.log(2) * slope for slope in found])
     yield "dose: slope", in_prose(found)
+    sure = slopes(FINITE_FACTORS, "greedy")
+    yield "dose: greedy slope", "{:+.4f}, 95% CI [{:+.4f}, {:+.4f}]".format(*interval(sure))
     yield "dose: without 10", with_power(slopes(FINITE_FACTORS[:-1]))
     yield "dose: middle", in_prose(slopes(FINITE_FACTORS[1:-1]))
 
@@ -215,6 +221,8 @@ def afar():
         pairs = analysis.compare_afar(problems, measure)
         minus[name] = [sg - none for none, sg in pairs]
         yield f"afar: {name}", with_power(minus[name])
+    pairs = analysis.compare_afar("many", analysis.near)
+    yield "afar: three people", with_power([sg - none for none, sg in pairs])
     both = zip(minus["transfer"], minus["transfer, few"])
     yield "afar: both", with_power([(many + few) / 2 for many, few in both])
     yield "afar: verdict", analysis.judge_afar(
@@ -253,6 +261,66 @@ def signals():
             yield f"signal: {step}, {name}", range_of(means)
 
 
+def signal_checks():
+    """Yield how many of the 17 intervals survive Holm's correction, and two checks of step 15."""
+    found, tests = signal.cells(read("signal")), {}
+    for key, rows in found.items():
+        if key[2:] == ("Euclid", "clean", "GRPO-SG"):
+            tests[key] = [x - 1 for x in signal.values_of(rows, "efficiency 8")]
+    yield "signal: Holm", f"{sum(choice.holm(tests).values())} of {len(tests)}"
+    late = [tests[task, 15, "Euclid", "clean", "GRPO-SG"] for task in ("kk", "math", "qa")]
+    pooled = [1 + statistics.fmean(values) for values in zip(*late, strict=True)]
+    yield "signal: 15, pooled", signal.in_words(pooled, digits=2)
+    adam = signal.values_of(found["kk", 15, "AdamW", "clean", "GRPO-SG"], "efficiency 8")
+    yield "signal: kk, 15, AdamW", signal.in_words(adam, digits=2)
+
+
+def choices():
+    """Yield what experiments/choice.py has measured; its tables have only complete tasks."""
+    rows = read("choice")
+    names = choice.complete(rows)
+    verdict, tests = choice.judge(rows)
+    yield "choice: verdict", verdict
+    yield "choice: complete", ", ".join(f"`{name}`" for name in names) or "no task"
+    lines = []
+    for pair in choice.COUNTED + choice.CONTROLS[:1] if names else ():
+        for name in choice.OUTCOMES:
+            values = choice.pool(rows, names, pair, name)
+            sure = choice.pool(rows, names, pair, name, "greedy")
+            holm = {None: "not tested", True: "differs", False: "no difference"}[
+                tests.get((pair, name), (None, None))[1]]
+            lines.append([f"{' minus '.join(pair)}, {name}", with_interval(values),
+                          f"{detectable(values):.3f}", holm, with_interval(sure)])
+            yield f"choice: {' minus '.join(pair)}, {name}", in_prose(values)
+    yield "choice: table", [["comparison, outcome", "avg@8 [95% CI]", "MDE", "Holm",
+                             "greedy accuracy [95% CI]"], *lines]
+    lines = []
+    for task in names:
+        for arm in choice.ARMS:
+            here = choice.counted(rows, task, arm).values()
+            lr, halved = [[row[key] for row in here][0] for key in ("rate", "halved")]
+            means = [statistics.fmean(choice.outcome(row, name) for row in here)
+                     for name in choice.OUTCOMES]
+            steps = statistics.fmean(row["damped steps"] for row in here)
+            lines.append([f"`{task}`, {arm}", f"{rate(lr)}{', halved' * halved}",
+                          *(f"{value:.3f}" for value in means), f"{steps:.1f}"])
+    equal, alone = choice.at_equal_rates(rows, read("choice-equal")), []
+    for task in names:
+        for pair in choice.COUNTED:
+            line = [f"`{task}`, {' minus '.join(pair)}"]
+            for some in (rows, equal.get(task)):
+                for name in choice.OUTCOMES if some else ():
+                    values = choice.compare(some, task, pair, name)
+                    line.append(with_interval(values))
+                    key = "equal" if some is not rows else "tuned"
+                    yield f"choice: {task}, {key}, {' minus '.join(pair)}, {name}", in_prose(values)
+            line += ["the same"] * (5 - len(line))
+            alone.append(line)
+    yield "choice: tasks", [["task, comparison", "end", "mean", "end, A at C's rate",
+                             "mean, A at C's rate"], *alone]
+    yield "choice: levels", [["task, arm", "learning rate", "end", "mean", "damped steps"], *lines]
+
+
 def whens():
     """Yield the parts and predictions of experiments/when.py."""
     rows = read("when")
@@ -271,6 +339,9 @@ def whens():
         verdicts.append(verdict)
         table.append([f"{i}. {part}, {step} steps: {words}", with_interval(values),
                       f"{detectable(values):.3f}", verdict])
+    without = when.compare([row for row in rows if row["seed"] != 1014], "early", "GRPO-SG",
+                           "GRPO", 10)
+    yield "when: prediction 1, without 1014", with_interval(without)
     counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)]
     yield "when: verdicts", ", ".join(counts)
     yield "when: table", table
@@ -364,7 +435,8 @@ def summarize():
     """Return {key: text or table} for all questions."""
     found = {}
     for question in (default, helps, grids, recorded, greedy, dose, stability, mistakes, late,
-                     afar, ignorant, bench, baselines, verifiers, signals, whens):
+                     afar, ignorant, bench, baselines, verifiers, signals, signal_checks,
+                     choices, whens):
         found.update(question())
     count = count_intervals(found)
     found["intervals"] = str(count)
