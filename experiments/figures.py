@@ -33,7 +33,7 @@ WEIGHT_COLORS = {"GRPO-SG": BLUE, "AR": "#5aae61", "damping 3": "#f4a582",
                  "damping 10": ORANGE, "damping 1/1.4": "#9970ab"}
 # What the picture of a run's page leaves out.
 REPORT_STYLE = """<style>
-    h1, body > p, body > details, #charts figure:nth-of-type(n+3), h2 ~ p, label, output,
+    h1, body > p, body > details, #charts figure:nth-of-type(n+3), h2 ~ p, label, output, .live,
     details:not([open]), section > table, li:nth-child(n+4) { display: none !important }
     h2 { margin: 8px 0 }
     body { margin-top: 0 }
