@@ -113,8 +113,11 @@ def filtered(text, keep, other=""):
 def visible(text):
     """Return the text as a reader sees it, to search for tags and turns: full-width letters
     become plain ones, and invisible characters, which could hide a tag, are removed."""
-    return filtered(each_normalized("NFKC", text),
-                    lambda c: c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn"))
+    return filtered(each_normalized("NFKC", text), is_visible)
+
+
+def is_visible(c):
+    return c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn")
 
 
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
@@ -123,9 +126,11 @@ FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \
 
 
 # Of Qwen, Llama, Gemma, Mistral and others. Our sampling loop removes them; other programs may not.
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
-               "<eos>", "<pad>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
-REVERSED_END = re.compile("(?:" + "|".join([r"\s", *(re.escape(token[::-1]) for token in STOP_TOKENS)]) + ")*+")
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>",
+               "<end_of_turn>", "<eos>", "<pad>", "</s>",
+               "<\uff5cend\u2581of\u2581sentence\uff5c>")
+REVERSED = "|".join(re.escape(token[::-1]) for token in STOP_TOKENS)
+REVERSED_END = re.compile(rf"(?:\s|{REVERSED})*+")
 
 
 def without_end(response):
@@ -546,9 +551,11 @@ STARTS = re.compile(r"""(?:\A|\n)\s*(?:-|\#+|\(?\w[.)])\s  # an item of a list
     | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+  # since $x = 5$,
     | =[\d\s+*.-]+= | [:&]= | \\boxed\s*\{[^{}]*\}\s+\Z""", re.X | re.I)
 ENDS = re.compile(r"""\n | \\end\s*\{ | \\\\\s*$ | [.?]\s | \s[–—]\s | 个
-    | \((?:approximately|final|units)\) | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
+    | \((?:approximately|final|units)\)
+    | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
         a\ day|a\ week)(?!\w)""", re.X | re.I | re.M)
-LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ] | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
+LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ]
+    | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
     | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right
          |blacksquare|square|Box|checkmark|qed)(?![A-Za-z])""", re.X)
 PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|per\s?cent\b)", re.I)
