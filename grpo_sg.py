@@ -1174,8 +1174,8 @@ def in_words(row):
 @dataclasses.dataclass
 class Config:
     """The settings, each a flag of the command line. Defaults are for a real model on a GPU.
-    `train` and `evaluate` read only those from shaping on, without device, eval_only and
-    out."""
+    `train` and `evaluate` read only the settings from shaping on, except device, eval_only
+    and out."""
     model: Annotated[str, "hub name or folder of a causal language model"] = ""
     task: Annotated[str, "what to learn, such as kk or math"] = "kk"
     data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "

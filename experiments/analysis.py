@@ -375,7 +375,7 @@ def judge_afar(transfers, gaps, falls):
     if transfer_high < 0 or gap_low > 0:
         words.append("generalizes worse")
     if not words:
-        words.append("in generalisation no difference was seen")
+        words.append("in generalization no difference was seen")
     if fall_high < 0:
         words.append("flatter")
     elif fall_low > 0:

@@ -333,7 +333,7 @@ def measure_mathematics(paths):
       9, 17 and so on; "prompt" is the problem
     - olympiadbench: hkust-nlp/simpleRL-reason, next to math500: the question, and the first
       final_answer without dollar signs
-    - minerva: the same, minerva_math: the answer is final_answer.py's of the solution
+    - minerva: the same, minerva_math: the answer is tasks.final_answer of the solution
     """
     sets = {"generated": [(problem.question, problem.answer)
                           for problem in tasks.arithmetic_split("test", 1000, 0)]}

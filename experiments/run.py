@@ -27,7 +27,7 @@ and that of "late", a pilot, written down before its first run:
     what is said, and nothing follows. If one does, ten seeds of that task and rate with and
     without w are to follow, by a rule to be written down before them.
 
-and that of "afar", of the paper's claim that GRPO-SG generalises better and is less sharp:
+and that of "afar", of the paper's claim that GRPO-SG generalizes better and is less sharp:
 
     kk. The tiny model's own warm-up is on puzzles of three, four and five people, its RL on
     those of three alone; seeds 0 to 9. "many": all of them, 60 steps. "few": 64 of them, 120

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 
-from experiments import analysis, choice, signal, when
+from experiments import analysis, choice, classes, signal, when
 from experiments.analysis import (
     FINITE_FACTORS, cell, detectable, differences, interval, mean, read, select, slopes, tuned)
 from experiments.run import EXPERIMENTS, NOT_REPRODUCED
@@ -275,6 +275,30 @@ def signal_checks():
     yield "signal: kk, 15, AdamW", signal.in_words(adam, digits=2)
 
 
+def cosines():
+    """Yield measured mean cosines next to the formula, and the shares of unlikely tokens, by
+    experiments/classes.py."""
+    arms, keys = ("GRPO-SG", "damping 10"), ("efficiency", "signal-to-noise")
+    cosine = [["task, step", *(f"{arm}: {key}" for arm in arms for key in (
+        "mean cosine", "formula"))]]
+    share = [["task, step", "signal: A > 0, pi > 1/3", "signal: A < 0, pi < 1/3",
+              "noise: A < 0, pi < 0.1", "noise: A < 0, pi 0.1 to 1/3"]]
+    unlikely = [name for name in classes.CLASSES if name.startswith("A < 0")][:2]
+    likely = [name for name in classes.CLASSES if name.startswith("A > 0")][2:]
+
+    def summed(here, names, key):
+        lists = [classes.values_of(here, "classes", name, key) for name in names]
+        return signal.in_words([sum(each) for each in zip(*lists)], digits=2)
+    for (task, step), here in classes.points(read("classes")).items():
+        cosine.append([f"`{task}`, {step}", *(signal.in_words(
+            classes.values_of(here, "arms", arm, key), digits=2) for arm in arms for key in keys)])
+        share.append([f"`{task}`, {step}", summed(here, likely, "signal"),
+                      summed(here, unlikely, "signal"),
+                      *(summed(here, [name], "noise") for name in unlikely)])
+    yield "classes: cosines", cosine
+    yield "classes: shares", share
+
+
 def choices():
     """Yield what experiments/choice.py has measured; its tables have only complete tasks."""
     rows = read("choice")
@@ -436,7 +460,7 @@ def summarize():
     found = {}
     for question in (default, helps, grids, recorded, greedy, dose, stability, mistakes, late,
                      afar, ignorant, bench, baselines, verifiers, signals, signal_checks,
-                     choices, whens):
+                     cosines, choices, whens):
         found.update(question())
     count = count_intervals(found)
     found["intervals"] = str(count)

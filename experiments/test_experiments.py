@@ -274,11 +274,11 @@ def rows_afar(seeds, far=0.0, others=0.0, aside=0.0):
 
 
 @pytest.mark.parametrize("changes, verdict", [
-    ({}, "in generalisation no difference was seen; in sharpness no difference was seen"),
+    ({}, "in generalization no difference was seen; in sharpness no difference was seen"),
     ({"far": 0.02}, "generalizes better; in sharpness no difference was seen"),
     ({"others": 0.02}, "generalizes better; in sharpness no difference was seen"),
     ({"far": -0.02}, "generalizes worse; in sharpness no difference was seen"),
-    ({"aside": 0.02}, "in generalisation no difference was seen; flatter"),
+    ({"aside": 0.02}, "in generalization no difference was seen; flatter"),
     ({"others": -0.02, "aside": -0.02}, "generalizes worse; less flat")])
 def test_generalization_and_sharpness(tmp_path, monkeypatch, changes, verdict):
     write_rows(tmp_path, monkeypatch, "afar", rows_afar(10, **changes))

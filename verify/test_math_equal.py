@@ -1,4 +1,4 @@
-"""Test final_answer.py and math_equal.py on the answers in math_cases.jsonl and the whole responses
+"""Test tasks.final_answer and math_equal.py on the answers in math_cases.jsonl and the whole responses
 in math_pairs.jsonl."""
 import itertools
 import json
