@@ -9,7 +9,7 @@ import time
 import pytest
 
 import grpo_sg
-from support import program, run
+from support import program
 
 FLAGS = ["--model", os.path.join(program.ROOT, "support", "pretrained", "math"), "--task", "math",
          "--train_problems", "200", "--eval_problems", "4", "--eval_samples", "0",
@@ -50,7 +50,7 @@ def read_outcome(out):
 
 @pytest.mark.release
 def test_killed_runs_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SAVE_SECONDS", 0)  # a checkpoint at every step
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", 0)  # a checkpoint at every step
     rng, out = random.Random(0), tmp_path / "killed"
     argv = [*FLAGS, "--steps", "1000000", "--out", str(out)]
     for _ in range(KILLS):
