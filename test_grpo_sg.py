@@ -918,15 +918,20 @@ def test_equal_prompts_are_prefilled_once(monkeypatch):
     assert once == each and read == [3, 12, 12] * 2
 
 
-def test_a_rollout_depends_only_on_the_seed():
-    """Not on how many completions are sampled at once."""
-    policy, task, cfg = build_toy()
+def check_seeds(policy, task, cfg):
+    """Assert that a rollout depends on the seed, and not on how many completions are sampled at
+    once. Returns the last rollout."""
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
         rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
         found.append([(c.tokens, c.mask) for c in rolled])
     assert found[0] == found[1] == found[2] == found[3] != found[4]
+    return rolled
+
+
+def test_a_rollout_depends_only_on_the_seed():
+    check_seeds(*build_toy())
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
