@@ -29,7 +29,7 @@ import transformers
 import grpo_sg as G
 import tasks
 from experiments.analysis import RESULTS
-from experiments.run import name_commit
+from experiments.shared import name_commit
 from support import tiny
 from support.run import Run
 

@@ -58,7 +58,7 @@ it switches (after 5, 8 and 11 steps).
 Added after the rows of phone_book had been seen, because there the grid chose 8e-4, halved, for A
 and 4e-4 for all others: "equal" runs A at the setting that C has, on the same seeds, into
 results/choice-equal.jsonl. It says how much of a difference comes from the choice of the rate. It
-is a description and changes no verdict.
+is a description and changes no verdict. (Commit 7e9e938 has experiments/when.py.)
 """
 import argparse
 import contextlib
@@ -66,10 +66,8 @@ import copy
 import dataclasses
 import datetime
 import functools
-import json
 import math
 import pathlib
-import random
 import statistics
 import time
 from typing import NamedTuple
@@ -79,11 +77,8 @@ import torch
 
 import grpo_sg
 import tasks
-from experiments import analysis, signal
-from experiments.run import name_commit
-from experiments.when import loss_with
+from experiments import analysis, shared
 from lesson import look, my_task, my_tool_task
-from support import cli, tiny
 
 ARMS = {"A": "GRPO", "B": "GRPO-SG", "C": "damping 10 until its efficiency falls below 1",
         "D": "damping 10 for 20 steps"}
@@ -113,10 +108,6 @@ TASKS = {"phone_book": Setting(2, (2e-4, 4e-4, 8e-4, 1.6e-3)),
 
 # ---- The estimate of arm C ----
 
-def weigh_damping(logps, cfg):
-    return signal.weigh_damping(10, logps, cfg)
-
-
 def gradients_of(policy, completions, cfg):
     """Return (2, parameters): the rollout's gradients for GRPO and for damping 10, each up to a
     positive factor; None without a learning signal."""
@@ -126,7 +117,7 @@ def gradients_of(policy, completions, cfg):
 
     def coefficients(logps, batch, _):
         A = look.advantages_of(batch, cfg)
-        return [A, weigh_damping(logps, cfg) * A]
+        return [A, shared.weigh_damping(logps) * A]
     rows = look.group_gradients(policy, useful, cfg, coefficients)
     policy.model.eval()
     return rows
@@ -154,11 +145,7 @@ def start_of(name, seed):
     call may return the same one."""
     my_tool_task.RNG.seed(seed)  # which its problems are drawn from: the same in any order of runs
     with mock.patch.dict(tasks.TASKS, OWN_TASKS):
-        cfg = cli.parse(["--task", name, "--seed", str(seed), "--shaping", "none"])
-        cfg = dataclasses.replace(cfg, warm_up=True, prompts=TASKS[name].prompts, updates=1)
-        policy, task, _ = cli.load(cfg)
-    tiny.warm_up(policy, task, cfg)
-    return policy, task, cfg
+        return shared.begin(name, seed, prompts=TASKS[name].prompts, updates=1)
 
 
 def is_damped(arm, step, estimates):
@@ -168,28 +155,18 @@ def is_damped(arm, step, estimates):
     return arm == "D" and step <= FIXED
 
 
-def draw_rollout(policy, task, cfg, step):
-    """Sample this step's groups and set their advantages. Returns (completions, seed)."""
-    seed = cfg.seed * 1_000_003 + FRESH + step
-    problems = random.Random(seed).sample(task.train, cfg.prompts)
-    completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
-                                  temperature=cfg.temperature, seed=seed)
-    grpo_sg.set_advantages(completions, cfg.group_size)
-    return completions, seed
-
-
 def train_arm(task, arm, seed, rate, halved, split):
     """Train an arm and return the rest of its row."""
     start, made, cfg = start_of(task, seed)
     policy = dataclasses.replace(start, model=copy.deepcopy(start.model))
     cfg = dataclasses.replace(cfg, lr=rate, shaping="sg" if arm == "B" else "none")
-    optimizer = signal.make_optimizer(policy, cfg)
+    optimizer = shared.make_optimizer(policy, cfg)
     window, estimates, damped = [], [], 0
     sampled, greedy = {"0": measure_start(task, seed, split)}, {}
     for step in range(1, max(POINTS) + 1):
         if halved and step == FIXED + 1:
             optimizer.param_groups[0]["lr"] = rate / 2
-        completions, seed_of_step = draw_rollout(policy, made, cfg, step)
+        completions, seed_of_step = shared.draw_rollout(policy, made, cfg, FRESH + step)
         damp = is_damped(arm, step, estimates)
         damped += damp
         if arm == "C" and damp:
@@ -210,7 +187,7 @@ def train_arm(task, arm, seed, rate, halved, split):
 
 def damping():
     """Return a context in which updates have damping 10, divided by its mean."""
-    return mock.patch.object(grpo_sg, "grpo_sg_loss", functools.partial(loss_with, weigh_damping))
+    return mock.patch.object(grpo_sg, "grpo_sg_loss", shared.loss_with_damping)
 
 
 def measure(policy, task, cfg, split):
@@ -266,7 +243,7 @@ def grid_jobs(task, rates):
 
 
 def missing(rows, jobs):
-    return [job for job in jobs if not signal.is_done(rows, **job)]
+    return [job for job in jobs if not any(job.items() <= row.items() for row in rows)]
 
 
 def rates_of(rows, task):
@@ -297,7 +274,6 @@ def jobs_left(rows, task):
 
 def run(path, names):
     """Append a row for each run that has none in the file."""
-    drop_half_line(path)
     for name in names:
         while jobs := jobs_left(analysis.read_rows(path), name):
             run_jobs(path, jobs)
@@ -306,7 +282,6 @@ def run(path, names):
 def run_equal(path, names):
     """Append the rows of the later control to choice-equal.jsonl, next to this file."""
     rows, beside = analysis.read_rows(path), path.with_name("choice-equal.jsonl")
-    drop_half_line(beside)
     for name in [each for each in complete(rows) if each in names]:
         chosen = choose(rows, name)
         if chosen["A"] != chosen["C"]:
@@ -317,19 +292,11 @@ def run_equal(path, names):
 def run_jobs(path, jobs):
     for job in jobs:
         started = time.process_time()
-        row = {**job, **train_arm(**job), "commit": name_commit(),
+        row = {**job, **train_arm(**job), "commit": shared.name_commit(),
                "date": str(datetime.date.today()),
                "cpu_seconds": round(time.process_time() - started, 1)}
-        with open(path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        analysis.append_rows(path, [row])
         print(time.strftime("%H:%M:%S"), *job.values(), row["cpu_seconds"], flush=True)
-
-
-def drop_half_line(path):
-    """Drop a last line that a killed process has not finished."""
-    text = path.read_text() if path.exists() else ""
-    if not text.endswith("\n") and text:
-        path.write_text(text[:text.rfind("\n") + 1])
 
 
 # ---- What the rows say ----
@@ -357,29 +324,13 @@ def pool(rows, names, pair, name, key="avg@8"):
             for values in zip(*(compare(rows, task, pair, name, key) for task in names))]
 
 
-def holm(tests):
-    """Return {name: whether its mean differs from 0 after Holm's correction}. tests: {name:
-    values}, all of the same number."""
-    sizes = {}
-    for name, values in tests.items():
-        error = analysis.standard_error(values)
-        sizes[name] = abs(statistics.fmean(values)) / error if error else 0.0
-    found, going = {}, True
-    for i, name in enumerate(sorted(sizes, key=sizes.get, reverse=True)):
-        level = 0.05 / (len(tests) - i)
-        limit = analysis.t_quantile(1 - level / 2, len(tests[name]) - 1)
-        going = going and sizes[name] > limit
-        found[name] = going
-    return found
-
-
 def judge(rows):
     """Return (verdict, {(pair, outcome): (pooled differences, whether Holm's test rejects)})."""
     names = complete(rows)
     if not names:
         return "none yet: no task is complete", {}
     tests = {(pair, name): pool(rows, names, pair, name) for pair in COUNTED for name in OUTCOMES}
-    rejected = holm(tests)
+    rejected = analysis.holm(tests)
     found = {key: (values, rejected[key]) for key, values in tests.items()}
     inside, outside = True, False
     for (pair, name), values in tests.items():

@@ -1,14 +1,13 @@
 """Draw the figures of the pages from the raw results in results/. Needs matplotlib.
 
-    python -m experiments.figures                      all figures that have results
-    python -m experiments.figures method damping       these
+    python -m experiments.figures                      both figures
+    python -m experiments.figures method               only this one
     python -m experiments.figures --report runs/NAME   figures/report.png, from a run's page
 
 The last command takes a picture of the page's first two curves and of one group of completions.
-It needs Chromium.
+It needs Chromium. Commit 7e9e938 has the script of signal.svg and forest.svg.
 """
 import argparse
-import math
 import pathlib
 import statistics
 import subprocess
@@ -19,18 +18,11 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import classes, when
-from experiments.analysis import (
-    DAMPING_FACTORS, OCTAVES, cell, comparisons, detectable, differences, interval, mean, read,
-    tuned)
-from experiments.run import EXPERIMENTS
-from experiments.signal import POINTS, cells, values_of
+from experiments import classes
+from experiments.analysis import interval, read
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
-COUNTED = "Euclid", "clean"  # metric and rewards of what counts in experiments/signal.py
-WEIGHT_COLORS = {"GRPO-SG": BLUE, "AR": "#5aae61", "damping 3": "#f4a582",
-                 "damping 10": ORANGE, "damping 1/1.4": "#9970ab"}
 # What the picture of a run's page leaves out.
 REPORT_STYLE = """<style>
     h1, body > p, body > details, #charts figure:nth-of-type(n+3), h2 ~ p, label, output, .live,
@@ -38,48 +30,11 @@ REPORT_STYLE = """<style>
     h2 { margin: 8px 0 }
     body { margin-top: 0 }
 </style>"""
-# The loop is plain SVG: its colors follow the reader's light or dark scheme, and it is readable
-# at 400 pixels.
-LOOP_STYLE = """
-  text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
-  .name { font-weight: 600; font-size: 15px }
-  .small { font-size: 12px; fill: #59636e }
-  .box { fill: #f6f8fa; stroke: #59636e }
-  .arrow { fill: none; stroke: #0969da; stroke-width: 2; marker-end: url(#head) }
-  .head { fill: #0969da }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #f0f6fc }
-    .small { fill: #b1bac4 }
-    .box { fill: #151b23; stroke: #9198a1 }
-    .arrow { stroke: #4493f8 }
-    .head { fill: #4493f8 }
-  }
-"""
-# Of the loop: (x, y of the middle, the name, two lines)
-BOXES = ((100, 55, "1. sample", "G completions of each", "problem, by the policy"),
-         (300, 55, "2. verify", "a verifier gives each", "a reward: 3, -0.5, 3, -3"),
-         (300, 195, "3. compare", "each with its group:", "A = 0.8, -0.4, 0.8, -1.2"),
-         (100, 195, "4. learn", "more of A &gt; 0, less of", "A &lt; 0, token by token: w A"))
-ARROWS = ("M188 55H208", "M300 95V151", "M212 195H192", "M100 155V99")
 
 
 
 def save(figure, name):
     figure.savefig(FIGURES / f"{name}.svg", metadata={"Date": None}, dpi=200)
-
-
-def plot_mean(axis, curves, label, color):
-    """Plot the mean over seeds, with a band of one standard error."""
-    steps = range(1, len(curves[0]) + 1)
-    means, below, above = [], [], []
-    for values in zip(*curves, strict=True):
-        average = statistics.fmean(values)
-        error = statistics.stdev(values) / len(values) ** 0.5
-        means.append(average)
-        below.append(average - error)
-        above.append(average + error)
-    axis.plot(steps, means, color=color, lw=1.5, label=label)
-    axis.fill_between(steps, below, above, color=color, alpha=0.2, lw=0)
 
 
 def plot_intervals(axis, xs, lists, **look):
@@ -115,136 +70,6 @@ def method():
     save(figure, "method")
 
 
-def forest():
-    """Plot GRPO-SG minus GRPO, relative to RL's gain: intervals and minimum detectable effects."""
-    rows = comparisons()
-    figure, axis = plt.subplots(figsize=(8, 3.3))
-    axis.axvline(0, color=GREY, lw=1)
-    for i, (_, label, seeds, minus, gained) in enumerate(rows):
-        average, low, high = (100 * x / gained for x in interval(minus))
-        least = 100 * detectable(minus) / gained
-        axis.barh(i, 2 * least, left=-least, height=0.72, color="#e8e8e8", zorder=0)
-        axis.errorbar(average, i, xerr=[[average - low], [high - average]], fmt="o", ms=4,
-                      color=BLUE, capsize=3)
-        axis.text(81, i, f"{average:+.0f} [{low:+.0f}, {high:+.0f}]", va="center", fontsize=9)
-    names = [f"{row.label}\nseeds {row.seeds}" for row in rows]
-    axis.set_yticks(range(len(rows)), names, fontsize=8.5, linespacing=1.1)
-    axis.tick_params(axis="y", length=0)
-    axis.invert_yaxis()
-    axis.spines["left"].set_visible(False)
-    axis.set(xlim=(-60, 80), xlabel="avg@4 of GRPO-SG minus GRPO, in % of what RL with GRPO gained "
-             "(95% CI)\ngrey: smaller than the minimum detectable effect (80% power)")
-    with plt.rc_context({"svg.fonttype": "none"}):  # text, a tenth of the size of its outlines
-        save(figure, "forest")
-
-
-def mistakes():
-    """Plot each mistake's curve next to the right one."""
-    names = list(EXPERIMENTS["mistakes"].arms)[1:]
-    figure, axes = plt.subplots(1, len(names), figsize=(9, 2.3), sharey=True)
-    for axis, name in zip(axes, names):
-        both = ("sg", "GRPO-SG", BLUE), (name, "with the mistake", ORANGE)
-        for which, label, color in both:
-            curves = [row["curve"] for row in cell("mistakes", which).values()]
-            plot_mean(axis, curves, label, color)
-        title = name.replace("at another", "at\nanother").replace("end", "stop")
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="step")
-    axes[0].set(ylabel="accuracy in training")
-    axes[0].legend(fontsize=7, frameon=False)
-    save(figure, "traps")
-
-
-def learning():
-    """Plot the default run of each task, from the pretrained model, five seeds each."""
-    figure, axes = plt.subplots(1, 3, figsize=(8, 2.2), sharey=True)
-    for axis, task in zip(axes, ("kk", "math", "qa")):
-        curves = [row["curve"] for row in cell("default", f"{task}, ready").values()]
-        for curve in curves:
-            axis.plot(range(1, len(curve) + 1), curve, color=GREY, lw=0.5, alpha=0.5)
-        plot_mean(axis, curves, task, BLUE)
-        axis.set(title=f"--task {task}", xlabel="step")
-    axes[0].set(ylabel="accuracy in training")
-    save(figure, "learning")
-
-
-def collapse():
-    """Plot accuracy and the share of collapsed runs against the learning rate."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
-    rates = EXPERIMENTS["stability"].rates
-    before = statistics.fmean(row["before"] for row in read("stability"))
-    left.axhline(before, color=GREY, lw=1, ls=":")
-    methods = ("none", "GRPO", GREY, -0.05), ("sg", "GRPO-SG", BLUE, 0.05)
-    for name, label, color, offset in methods:
-        after, down = [], []
-        for rate in rates:
-            rows = cell("stability", name, rate=rate).values()
-            after.append([row["avg@4"] for row in rows])
-            down.append(statistics.fmean(row["avg@4"] < row["before"] for row in rows))
-        xs = [x + offset for x in OCTAVES]  # so neither hides the other
-        look = {"color": color, "lw": 1.2, "ms": 3, "label": label}
-        plot_intervals(left, xs, after, fmt="o-", **look)
-        right.plot(xs, down, "o-", **look)
-    for axis in (left, right):
-        axis.set_xticks(OCTAVES, [f"{rate * 1e4:g}" for rate in rates])
-        axis.set(xlabel="learning rate, in units of $10^{-4}$")
-    left.set_title("Test avg@4 (dotted: the warm start)", fontsize=9)
-    right.set_title("Share of runs that end below their warm start", fontsize=9)
-    left.legend(fontsize=8, frameon=False)
-    save(figure, "stability")
-
-
-def damping():
-    """Plot accuracy, and paired differences from GRPO, against the damping factor d."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    left.axhline(mean(cell("start", "warm-up of 150")), color=GREY, lw=1, ls=":")
-    xs, after, paired = [], [], []
-    for name, size in DAMPING_FACTORS.items():
-        rows = tuned("dose", name)
-        xs.append(math.log(size or 30))  # w = pi is plotted to the right of the others
-        after.append([row["avg@4"] for row in rows.values()])
-        paired.append(differences(rows, tuned("dose", "none")))
-    right.axhline(0, color=GREY, lw=1)
-    panels = ((left, after, "Test avg@4 (dotted: the warm start)"),
-              (right, paired, "Minus GRPO's, paired by seed"))
-    for axis, lists, title in panels:
-        plot_intervals(axis, xs, lists, fmt="o", color=BLUE, ms=4)
-        axis.set_xticks(xs, [name.replace("none", "1") for name in DAMPING_FACTORS], fontsize=7)
-        axis.set(title=title)
-    figure.supxlabel("damping factor: how many times as much likely tokens count; pi: w = $\\pi$",
-                     fontsize=9)
-    save(figure, "dose")
-
-
-def signal():
-    """Plot the signal-to-noise of each weight against the training step; 1 is GRPO."""
-    found = cells(read("signal"))
-    names = [task for task in ("kk", "math", "qa") if (task, 0, *COUNTED, "GRPO-SG") in found]
-    figure, axes = plt.subplots(1, len(names), figsize=(8, 3), sharey=True, squeeze=False)
-    for axis, task in zip(axes[0], names):
-        axis.axhline(1, color=GREY, lw=1, ls=":")
-        for i, (arm, color) in enumerate(WEIGHT_COLORS.items()):
-            plot_weight(axis, found, task, arm, color=color, offset=0.06 * (i - 2))
-        axis.set_xticks(range(len(POINTS)), POINTS)
-        axis.set(title=f"--task {task}", xlabel="training step", ylim=(0, 1.5))
-    axes[0][0].set(ylabel="signal-to-noise, 8 groups an update")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center",
-                  ncols=len(WEIGHT_COLORS), fontsize=8, frameon=False)
-    save(figure, "signal")
-
-
-def plot_weight(axis, found, task, arm, *, color, offset):
-    """Plot means over seeds, joined, with 95% confidence intervals from three seeds on."""
-    means = []
-    for x, step in enumerate(POINTS):
-        values = values_of(found.get((task, step, *COUNTED, arm), []), "efficiency 8")
-        means.append(statistics.fmean(values) if values else math.nan)
-        if len(values) > 2:
-            plot_intervals(axis, [x + offset], [values], fmt="none", color=color, lw=1)
-    xs = [x + offset for x in range(len(POINTS))]
-    axis.plot(xs, means, "o-", ms=3, lw=1.5, color=color, label=arm)
-
-
 def shares():
     """Plot each class's share of the signal and of the noise, at the start and after 15 steps."""
     found = classes.points(read("classes"))
@@ -272,46 +97,6 @@ def shares():
     save(figure, "shares")
 
 
-def switch():
-    """Plot avg@8 minus GRPO's against the training step; the weight changes after step 20."""
-    rows = read("when")
-    arms = {"GRPO-SG": BLUE, "damping 10": ORANGE, "damping 10, then GRPO": "black",
-            "GRPO, then damping 10": GREY}
-    figure, axis = plt.subplots(figsize=(6, 3))
-    axis.axhline(0, color=GREY, lw=1, ls=":")
-    for i, (arm, color) in enumerate(arms.items()):
-        found = [(0, 0.0, 0.0)]
-        for step in when.PARTS["switch"].points:
-            average, low, _ = interval(when.compare(rows, "switch", arm, "GRPO", step))
-            found.append((step + 0.5 * (i - 1.5), average, average - low))
-        xs, averages, errors = zip(*found)
-        axis.errorbar(xs, averages, errors, fmt="o-", ms=3, lw=1, capsize=2, color=color, label=arm)
-    axis.set(xlabel="training step", ylabel="avg@8 minus GRPO's, 95% CI",
-             xticks=(0, *when.PARTS["switch"].points))
-    axis.legend(frameon=False, fontsize=8)
-    save(figure, "switch")
-
-
-def loop():
-    """Draw the loop of the README."""
-    lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 250" role="img">',
-             "<title>The loop: sample, verify, compare, learn, and again</title>",
-             f"<style>{LOOP_STYLE}</style>",
-             '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="5" refY="3" '
-             'orient="auto">',
-             '<path class="head" d="M0 0L6 3L0 6Z"/></marker></defs>']
-    for x, y, name, *texts in BOXES:
-        lines.append(f'<rect class="box" x="{x - 88}" y="{y - 38}" width="176" height="76" '
-                     'rx="8"/>')
-        lines.append(f'<text class="name" x="{x}" y="{y - 15}">{name}</text>')
-        for i, text in enumerate(texts):
-            lines.append(f'<text class="small" x="{x}" y="{y + 7 + 18 * i}">{text}</text>')
-    for path in ARROWS:
-        lines.append(f'<path class="arrow" d="{path}"/>')
-    lines.append('<text class="small" x="200" y="129">and again, with the new policy</text></svg>')
-    (FIGURES / "loop.svg").write_text("\n".join(lines) + "\n")
-
-
 def report(run):
     """Take a picture of a run's page, without the parts that REPORT_STYLE hides."""
     text = (run / "report.html").read_text("utf-8")
@@ -325,9 +110,7 @@ def report(run):
                         page.as_uri()], check=True, capture_output=True)
 
 
-ALL = {each.__name__: each for each in (
-    loop, method, forest, mistakes, learning, collapse, damping, signal, shares,
-    switch)}
+ALL = {each.__name__: each for each in (method, shares)}
 
 
 def main():
@@ -346,11 +129,7 @@ def main():
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
     for name in args.figures or ALL:
-        try:
-            ALL[name]()
-        # The experiment has not been run.
-        except (OSError, LookupError, statistics.StatisticsError) as error:
-            print(f"no figure {name}: {type(error).__name__}: {error}")
+        ALL[name]()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Check the measured numbers of the pages against the raw files in results/. Trains nothing.
 
     python -m experiments.numbers            report numbers that differ, and exit with 1
-    python -m experiments.numbers --write    write results/summary.json, and the numbers into
-                                             the pages
+    python -m experiments.numbers --write    write the numbers into the pages
 
-A number is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. NAME is a key of
-results/summary.json, which summary.py computes from the rows; or a file and a key, such as
-"results/learning.json: kk.before", for a number that a script wrote.
+A number is between <!--=NAME--> and <!--/-->, in any Markdown page of the project. summary.py
+computes the numbers from the rows, and names them.
 """
 import argparse
-import json
 import pathlib
 import re
 import sys
@@ -18,27 +15,12 @@ from experiments import summary
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
-SUMMARY = HERE / "results" / "summary.json"
 EVIDENCE = HERE / "README.md"
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 NOT_MARKED = r"<!--=.*?<!--/-->|```.*?```|`[^`]*`|\]\([^)]*\)"
 # Numbers that the evidence page may have only between markers: those with three decimals, and
 # percentages, except for the levels of intervals and tests and the power.
 MEASURED = r"(?<![\w.,])[-+]?\d{0,3}\.\d{3,}|(?<![\w.])(?!95%|80%|5%)\d+(?:\.\d+)?%"
-
-
-def look_up(name, known):
-    """Return the value of a marker; None if there is none."""
-    file, of_a_file, keys = name.partition(".json: ")
-    if not of_a_file:
-        return known.get(name)
-    try:
-        value = json.loads((HERE / f"{file}.json").read_text("utf-8"))
-        for key in keys.split("."):
-            value = value[key]
-    except (OSError, LookupError, TypeError):
-        return None
-    return value
 
 
 def to_markdown(value):
@@ -56,7 +38,7 @@ def check(page, known):
 
     def put(match):
         start, name, shown, end = match.groups()
-        value = look_up(name, known)
+        value = known.get(name)
         if value is None:
             wrong.append(f"there is no number {name!r}")
             return match[0]
@@ -78,27 +60,11 @@ def find_pages():
     return [path for path in paths if MARK.search(path.read_text("utf-8"))]
 
 
-def to_json(known):
-    """Return JSON with a line for each key, or for each row of a table."""
-    entries = []
-    for key, value in known.items():
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, list):
-            rows = [json.dumps(row, ensure_ascii=False) for row in value]
-            text = "[\n  " + ",\n  ".join(rows) + "]"
-        entries.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(entries) + "\n}\n"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the numbers")
     write = parser.parse_args().write
     known, pages, marks, wrong = summary.summarize(), find_pages(), 0, []
-    if write:
-        SUMMARY.write_text(to_json(known), "utf-8")
-    elif SUMMARY.read_text("utf-8") != to_json(known):
-        wrong.append(f"{SUMMARY.relative_to(ROOT)} is not what the rows say: add --write")
     for path in pages:
         page = path.read_text("utf-8")
         right, found = check(page, known)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from test_grpo_sg import build_toy, parameters_of
-from experiments import analysis, choice, signal, when
+from experiments import analysis, choice, shared
 
 
 # ---- The estimate ----
@@ -31,12 +31,12 @@ def test_the_estimate_is_a_ratio_of_mean_cosines_with_the_other_rollouts():
 
 def test_the_gradients_are_those_of_the_updates():
     policy, task, cfg = build_toy(shaping="none", group_size=8, prompts=3, updates=1, seed=3)
-    completions, _ = choice.draw_rollout(policy, task, cfg, 1)
+    completions, _ = shared.draw_rollout(policy, task, cfg, choice.FRESH + 1)
     rows = choice.gradients_of(policy, completions, cfg)
     batch = choice.grpo_sg.make_batch([c for c in completions if c.advantage], "cpu")
-    for row, weigh in zip(rows, (None, choice.weigh_damping), strict=True):
+    for row, loss_of in zip(rows, (choice.grpo_sg.grpo_sg_loss, shared.loss_with_damping), strict=True):
         logps = choice.grpo_sg.compute_logps(policy.model, batch, cfg)
-        loss, _ = when.loss_with(weigh, logps, logps, batch.advantages, batch.mask)
+        loss, _ = loss_of(logps, logps, batch.advantages, batch.mask)
         found = torch.autograd.grad(loss, list(policy.model.parameters()))
         found = torch.cat([each.flatten() for each in found])
         assert torch.cosine_similarity(row, -found, dim=0) > 1 - 1e-5
@@ -96,9 +96,9 @@ def test_grpo_arm_is_the_step_of_grpo_sg(toy, monkeypatch):
     _, found = train(monkeypatch, "A")
     policy, task, cfg = choice.start_of("toy", 5)
     cfg.lr = 1e-2
-    optimizer = signal.make_optimizer(policy, cfg)
+    optimizer = shared.make_optimizer(policy, cfg)
     for step in (1, 2, 3):
-        signal.train_step(policy, optimizer, task, cfg, choice.FRESH + step)
+        shared.train_step(policy, optimizer, task, cfg, choice.FRESH + step)
     assert torch.equal(parameters_of(policy.model), found)
 
 
@@ -200,10 +200,10 @@ def test_holm_compares_the_largest_with_the_strictest_level():
         return [t / math.sqrt(40) + math.sqrt(39 / 40) * (-1) ** i for i in range(40)]
     limits = [analysis.t_quantile(1 - 0.05 / (2 * k), 39) for k in (4, 3, 2, 1)]
     passing = {i: values(limit + 0.01) for i, limit in enumerate(limits)}
-    assert choice.holm(passing) == dict.fromkeys(range(4), True)
+    assert analysis.holm(passing) == dict.fromkeys(range(4), True)
     passing[1] = values(limits[1] - 0.01)  # the second fails, so do all that are smaller
-    assert choice.holm(passing) == {0: True, 1: False, 2: False, 3: False}
-    assert choice.holm({0: [0.0] * 40}) == {0: False}
+    assert analysis.holm(passing) == {0: True, 1: False, 2: False, 3: False}
+    assert analysis.holm({0: [0.0] * 40}) == {0: False}
 
 
 def test_show_prints_the_verdict_and_names_what_is_missing(capsys):

@@ -1,12 +1,14 @@
-"""Classes of tokens, and mean cosines, against slow loops."""
+"""Classes of tokens, and mean cosines, against slow loops; steps are those of the program."""
 import copy
+import json
 import math
 
 import pytest
 import torch
 
-from test_grpo_sg import build_toy
-from experiments import classes, signal
+import grpo_sg
+from test_grpo_sg import build_toy, parameters_of
+from experiments import classes, shared
 from lesson import look
 
 
@@ -37,8 +39,8 @@ def test_shares_and_cosines_equal_those_of_loops_over_tokens_and_pairs_of_groups
     policy, task, cfg = build_toy(shaping="none", group_size=4)
     task = task._replace(reward=lambda c: float(len(c.tokens) % 3))
     K = 12
-    row, = classes.measure(policy, task, cfg, None, 0, K)
-    groups = look.draw_groups(policy, task, cfg, K, signal.FRESH)
+    row = classes.measure(policy, task, cfg, 0, K)
+    groups = look.draw_groups(policy, task, cfg, K, classes.FRESH)
     rows = [slow_rows(policy, group, cfg) for group in groups]
     pairs = [(i, j) for i in range(K) for j in range(K) if i != j]
 
@@ -65,6 +67,47 @@ def test_shares_and_cosines_equal_those_of_loops_over_tokens_and_pairs_of_groups
         expected = cosine(arm) / cosine("GRPO")
         assert row["arms"][arm]["efficiency"][0] == pytest.approx(expected, rel=1e-3)
     assert row["cosine"] == pytest.approx(cosine("GRPO") / product("GRPO", "GRPO") ** 0.5, rel=1e-3)
+
+
+def count_tokens(completion):
+    return float(len(completion.tokens) % 3)
+
+
+def build(seed=0):
+    policy, task, cfg = build_toy(shaping="none", group_size=4, lr=0.02, seed=seed)
+    return policy, task._replace(reward=count_tokens), cfg
+
+
+def test_a_step_is_one_of_the_program():
+    policy, task, cfg = build()
+    before = parameters_of(policy.model)
+    optimizer = shared.make_optimizer(policy, cfg)
+    for step in (1, 2, 3):
+        shared.train_step(policy, optimizer, task, cfg, step)
+    ours = parameters_of(policy.model)
+    torch.nn.utils.vector_to_parameters(before.clone(), policy.model.parameters())
+    cfg.steps = 3
+    grpo_sg.train(policy, task, cfg)
+    assert torch.equal(ours, parameters_of(policy.model)) and not torch.equal(ours, before)
+
+
+def test_a_point_that_is_missing_is_measured_as_if_nothing_had_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "begin", lambda name, seed: build(seed))
+    monkeypatch.setattr(classes, "STEPS", (0, 1))
+    monkeypatch.setattr(classes, "GROUPS", 8)
+    monkeypatch.setattr(classes, "UPDATES", 4)
+    path = tmp_path / "rows.jsonl"
+    classes.run(path, [0, 1], ["kk"])
+    text = path.read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [(row["seed"], row["step"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    classes.run(path, [0, 1], ["kk"])
+    assert path.read_text() == text
+    path.write_text("".join(text.splitlines(keepends=True)[:1]) + '{"task": "kk", "see')
+    classes.run(path, [0, 1], ["kk"])
+    again = [json.loads(line) for line in path.read_text().splitlines()]
+    for old, new in zip(rows, again, strict=True):
+        assert {**old, "cpu_seconds": 0} == {**new, "cpu_seconds": 0}
 
 
 def test_tables_have_means_and_intervals_over_seeds(capsys):
