@@ -247,7 +247,6 @@ def keeps_by_mask():
 KEEPS_BY_MASK = keeps_by_mask()
 
 
-
 def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
                 temperature: float = 1.0) -> Tensor:
     """Compute log pi(ids[b, t] | ids[b, :t]) for the tokens in the mask.
