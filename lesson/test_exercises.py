@@ -223,8 +223,6 @@ def test_each_mutant_can_be_made_and_has_a_name_of_its_own():
         assert len({title for title, *_ in bugs}) == len(bugs)
         for _, old, new in bugs:
             mutants.mutate(function, old, new)
-    for function, _, old, new, _ in mutants.EQUIVALENT:
-        mutants.mutate(function, old, new)
 
 
 def test_survivors_are_listed(monkeypatch, capsys):
