@@ -1,7 +1,7 @@
 """Exercises: the eight functions of the method, without their bodies. The project's own tests
 grade them.
 
-    python -m lesson.exercises               how many are done, and what comes next
+    python -m lesson.exercises               how many are done, and what comes next: ten seconds
     python -m lesson.exercises draw          the first failure of one of them
     python -m lesson.exercises --hint draw   a hint for one of them
 

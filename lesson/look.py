@@ -1,7 +1,8 @@
 """Look before you train: does the weight make updates point better, on your model and your
 task, and where is the signal?
 
-    python -m lesson.look                       the pretrained tiny model: 20 seconds
+    python -m lesson.look                       the pretrained tiny model: 20 seconds; its
+                                                efficiency is 1.085 +- 0.014
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math
                                                 takes every flag of grpo_sg.py
     python -m lesson.look my_task.py            a script that calls grpo_sg.main: what it would

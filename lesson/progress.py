@@ -144,7 +144,7 @@ def show(module, wanted=None):
     output = run_tests(module)
     done, others = judge(output)
     if not done and not others:
-        why = re.findall(rf"^(?:E  |{module}\.py:).*$", output, re.M)  # the module's own lines
+        why = re.findall(rf"^(?:E  |\S*{module}\.py:).*$", output, re.M)  # the module's own lines
         sys.exit("\n".join([f"error: {module}.py cannot be imported:", *(why or [output])]))
     of = len(done) + len(others)
     names = f": {', '.join(done)}" if done else ""

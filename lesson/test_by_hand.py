@@ -51,12 +51,6 @@ def test_dividing_by_the_std_turns_the_gradient(true_gradient):
     assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
 
 
-def test_dividing_by_length_turns_the_gradient(true_gradient):
-    pi, length = torch.softmax(LOGITS, 0), torch.tensor([1.0, 2.0, 8.0, 3.0])
-    found = (pi * REWARDS / length) @ (torch.eye(4, dtype=torch.float64) - pi)
-    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.9
-
-
 # ---- Line 7: completions of two tokens, sampled by an older policy ----
 
 def two_tokens(first, second):

@@ -2,10 +2,10 @@
 
 What the rules were read from, where not from the paper alone (commits in parentheses):
 - AR-Lopti's clip: its scripts. MaxRL: its authors' code. SAPO: the documentation of AReaL and
-  ms-swift. STAPO: a summary (p = 0.01, h is the 5th percentile of H) without a clip range.
+  ms-swift.
 - GSPO's bounds, forking tokens, VESPO, sequence_mask: TRL, trainer/grpo_trainer.py (f2cd577).
-- DPPO-TV, Clip-Cov, KL-Cov: verl, trainer/ppo/core_algos.py (1dda039). prime-rl's DPPO-TV has
-  delta = 0.2 and no bound on r (trainer/rl/loss.py, 559b447).
+- DPPO-TV: verl, trainer/ppo/core_algos.py (1dda039). prime-rl's has delta = 0.2 and no bound on r
+  (trainer/rl/loss.py, 559b447).
 - STARE: hp-luo/STARE, core_algos.py (bffb9e7). It also bounds r where A < 0, takes the 10% from
   each micro-batch, and can adapt the 1.1.
 - ASPO: wizard-III/Archer2.0, core_algos.py (b08d963). On one side of the 80th percentile of H it
@@ -27,7 +27,7 @@ SOURCE = pathlib.Path(__file__).read_text(encoding="utf-8")
 PAGE = pathlib.Path(__file__).with_name("family.md").read_text(encoding="utf-8")
 P, G, T, MAX_NEW_TOKENS = 6, 4, 7, 10
 B = P * G
-c, delta, p, h = 1.3, 0.15, 0.5, 0.25
+c, delta = 1.3, 0.15
 
 # ---- One batch, with the names of family.md ----
 
@@ -64,16 +64,13 @@ def read_token(i, t):
 
 TOKENS = [read_token(i, t) for i in range(B) for t in range(T) if mask[i, t]]
 N = len(TOKENS)
-mean_A, mean_logp = sum(k.A for k in TOKENS) / N, sum(math.log(k.pi) for k in TOKENS) / N
 for k in TOKENS:
     row = [other for other in TOKENS if other.i == k.i]
     k.length, k.W = len(row), math.prod(other.r for other in row)
     k.F = math.prod(other.f for other in row)
-    k.cov = (k.A - mean_A) * (math.log(k.pi) - mean_logp)
 FORKING = sorted(k.H for k in TOKENS)[int(0.8 * (N - 1)) + 1:]
 GOOD = sorted(k.pi for k in TOKENS if k.A > 0)
 RARE = GOOD[:math.ceil(len(GOOD) / 10)]
-COV = [k for k in TOKENS if 1 < k.cov < 5 and (k.r <= 1.2 if k.A > 0 else k.r >= 0.8)]
 
 
 def clipped(k, A=None, low=0.2, high=0.2, r=None):
@@ -114,27 +111,15 @@ def vespo(k):
     return k.W ** power * math.exp(decay * (1 - k.W)) * k.A
 
 
-def kl_cov(k):
-    largest = k.cov == max(other.cov for other in TOKENS)
-    return slope(lambda r: r * k.A - largest * abs(math.log(r)), k)
-
-
 # ---- The rules ----
 
 log_s = ((logps - old_logps) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
 tau = torch.where(a > 0, 1.0, 1.05)
 gate = torch.sigmoid(tau * (r - 1))
 forking = H >= torch.quantile(H[mask], 0.8)
-spurious = (a > 0) & (pi < p) & (H < h)
 rare = (a > 0) & (pi <= torch.quantile(pi[mask & (a > 0)], 0.1))
 moved = pi - old_logps.exp()
 kept = torch.where(a > 0, moved <= delta, moved >= -delta)
-cov = (a - (a * mask).sum() / mask.sum()) * (pi.log() - pi.log()[mask].mean())
-inside = torch.where(a > 0, r <= 1.2, r >= 0.8)
-candidates = (mask & inside & (1 < cov) & (cov < 5)).nonzero()
-drawn = torch.zeros_like(mask)
-drawn[tuple(candidates[len(candidates) // 2])] = True
-top = mask & (cov == cov[mask].max())
 W = ((logps - old_logps) * mask).sum(1, keepdim=True).detach().exp()
 power, decay = torch.where(a < 0, 3, 2), torch.where(a < 0, 2, 3)
 f = (old_logps - q_logps).exp()
@@ -165,14 +150,10 @@ RULES = {
     "ASPO": (aspo, dict(weights=torch.where(a > 0, 1 / r, r).clamp(max=3) / r)),
     "VESPO": (vespo, dict(
         old_logps=logps, weights=(W ** power * (decay * (1 - W)).exp()).expand_as(mask))),
-    "Clip-Cov": (lambda k: 0.0 if drawn[k.i, k.t] else clipped(k), dict(weights=(~drawn).float())),
-    "KL-Cov": (kl_cov, dict(old_logps=logps, advantages=r * a - top * (r - 1).sign())),
     "forking tokens": (lambda k: clipped(k, high=0.28) if k.H in FORKING else 0.0, dict(
         weights=forking.float(), clip_high=0.28)),
     "STARE": (lambda k: (1.1 if k.pi in RARE else 1.0) * clipped(k, high=0.28), dict(
         weights=1 + 0.1 * rare * (H[mask].mean() < 0.3), clip_high=0.28)),
-    "STAPO": (lambda k: 0.0 if k.A > 0 and k.pi < p and k.H < h else clipped(k, high=0.28), dict(
-        mask=mask & ~spurious, clip_high=0.28), lambda k: N - (mask & spurious).sum().item()),
     "Delightful": (lambda k: k.A / (1 + math.exp(k.A * math.log(k.pi))), dict(
         old_logps=logps, weights=torch.sigmoid(-a * logps))),
     "AR-Lopti": (lambda k: (0.2 * k.pi + 0.8) * clipped(k, high=0.24), dict(
@@ -198,10 +179,6 @@ def test_the_gradient_is_the_loops(method):
         expected[k.i, k.t] = -objective(k) / (divisor[0](k) if divisor else N)
     assert expected.abs().max() > 0.001
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_clip_cov_draws_where_the_covariance_is_large():
-    assert candidates.tolist() == [[k.i, k.t] for k in COV] != []
 
 
 def test_the_table_shows_what_is_tested():
