@@ -103,7 +103,7 @@ def shares_of_kk():
     shown = [name for name in means if max(means[name].values()) >= 0.1]
     rows = [["share of the", *shown]]
     for row in means[shown[0]]:
-        values = [means[name][row] for name in shown]
+        values = [round(means[name][row], 2) + 0.0 for name in shown]  # never -0.00
         rows.append([row, *(f"**{x:.2f}**" if x >= 0.15 else f"{x:.2f}" for x in values)])
     yield "classes: lesson", rows
     others = [x for name in means if name not in shown for x in means[name].values()]

@@ -25,14 +25,14 @@ G = 3
 # ---- Advantages ----
 
 def advantages(k, G=8):
-    """Return the advantages of a right and of a wrong completion, if k of G are right."""
+    """Return the advantages of a correct and of a wrong completion, if k of G are correct."""
     rewards = torch.tensor([[1.0] * k + [0.0] * (G - k)])
     A = group_advantages(rewards)[0]
     return A[0].item(), A[-1].item()
 
 
 def silence(p, G=8):
-    """Return how often a group has no signal, if each completion is right with probability p."""
+    """Return how often a group has no signal, if each is correct with probability p."""
     return p ** G + (1 - p) ** G
 
 
@@ -96,9 +96,9 @@ def build_tokenizer():
 # ---- What it prints ----
 
 def main():
-    print("advantages if k of 8 completions are right, the reward 1 or 0:")
+    print("advantages if k of 8 completions are correct, the reward 1 or 0:")
     for k in (1, 4, 7):
-        print("    k = {}: right {:+.2f}, wrong {:+.2f}".format(k, *advantages(k)))
+        print("    k = {}: correct {:+.2f}, wrong {:+.2f}".format(k, *advantages(k)))
     print("how often all 8 rewards are equal, if each is 1 with probability p:")
     for p in (0.5, 0.9, 0.99):
         print(f"    p = {p}: {silence(p):.3f}")

@@ -1,7 +1,7 @@
 """Exercises: the eight functions of the method, without their bodies. The project's own tests
 grade them.
 
-    python -m lesson.exercises               how many are done, and what comes next
+    python -m lesson.exercises               how many are done, and what comes next: ten seconds
     python -m lesson.exercises draw          the first failure of one of them
     python -m lesson.exercises --hint draw   a hint for one of them
 
@@ -15,16 +15,21 @@ To see everything that a test says:
 Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the
 vocabulary.
 """
-import math
 import os
-import random
 import sys
+
+# The project's folder, for `python lesson/exercises.py`.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if __name__ == "__main__":  # grade, and end: progress says what is not installed
+    from lesson import progress
+    sys.exit(progress.start())
+
+import math
+import random
 
 import torch
 import torch.nn.functional as F
 
-# The project's folder, for `python lesson/exercises.py`.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg
 
 
@@ -116,8 +121,3 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     (grpo_sg.learn returns statistics, and cuts a minibatch into parts that fit into memory.)
     """
     raise NotImplementedError("learn")
-
-
-if __name__ == "__main__":
-    from lesson import progress
-    progress.start()

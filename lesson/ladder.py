@@ -70,30 +70,24 @@ SHOWN = 1, 5, 10, 20, 30  # steps of which more than the reward is printed
 BLOCKS, PLUS_MINUS = " ▁▂▃▄▅▆▇█", "±"
 
 
-def read_seeds(text):
-    """range(0, 10) from "10", range(10, 14) from "10-13"."""
-    first, dash, last = text.partition("-")
-    return range(int(first), int(last) + 1) if dash else range(int(first))
-
-
 def read_arguments():
     """(rungs, seeds, whether to run the tries) of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m lesson.ladder", description="From REINFORCE to GRPO-SG, in rungs.")
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=" ".join(NAMES))
-    parser.add_argument("--seeds", type=read_seeds, default=SEEDS, metavar="N",
-                        help="how many, from 0 on; or from which to which: 10-13")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N",
+                        help="how many, from 0 on")
     parser.add_argument("--try", action="store_true", dest="tries",
                         help="also run the changes that these rungs name under Try")
     given = parser.parse_args()
     unknown = [rung for rung in given.rungs if rung not in NAMES]
     if unknown:
         parser.error(f"there is no rung {unknown[0]!r}: give some of {' '.join(NAMES)}")
-    if len(given.seeds) < 2:
+    if given.seeds < 2:
         parser.error("a standard error needs two seeds or more: --seeds 2")
     if "7" in given.rungs:
         given.rungs.append("5b")  # which it is compared with
-    return given.rungs or NAMES, given.seeds, given.tries
+    return given.rungs or NAMES, range(given.seeds), given.tries
 
 
 def read_recorded(path):

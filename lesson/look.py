@@ -1,7 +1,8 @@
 """Look before you train: does the weight make updates point better, on your model and your
 task, and where is the signal?
 
-    python -m lesson.look                       the pretrained tiny model: 20 seconds
+    python -m lesson.look                       the pretrained tiny model: 20 seconds; its
+                                                efficiency is 1.085 +- 0.014
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math
                                                 takes every flag of grpo_sg.py
     python -m lesson.look my_task.py            a script that calls grpo_sg.main: what it would
@@ -16,11 +17,12 @@ be the gradient of one group without the weight, with expectation mu and covaria
 g_w the same with it. An update on n groups follows S = the sum of n gradients, and to first
 order the reward rises with how well S points along mu. The command prints
 
-    efficiency       mean cos(S_w, mu) / mean cos(S, mu): above 1, updates point better with w
-    signal kept      <mu_w, mu> / |mu|^2
-    noise kept       sqrt(tr Sigma_w / tr Sigma)
-    signal-to-noise  an approximation of the efficiency from these moments:
-                     cos(S, mu) = <mu_w, mu> / ( |mu| sqrt(|mu_w|^2 + tr Sigma_w / n) )
+    efficiency                mean cos(S_w, mu) / mean cos(S, mu): above 1, updates point better
+                              with w
+    signal kept               <mu_w, mu> / |mu|^2
+    noise kept                sqrt(tr Sigma_w / tr Sigma)
+    relative signal-to-noise  an approximation of the efficiency, from
+                              cos(S_w, mu) = <mu_w, mu> / (|mu| sqrt(|mu_w|^2 + tr Sigma_w / n))
 
 The approximation divides a mean by a root mean square, so rare, very large gradients dominate it.
 For the efficiency the groups are divided into updates of n groups, and mu is estimated from the
@@ -255,7 +257,8 @@ def noise_kept(V, w, base=0):
 
 
 def signal_to_noise(M, V, w, n, base=0, true=0):
-    """Return cos(S_w, mu) / cos(S_base, mu) for sums S of n groups, by the formula."""
+    """Return the relative signal-to-noise: the formula for cos(S_w, mu) / cos(S_base, mu), where
+    S is a sum of n groups."""
     length = root(ratio(M[w, w] + V[w, w] / n, M[base, base] + V[base, base] / n))
     return ratio(signal_kept(M, w, base, true), length)
 
@@ -342,16 +345,16 @@ def tell(found, tokens, cfg, groups, sketched=False):
                      f"{shown(f'noise: {each}'):>17}")
     lines += [
         f"an update of {n:g} groups, {name} relative to GRPO (estimates +- standard errors):",
-        f"    signal kept:     {shown('signal')}",
-        f"    noise kept:      {shown('noise')}",
-        f"    signal-to-noise: {shown('signal-to-noise')} (efficiency by the formula)",
-        f"    efficiency:      {shown('efficiency')} (measured; above 1: updates point better "
-        "with the weight)"]
+        f"    signal kept:              {shown('signal')}",
+        f"    noise kept:               {shown('noise')}",
+        f"    relative signal-to-noise: {shown('signal-to-noise')} (approximates efficiency)",
+        f"    efficiency:               {shown('efficiency')} (above 1: updates point better with "
+        "the weight)"]
     if sketched:
         lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
     return [*lines, f"what it means: {expect(found, groups)}. This changes in training, so look "
-                    "again at a checkpoint. It is not shown that choosing the weight by this "
-                    "number improves a run"]
+                    "again at a checkpoint. We have not tested whether choosing the weight "
+                    "by this number improves a run"]
 
 
 # ---- 5. The command line ----

@@ -3,6 +3,9 @@
     python -m lesson.one_page               the pretrained tiny model, on puzzles
     python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub
 
+The first takes less than a minute and ends with about "avg@4 after: 0.866". Five seeds ended at
+0.867 +- 0.009 (results/one_page.txt).
+
 tasks.py has the puzzles and their verifier; everything else is here. A comment in brackets
 names the function of grpo_sg.py that does the same more carefully, and what it does better.
 

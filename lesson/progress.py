@@ -4,6 +4,7 @@ pytest loads this file as a plugin, which ends tests that take too long.
 """
 import _thread
 import argparse
+import importlib.util
 import os
 import pathlib
 import re
@@ -12,6 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+
+missing = [name for name in ("pytest", "torch", "transformers", "tqdm")
+           if not importlib.util.find_spec(name)]
+if missing:
+    sys.exit(f"error: not installed: {', '.join(missing)}: pip install -r requirements.txt")
 
 import pytest
 
@@ -99,7 +105,7 @@ def pytest_runtest_call(item):
 
 def run_tests(module):
     """Run the lesson's tests on the functions of the module. Returns what pytest prints."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider",
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider",
                "-p", "lesson.progress", "test_grpo_sg.py"]
     path = os.pathsep.join([os.getcwd(), str(ROOT), os.environ.get("PYTHONPATH", "")])
     # pytest cuts its messages to the number of columns.
@@ -123,13 +129,23 @@ def judge(output):
     return done, others
 
 
+def check_syntax(path):
+    """Exit with one line if Python cannot read the file."""
+    try:
+        compile(path.read_bytes(), path.name, "exec")
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+        sys.exit(f"error: {path.name}{where}: {getattr(error, 'msg', error)}")
+
+
 def show(module, wanted=None):
     """Print what is done and what comes next: the wanted function, or the first that is not."""
     print(f"running the tests on {module}.py: a few seconds", flush=True)
     output = run_tests(module)
     done, others = judge(output)
     if not done and not others:
-        sys.exit(f"the tests did not run:\n{output}")
+        why = re.findall(rf"^(?:E  |\S*{module}\.py:).*$", output, re.M)  # the module's own lines
+        sys.exit("\n".join([f"error: {module}.py cannot be imported:", *(why or [output])]))
     of = len(done) + len(others)
     names = f": {', '.join(done)}" if done else ""
     print(f"{len(done)} of {of} done{names}")
@@ -163,6 +179,7 @@ def main(argv=None):
     if not mine.exists():
         shutil.copy(BLANK, mine)
         print(f"copied lesson/exercises.py to {MINE}.py: write your bodies there (git ignores it)")
+    check_syntax(mine)
     show(MINE, args.function)
 
 

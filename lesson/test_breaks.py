@@ -1,5 +1,4 @@
-"""Each mistake is what its name says and replaces the right version only during its run; the page
-shows what the commands printed."""
+"""A bug replaces the right version only during its run; the page shows what the commands printed."""
 import ast
 import importlib.util
 import math
@@ -28,39 +27,25 @@ def test_w_inside_the_clip_punishes_likely_tokens_and_never_rewards_them(pi, A, 
     assert logps.grad.item() == pytest.approx(slope, abs=1e-5)
 
 
-def test_the_stop_token_is_left_out_and_the_temperature_is_another():
-    policy, task, cfg = build_toy()
-    completions = grpo_sg.rollout(policy, task, task.train, cfg, n=4, temperature=1.0, seed=0)
-    right = grpo_sg.make_batch(completions, "cpu")
-    wrong = breaks.batch_without_stop(completions, "cpu")
-    assert wrong.mask.equal(right.mask & (right.ids != 0))
-    assert not wrong.mask.equal(right.mask)
-    logps = breaks.logps_at_another_temperature(policy.model, right, cfg)
-    expected = grpo_sg.token_logps(policy.model, right.ids, right.mask, temperature=0.6)
-    torch.testing.assert_close(logps, expected)
-
-
-def test_each_run_has_only_its_own_mistake(monkeypatch, capsys):
+def test_each_run_has_only_its_own_loss(monkeypatch, capsys):
     train, starts, losses = breaks.train, [], []
 
-    def note_losses(name, *start):
-        found = train(name, *start)
+    def note_losses(loss, *start):
+        found = train(loss, *start)
         starts.append(start)
-        losses.append([row["loss"] for row in found[2]])
+        losses.append([row["loss"] for row in found[1]])
         return found
     monkeypatch.setattr(breaks, "train", note_losses)
-    monkeypatch.setattr(breaks, "start_policy", lambda seed, default: build_toy(steps=2, seed=seed))
-    breaks.main(["--seeds", "2"])
-    told = capsys.readouterr().out
-    lines = re.findall(r"^(\w+) +\|.{2}\| avg@4 [\d.]+, greedy [\d.]+, largest gradient +[\d.]+(.*)$",
-                       told, re.M)
-    assert [name for name, _ in lines] == list(breaks.MISTAKES)
-    assert "minus right" not in lines[0][1]
-    assert all(re.search(r"minus right [+-]\d\.\d+ ± \d\.\d+$", rest) for _, rest in lines[1:])
-    assert "inside: eight seeds gave -0.152 [-0.196, -0.108]" in told
-    assert len(set(map(tuple, losses))) == 2 * len(breaks.MISTAKES)  # each learned something else
-    # No mistake is left in grpo_sg, and the policy that each run started with is as it was.
-    assert train("right", *starts[0])[2][-1]["loss"] == losses[0][-1]
+    monkeypatch.setattr(breaks, "start_policy", lambda seed: build_toy(steps=2, seed=seed))
+    breaks.main(["inside", "--seeds", "2"])
+    *seeds, mean, eight = capsys.readouterr().out.splitlines()
+    changes = re.findall(r"with w inside the clip [\d.]+, ([+-][\d.]+)$", "\n".join(seeds), re.M)
+    assert float(re.search("differences (.*) ±", mean)[1]) == pytest.approx(
+        sum(map(float, changes)) / 2, abs=2e-3)
+    assert len(changes) == 2 and eight == "eight seeds gave -0.152 [-0.196, -0.108]"
+    assert len(set(map(tuple, losses))) == 4  # each learned something else
+    # The bug is not left in grpo_sg, and the policy that each run started with is as it was.
+    assert train(breaks.right_loss, *starts[0])[1][-1]["loss"] == losses[0][-1]
 
 
 def interrupt(*given):
@@ -68,11 +53,11 @@ def interrupt(*given):
 
 
 @pytest.mark.parametrize("arguments, patches, message", [
-    (["clip"], [], "there is no 'clip': give some of inside, stop, temperature, tau, "),
+    (["clip"], [], "there is no 'clip': give some of 1 to 5, to see which tests notice, or inside"),
     (["inside", "6"], [], "there is no '6': "),
-    (["--seeds", "0"], [], "at least one seed is needed"),
+    (["1", "--seeds", "0"], [], "at least one seed is needed"),
     (["3"], [(importlib.util, "find_spec", lambda name: None)], "pytest is not installed"),
-    ([], [(breaks, "start_policy", interrupt)], "interrupted")])
+    (["inside"], [(breaks, "start_policy", interrupt)], "interrupted")])
 def test_a_mistake_of_the_user_is_one_line(arguments, patches, message, monkeypatch, capsys):
     for patch in patches:
         monkeypatch.setattr(*patch)
@@ -90,13 +75,13 @@ def test_each_break_lists_only_the_tests_that_catch_it(monkeypatch, capsys):
     _, head, *tests, said, effect = capsys.readouterr().out.splitlines()[:6]
     assert head == "5. the last token's mask, in make_batch" and said == "  > is 1"
     assert tests == ["    test_mask [1]", f"    {plain}"]
-    assert effect.startswith("    As in the first break, the stop token is never trained")
+    assert effect.startswith("    As in bug 1, the stop token is never trained")
 
 
 # ---- The page ----
 
 def test_the_page_has_what_eight_seeds_gave():
-    assert all(value in PAGE for value in breaks.MEASURED.values())
+    assert breaks.MEASURED in PAGE
 
 
 def test_each_break_of_the_page_can_be_made_and_was_seen():

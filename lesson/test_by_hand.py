@@ -51,12 +51,6 @@ def test_dividing_by_the_std_turns_the_gradient(true_gradient):
     assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
 
 
-def test_dividing_by_length_turns_the_gradient(true_gradient):
-    pi, length = torch.softmax(LOGITS, 0), torch.tensor([1.0, 2.0, 8.0, 3.0])
-    found = (pi * REWARDS / length) @ (torch.eye(4, dtype=torch.float64) - pi)
-    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.9
-
-
 # ---- Line 7: completions of two tokens, sampled by an older policy ----
 
 def two_tokens(first, second):
@@ -131,14 +125,12 @@ def test_the_page_has_what_is_printed(capsys):
         assert number in PAGE or number == "0.00026", number
 
 
-@pytest.mark.parametrize("N, key_width, layers, memory, work, cache", [
-    (200_000, 64, 3, 0.003, 6e11, 0.9),  # the tiny model
+@pytest.mark.parametrize("N, memory, work, told", [
+    (200_000, 0.003, 6e11, ("3 MB", "6 x 10^11")),  # the tiny model
     # Qwen2.5-7B: attention and MLP of a layer, two vocabulary matrices
-    (28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944) + 2 * 152_064 * 3584, 512, 28,
-     122, 2.3e16, 69)])
-def test_the_table_of_sizes(N, key_width, layers, memory, work, cache):
+    (28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944) + 2 * 152_064 * 3584,
+     122, 2.3e16, ("122 GB", "2.3 x 10^16"))])
+def test_the_table_of_sizes(N, memory, work, told):
     assert 16 * N / 1e9 == pytest.approx(memory, rel=0.07)
     assert 6 * N * 512_000 == pytest.approx(work, rel=0.03)
-    assert 2 * 2 * layers * key_width * 512 * 2348 / 1e9 == pytest.approx(cache, rel=0.03)
-    for said in ("3 MB", "122 GB", "6 x 10^11", "2.3 x 10^16", "0.9 GB", "69 GB"):
-        assert f"| {said}" in PAGE
+    assert all(f"| {each}" in PAGE for each in told)

@@ -133,14 +133,8 @@ def test_every_rung_has_its_name():
     assert ladder.curves == {}  # an import runs none
 
 
-@pytest.mark.parametrize("text, seeds", [("3", range(3)), ("10-13", range(10, 14))])
-def test_seeds(text, seeds):
-    assert ladder.read_seeds(text) == seeds
-
-
 @pytest.mark.parametrize("arguments, message", [
     ("5", "there is no rung '5': give some of 1 2 3 3b 4"),
-    ("--seeds x", "invalid read_seeds value: 'x'"),
     ("--seeds 1", "a standard error needs two seeds")])
 def test_wrong_arguments_are_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit):

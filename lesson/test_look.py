@@ -157,8 +157,7 @@ def draw_sums(chances, gradients, count, seed):
 
 def three_numbers(M, V):
     return {"signal": look.signal_kept(M, 1), "noise": look.noise_kept(V, 1),
-            "formula": look.signal_to_noise(M, V, 1, 8), "length": float(M[0, 0]),
-            "trace": float(V[1, 1])}
+            "formula": look.signal_to_noise(M, V, 1, 8), "length": float(M[0, 0])}
 
 
 @pytest.fixture(scope="module")
@@ -192,16 +191,6 @@ def test_jackknife_errors_match_the_spread(three_ways):
         values = torch.tensor([each[name][0] for each in found])
         errors = torch.tensor([each[name][1] for each in found])
         assert 0.7 < float(errors.mean() / values.std()) < 1.5, name
-
-
-def test_a_large_rollout_gives_the_exact_values(three_ways):
-    exact = three_numbers(*exact_moments(*three_ways))
-    moments = draw_sums(*three_ways, 20_000, 0).moments()
-    found = look.jackknife(*[three_numbers(M, V) for M, V in moments])
-    for name, (value, error) in found.items():
-        assert abs(value - exact[name]) < 4 * error, name
-    assert found["formula"][1] < 0.02  # so that this says something
-    assert abs(exact["formula"] - 1) > 0.02
 
 
 def test_blocks_are_left_out_as_if_they_were_not_there(three_ways):
@@ -242,26 +231,6 @@ def test_the_formula_approximates_the_mean_cosine_of_large_updates(three_ways):
     cosines = simulate_cosines(*three_ways, 256, 400)
     formula = look.signal_to_noise(*exact_moments(*three_ways), 1, 256)
     assert formula == pytest.approx(float(cosines[1] / cosines[0]), abs=0.01)
-
-
-def test_mean_cosines_are_those_of_updates_and_the_true_mean(three_ways):
-    """Over 200 rollouts of 128 groups, in updates of 8: to four standard errors, although the
-    mean gradient is estimated; and the jackknife's errors match the spread."""
-    M, _ = exact_moments(*three_ways)
-    values, ratios, errors = [], [], []
-    for seed in range(200):
-        sums = draw_sums(*three_ways, 128, seed)  # 32 blocks: two in each of 16 updates
-        cosines = look.mean_cosines(sums.products(), 16)
-        values.append(cosines[0][:2] / (8 * M[0, 0].sqrt()))
-        (ratio, error), = look.jackknife(*[{"": float(w / none)}
-                                           for none, w, *_ in cosines]).values()
-        ratios.append(ratio)
-        errors.append(error)
-    values, ratios = torch.stack(values), torch.tensor(ratios)
-    expected = simulate_cosines(*three_ways, 8)[:2]
-    assert ((values.mean(0) - expected).abs() < 4 * values.std(0) / 200 ** 0.5).all()
-    assert float(ratios.median()) == pytest.approx(float(expected[1] / expected[0]), abs=0.03)
-    assert 0.6 < float(torch.tensor(errors).median() / ratios.std()) < 1.5
 
 
 @pytest.mark.parametrize("a", [torch.ones(1000), torch.arange(1000.0).sin()])
@@ -337,7 +306,7 @@ def few_problems(monkeypatch):
 def test_the_command_on_the_pretrained_model(few_problems, capsys):
     look.main(["--task", "math", "--groups", "64", "--group_size", "2"])
     text = capsys.readouterr().out
-    for name in ("signal kept", "noise kept", "signal-to-noise", "efficiency"):
+    for name in ("signal kept", "noise kept", "relative signal-to-noise", "efficiency"):
         assert re.search(rf"{name}: +\d\.\d{{3}} \+- \d\.\d{{3}}", text), name
     assert "an update of 8 groups, GRPO-SG relative to GRPO" in text
     assert re.search(r"64 groups; [\d,]+ tokens in those", text)

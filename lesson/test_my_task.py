@@ -9,7 +9,7 @@ import pytest
 import grpo_sg
 import tasks
 from lesson import my_task
-from support import tiny
+from support import cli, tiny
 
 SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
          "--eval_samples 0")
@@ -33,6 +33,7 @@ def test_no_problem_is_in_two_splits():
 def test_a_copy_trains(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.py").write_text(pathlib.Path(my_task.__file__).read_text())
     monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
+    cli.add_extras()  # before the copy, or they would be lost with it
     monkeypatch.setattr(tasks, "TASKS", {})
     monkeypatch.setattr("sys.argv", ["own.py", *SMALL.split(), "--out", f"{tmp_path}/run"])
     runpy.run_path(f"{tmp_path}/own.py", run_name="__main__")

@@ -73,8 +73,8 @@ def test_the_page_has_what_was_printed():
         row = " | ".join([name, *told.groups()]).replace("->", "→")
         assert f"| {row} |" in page
     own = re.findall(r"^mine: .*avg@4\) ([\d.]+) -> ([\d.]+)$", text, re.M)
-    assert len(own) == 3
-    assert all(f" {after}" in page and before == "0.048" for before, after in own)
+    assert {before for before, _ in own} == {"0.048"}
+    assert f"[reached {max(after for _, after in own)}]" in page
 
 
 def test_it_starts_as_a_file_from_anywhere(tmp_path, monkeypatch, capsys):

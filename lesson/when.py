@@ -1,6 +1,6 @@
 """When does the weight help? Predict first, then watch the sign flip.
 
-    python -m lesson.when        fifteen seconds on one core, with results/when.txt as its output
+    python -m lesson.when        fifteen seconds on one core; it prints results/when.txt
 
 A toy policy writes 21 tokens with a vocabulary of 64 words. The first 20 tokens are filler
 and do not matter. The last one is a decision, and one word is right. Eight parameters
@@ -55,7 +55,7 @@ And what happens to its effect when an update averages 64 groups instead of one?
 
 LEGEND = """\
 signal kept, noise kept: relative to GRPO's, from the mean and std of a group's gradient
-efficiency: how well an update points along the true gradient, relative to GRPO's (approximate)
+relative signal-to-noise: about how well an update points along the true gradient, over GRPO's
 mean: accuracy averaged over all steps and 100 seeds, one group in each update; the rate is each
 method's best of three on 20 other seeds
 """
@@ -134,7 +134,7 @@ def cosine(mu_w, noise_w, mu, n):
 
 
 def compare_at_start(setting, arm, seed):
-    """Return [signal kept, noise kept, efficiency with 1, 8, and 64 groups in an update]."""
+    """Return [signal kept, noise kept, relative signal-to-noise with 1, 8 and 64 groups]."""
     mu, noise = signal_and_noise(setting, "GRPO", seed)
     mu_w, noise_w = signal_and_noise(setting, arm, seed)
     row = [mu_w @ mu / (mu @ mu), (noise_w / noise).sqrt()]
@@ -194,12 +194,12 @@ def confidence_interval(differences):
 
 def print_start(setting):
     print(f"{setting + ', at the start':<27}signal kept  noise kept"
-          "  efficiency with 1, 8, 64 groups")
+          "  relative signal-to-noise with 1, 8, 64 groups")
     for arm in ARMS[1:]:
         rows = [compare_at_start(setting, arm, seed) for seed in TUNING_SEEDS]
-        signal, noise, *efficiency = torch.stack(rows).mean(0).tolist()
-        efficiency = "".join(f"{e:8.2f}" for e in efficiency)
-        print(f"    {arm:<23}{signal:11.2f}{noise:12.2f}{efficiency:>33}")
+        signal, noise, *relative = torch.stack(rows).mean(0).tolist()
+        relative = "".join(f"{each:8.2f}" for each in relative)
+        print(f"    {arm:<23}{signal:11.2f}{noise:12.2f}{relative:>47}")
 
 
 def print_training(setting):
