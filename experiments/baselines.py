@@ -3,8 +3,6 @@
     python -m experiments.baselines kk math qa    a minute; writes results/ignorant.jsonl
     python -m experiments.baselines my_task.py    your own task: a script that calls
                                                   grpo_sg.main; trains nothing
-    python -m experiments.baselines F.jsonl ...   mathematics, rows with "problem" and "answer": a
-                                                  minute for 7,000, with math-verify an hour
 
 Each baseline answers all test problems without understanding them: with the most frequent
 answer of the training problems, all of these answers at once, the question itself, the form
@@ -14,23 +12,21 @@ reward of each, and warns of two mistakes:
 - The verifier accepts too much: a trivial baseline is often right.
 - The reward pays for giving up: a baseline that is almost never right earns more than honest
   attempts that are wrong. A policy that is seldom right would then learn to give up.
+
+Commit 7e9e938 also counts how many problems of public mathematics sets such baselines solve.
 """
 import argparse
 import json
-import pathlib
 import random
 import re
 import statistics
 from collections import Counter
 
-from tqdm import tqdm
 
 import grpo_sg
-import tasks
 from experiments.analysis import RESULTS
 from lesson.look import read_script
 from support import checks, cli
-from tasks import UserError
 from support.program import one_line_errors
 
 OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
@@ -231,10 +227,8 @@ def find_settings(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tasks", nargs="+",
-                        help="kk, math, qa, a script with a task, or .jsonl files of mathematics")
+                        help="kk, math, qa, or a script with a task")
     names = parser.parse_args().tasks
-    if names[0].endswith(".jsonl"):
-        return measure_mathematics(names)
     every = []
     print("each baseline answers all test problems with: the most frequent answer (constant), all "
           "answers,\nthe question itself, the form without an answer, another problem's answer "
@@ -251,103 +245,6 @@ def main():
     if names == ["kk", "math", "qa"]:
         lines = [json.dumps(row) + "\n" for row in every]
         (RESULTS / "ignorant.jsonl").write_text("".join(lines))
-
-
-# ---- Mathematics: data sets ----
-
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
-HEDGES = ("A, B, C, D, E", "(A),(B),(C),(D),(E)", "(A) or (B)", "A) B) C) D)", "Yes, no",
-          "Yes and no", "0, 1, 2, 3, 4, 5", "0 or 1", "x", "x = x", "x = y", "0 = 0",
-          "The answer is the answer")
-
-
-def box_blindly(question, common):
-    """Return {policy: its responses}. A policy solves a problem if one of them is right."""
-    formulas = [next(filter(None, groups)) for groups in FORMULA.findall(question)] or [question]
-    chosen = {"question": [question], "longest": [max(formulas, key=len)], "any": formulas,
-              "constant": [common], "hedges": HEDGES}
-    return {name: [f"\\boxed{{{text.strip(' .,;:?!')}}}" for text in texts]
-            for name, texts in chosen.items()}
-
-
-def find_verifiers():
-    """Return {name: function (response, gold) -> bool}; math-verify only if it is installed."""
-    def ours(response, gold):
-        return tasks.verify_math(response, gold).correct
-    try:
-        import math_verify
-    except ImportError:
-        print("math-verify is not installed: pip install 'math-verify[antlr4_13_2]' to compare")
-        return {"verify_math": ours}
-
-    def theirs(response, gold):
-        gold = math_verify.parse(f"${gold}$")
-        return bool(math_verify.verify(gold, math_verify.parse(response)))
-    return {"verify_math": ours, "math-verify": theirs}
-
-
-def count_solved(problems, verify, label):
-    """Return {"problems": how many, policy: how many of them it solves}."""
-    common = Counter(gold for _, gold in problems).most_common(1)[0][0]
-    solved = {"problems": len(problems), **dict.fromkeys(box_blindly("", common), 0)}
-    for question, gold in tqdm(problems, label):
-        verdicts = {}
-        for policy, responses in box_blindly(question, common).items():
-            for response in responses:
-                if response not in verdicts:
-                    verdicts[response] = verify(response, gold)
-            solved[policy] += any(verdicts[response] for response in responses)
-    return solved
-
-
-def read_problems(path):
-    """Return [(problem, answer)] of a file of JSON lines."""
-    try:
-        rows = map(json.loads, pathlib.Path(path).read_text("utf-8").splitlines())
-        return [(row["problem"], row["answer"]) for row in rows]
-    except (OSError, ValueError, LookupError, TypeError):
-        raise UserError(f"cannot read {path}: give a .jsonl file, each line with \"problem\" and "
-                        "\"answer\"") from None
-
-
-def measure_mathematics(paths):
-    r"""Print what the policies solve, and add it to results/math_baselines.json.
-
-    `question` boxes the whole question; `longest` its longest formula; `any` is right if one of its
-    formulas is, so it bounds every choice among them; `constant` boxes the set's most frequent
-    answer; `hedges` is right if one of a few answers is that say several things at once. Formulas
-    are delimited by dollar signs, \( and \), or \[ and \]; a question without delimiters counts as
-    one formula. On real sets, the remaining hits are questions that contain the answer as it should
-    be written, and questions that ask to expand or factor an expression: both forms count as equal.
-
-    The files of verify/README.md come from public repositories on GitHub:
-
-    - math500: hkust-nlp/simpleRL-reason, examples/simplelr_math_eval/data/math500/test.jsonl,
-      unchanged; the set is HuggingFaceH4/MATH-500
-    - math_train: agentica-project/rllm, commit 874daa4, rllm/data/train/math/math.json; 2 of 7,474
-      rows have no answer and are left out
-    - gsm8k_test: openai/grade-school-math, grade_school_math/data/test.jsonl; the answer is the
-      number after ####, without commas
-    - deepscaler_every_8th: ruixin31/Spurious_Rewards,
-      code/data/DeepScaleR_Difficulty_Level_1/train.json and so on to 5, joined: of 39,808 rows 1,
-      9, 17 and so on; "prompt" is the problem
-    - olympiadbench: hkust-nlp/simpleRL-reason, next to math500: the question, and the first
-      final_answer without dollar signs
-    - minerva: the same, minerva_math: the answer is tasks.final_answer of the solution
-    """
-    sets = {"generated": [(problem.question, problem.answer)
-                          for problem in tasks.arithmetic_split("test", 1000, 0)]}
-    sets.update((pathlib.Path(path).stem, read_problems(path)) for path in paths)
-    path = RESULTS / "math_baselines.json"  # keeps other files, and the other verifier
-    results = json.loads(path.read_text("utf-8"))
-    for name, verify in find_verifiers().items():
-        for label, problems in sets.items():
-            solved = count_solved(problems, verify, label)
-            results.setdefault(label, {})[name] = solved
-            shares = ", ".join(f"{policy} {count / len(problems):.2%}"
-                               for policy, count in solved.items() if policy != "problems")
-            print(f"{label:<14} {name:<12} {len(problems):>6} problems: {shares}")
-    path.write_text(json.dumps(results, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

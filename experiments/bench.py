@@ -1,13 +1,14 @@
-"""How fast grpo_sg.py is: against model.generate, a full log-softmax, and TRL.
+"""How fast grpo_sg.py is: against model.generate and TRL.
 
     python -m experiments.bench                 all of it, about 15 minutes on one core of a CPU
-    python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
+    python -m experiments.bench --only step     sampling, or step (which needs TRL)
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
 core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
 of a comparison take turns, in alternating order. The result is the median ratio over --rounds.
-results/bench.json keeps every run. Commit ec891d9 has two more comparisons whose results are in it:
-sampling with model.generate_batch, and steps with a KL and two updates.
+results/bench.json keeps every run. It also has the results of comparisons that are no longer here:
+token_logps with a full log-softmax (commit 7e9e938), sampling with model.generate_batch, and steps
+with a KL and two updates (commit ec891d9).
 """
 import argparse
 import copy
@@ -23,7 +24,6 @@ import tempfile
 import time
 
 import torch
-import torch.nn.functional as F
 import transformers
 
 import grpo_sg as G
@@ -123,51 +123,7 @@ def bench_sampling(rounds):
     return results
 
 
-# ---- 2. Log-probabilities and backward ----
-
-def naive_logps(model, ids, mask):
-    """Compute token_logps naively: logits everywhere, a full log-softmax, a gather."""
-    logps = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
-    return F.pad(logps.gather(-1, ids[:, 1:, None])[..., 0], (1, 0)).masked_fill(~mask, 0.0)
-
-
-def time_backward(side, model, rows):
-    """Time the gradients of `rows` long-tailed completions, in one batch or in a run's sorted
-    micro-batches."""
-    rng, words = random.Random(1), model.config.vocab_size
-    lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
-    completions, total = [], 0
-    for length, prompt in zip(lengths, draw_prompts(words, rows)):
-        tokens = rng.choices(range(words), k=min(CAP, 1 + length))
-        mask = [True] * len(tokens)
-        completions.append(G.Completion(None, prompt, tokens, mask, advantage=1.0))
-        total += len(tokens)
-    cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
-    model.zero_grad()
-    started = time.perf_counter()
-    for batch in G.micro_batches(completions, cfg, model.device):
-        compute = G.token_logps if side == "ours" else naive_logps
-        logps = compute(model, batch.ids, batch.mask)
-        loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch.advantages, batch.mask,
-                                 denominator=total)
-        loss.backward()
-    return {"seconds": time.perf_counter() - started}
-
-
-def bench_update(rounds):
-    """Compare token_logps, loss and backward in micro-batches of at most 512 tokens with a naive
-    log-softmax in the same micro-batches (the gain from token_logps) and in one batch (the gain
-    from both)."""
-    results = {}
-    for name, words in SIZES.items():
-        given = build(words), 32 // min(4, SHORTER[words])
-        sides = {side: functools.partial(time_backward, side, *given)
-                 for side in ("ours", "naive", "naive, one batch")}
-        results[name] = compare(f"update, {name}", sides, rounds)
-    return results
-
-
-# ---- 3. A whole step against TRL ----
+# ---- 2. A whole step against TRL ----
 
 def verify(text, answer):
     return tasks.Verdict(len(text) % 2 == 0, True)  # a coin flip: few groups have equal rewards
@@ -242,7 +198,7 @@ def bench_step(rounds):
 
 
 def main():
-    parts = {"sampling": bench_sampling, "update": bench_update, "step": bench_step}
+    parts = {"sampling": bench_sampling, "step": bench_step}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")

@@ -134,31 +134,9 @@ def bench():
     yield "bench: step", range_of(steps, 1)
 
 
-def baselines():
-    """Yield how many problems of mathematics the trivial baselines solve."""
-    sets = analysis.read_json("math_baselines.json")
-    every = [name for name in sets if name != "math_train"]
-    rows = [["problems solved", "of", "the question", "its longest formula",
-             "any of its formulas", "the constant"]]
-    for label, verifier, names in (
-            ("generated problems", "verify_math", ["generated"]),
-            ("GSM8K, test", "verify_math", ["gsm8k_test"]),
-            ("MATH-500", "verify_math", ["math500"]),
-            ("these and four more sets", "verify_math", every),
-            ("by math-verify 0.9.0: generated problems", "math-verify", ["generated"]),
-            ("by math-verify 0.9.0: MATH-500", "math-verify", ["math500"])):
-        found = [sets[name][verifier] for name in names]
-        row = [label]
-        for key in ("problems", "question", "longest", "any", "constant"):
-            counts = [each.get(key) for each in found]
-            row.append("" if None in counts else f"{sum(counts):,}")
-        rows.append(row)
-    yield "verify: baselines", rows
-
-
 def summarize():
     """Return {key: text or table} for all questions."""
     found = analysis.read_json("earlier.json")
-    for question in (choices, cosines, shares_of_kk, ignorant, bench, baselines):
+    for question in (choices, cosines, shares_of_kk, ignorant, bench):
         found.update(question())
     return found
