@@ -60,6 +60,16 @@ def choices():
                     yield f"choice: {task}, {key}, {' minus '.join(pair)}, {name}", in_prose(values)
             line += ["the same"] * (5 - len(line))
             alone.append(line)
+    for pair in choice.COUNTED if equal else ():
+        line = [f"mean, {' minus '.join(pair)}"]
+        for key in ("tuned", "equal"):
+            for name in choice.OUTCOMES:
+                each = [choice.compare(equal.get(task, rows) if key == "equal" else rows,
+                                       task, pair, name) for task in names]
+                values = [statistics.fmean(seeds) for seeds in zip(*each)]
+                line.append(with_interval(values))
+                yield f"choice: {key}, {' minus '.join(pair)}, {name}", in_prose(values)
+        alone.append(line)
     yield "choice: tasks", [["task, comparison", "end", "mean", "end, A at C's rate",
                              "mean, A at C's rate"], *alone]
 
