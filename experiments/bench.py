@@ -12,7 +12,6 @@ sampling with model.generate_batch, and steps with a KL and two updates.
 import argparse
 import copy
 import datetime
-import functools
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -63,50 +63,46 @@ def draw_prompts(words, count=P):
     return [rng.choices(range(2, words), k=rng.randint(24, 40)) for _ in range(count)]
 
 
+def timed(work, *given):
+    """Return {"seconds", "tokens"} of a function that returns its number of tokens."""
+    started = time.perf_counter()
+    tokens = work(*given)
+    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+
+
 def compare(name, sides, rounds):
-    """Print and return the ratio of each side's seconds, or seconds per token, to those of "ours".
-    The sides are functions that return {"seconds", perhaps "tokens"}, and take turns. The first
-    round is a warm-up."""
+    """Print and return the ratio of each side's seconds per token to those of "ours". The sides are
+    functions that return {"seconds", "tokens"}. The first round is a warm-up."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
-            run = sides[side]()
-            if i:
-                runs[side].append(run)
+            runs[side].append(sides[side]())
+    runs = {side: found[1:] for side, found in runs.items()}
     result = {"runs": runs}
-    for side in sides:
-        ratios = []
-        for ours, theirs in zip(runs["ours"], runs[side]):
-            tokens = ours.get("tokens", 1) / theirs.get("tokens", 1)
-            ratios.append(theirs["seconds"] / ours["seconds"] * tokens)
-        if side != "ours":
-            result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
-            numbers = "{:.2f} ({:.2f} to {:.2f})".format(*result[f"{side} / ours"])
-            print(f"  {name}, {side} / ours: {numbers}", flush=True)
+    ours = [run["seconds"] / run["tokens"] for run in runs["ours"]]
+    for side in list(sides)[1:]:
+        ratios = [run["seconds"] / run["tokens"] / x for run, x in zip(runs[side], ours)]
+        result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
+        numbers = "{:.2f} ({:.2f} to {:.2f})".format(*result[f"{side} / ours"])
+        print(f"  {name}, {side} / ours: {numbers}", flush=True)
     return result
 
 
 # ---- 1. Sampling ----
 
 def draw_ours(model, prompts, length):
-    return G.sample(model, prompts, n=N, max_new_tokens=length, stop_ids=[END])
+    return sum(map(len, G.sample(model, prompts, n=N, max_new_tokens=length, stop_ids=[END])))
 
 
 def draw_theirs(model, prompts, length):
-    """Sample N completions of each prompt with model.generate, from the unchanged
-    distribution."""
+    """Sample with model.generate, from the unchanged distribution."""
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
     rows = model.generate(
         input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length,
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
-    return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
-
-
-def time_sampling(draw, *given):
-    started = time.perf_counter()
-    tokens = sum(map(len, draw(*given)))
-    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+    rows = rows[:, width:].tolist()
+    return sum(row.index(END) + 1 if END in row else len(row) for row in rows)
 
 
 def bench_sampling(rounds):
@@ -117,8 +113,8 @@ def bench_sampling(rounds):
         tail = MEAN // SHORTER[words]
         for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
             given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {"ours": functools.partial(time_sampling, draw_ours, *given),
-                     "generate": functools.partial(time_sampling, draw_theirs, *given)}
+            sides = {"ours": partial(timed, draw_ours, *given),
+                     "generate": partial(timed, draw_theirs, *given)}
             results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 
@@ -131,27 +127,28 @@ def naive_logps(model, ids, mask):
     return F.pad(logps.gather(-1, ids[:, 1:, None])[..., 0], (1, 0)).masked_fill(~mask, 0.0)
 
 
-def time_backward(side, model, rows):
-    """Time the gradients of `rows` long-tailed completions, in one batch or in a run's sorted
-    micro-batches."""
-    rng, words = random.Random(1), model.config.vocab_size
+def draw_completions(words, rows):
+    """Return long-tailed completions of random tokens."""
+    rng = random.Random(1)
     lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
-    completions, total = [], 0
+    completions = []
     for length, prompt in zip(lengths, draw_prompts(words, rows)):
         tokens = rng.choices(range(words), k=min(CAP, 1 + length))
-        mask = [True] * len(tokens)
-        completions.append(G.Completion(None, prompt, tokens, mask, advantage=1.0))
-        total += len(tokens)
-    cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
+        completions.append(G.Completion(None, prompt, tokens, [True] * len(tokens), advantage=1.0))
+    return completions
+
+
+def backward(compute, most, model, completions):
+    """Compute the gradient of the completions, in a run's sorted micro-batches of at most this
+    number of tokens."""
+    total = sum(len(c.tokens) for c in completions)
     model.zero_grad()
-    started = time.perf_counter()
-    for batch in G.micro_batches(completions, cfg, model.device):
-        compute = G.token_logps if side == "ours" else naive_logps
+    for batch in G.micro_batches(completions, G.Config(tokens_per_micro_batch=most), model.device):
         logps = compute(model, batch.ids, batch.mask)
         loss, _ = G.grpo_sg_loss(logps, logps.detach(), batch.advantages, batch.mask,
                                  denominator=total)
         loss.backward()
-    return {"seconds": time.perf_counter() - started}
+    return total
 
 
 def bench_update(rounds):
@@ -160,9 +157,10 @@ def bench_update(rounds):
     from both)."""
     results = {}
     for name, words in SIZES.items():
-        given = build(words), 32 // min(4, SHORTER[words])
-        sides = {side: functools.partial(time_backward, side, *given)
-                 for side in ("ours", "naive", "naive, one batch")}
+        given = build(words), draw_completions(words, 32 // min(4, SHORTER[words]))
+        sides = {"ours": partial(timed, backward, G.token_logps, 512, *given),
+                 "naive": partial(timed, backward, naive_logps, 512, *given),
+                 "naive, one batch": partial(timed, backward, naive_logps, 10 ** 9, *given)}
         results[name] = compare(f"update, {name}", sides, rounds)
     return results
 
@@ -189,8 +187,7 @@ def step_of_theirs(trainer):
     """Return the seconds by TRL's own clock, which leaves out its start, and AdamW too."""
     trainer.train()
     row = trainer.state.log_history[-1]
-    return {"seconds": row["step_time"],
-            "tokens": row["completions/mean_length"] * P * N}
+    return {"seconds": row["step_time"], "tokens": row["completions/mean_length"] * P * N}
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
@@ -202,12 +199,10 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
         gradient_accumulation_steps=P * N // rows, generation_batch_size=P * N,
         num_generations=N, max_completion_length=cfg.max_new_tokens, temperature=1.0,
         beta=0.0, loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
-        learning_rate=cfg.lr, lr_scheduler_type="constant",
-        use_cpu=True, bf16=False,
+        learning_rate=cfg.lr, lr_scheduler_type="constant", use_cpu=True, bf16=False,
         gradient_checkpointing=False,  # TRL has it on by default
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
-    prompts = [problem.question for problem in task.train]
-    questions = datasets.Dataset.from_dict({"prompt": prompts})
+    questions = datasets.Dataset.from_dict({"prompt": [p.question for p in task.train]})
     trainer = trl.GRPOTrainer(model, reward, args, questions, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -221,10 +216,8 @@ def bench_step(rounds):
     weights tokens, and skips groups of equal rewards (1 in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # a token each; the first two have no use
-    problems = []
-    for prompt in draw_prompts(words):
-        problems.append(tasks.Problem("".join(letters[i] for i in prompt), None))
-    alphabet = tasks.Problem("".join(letters[2:]), None)
+    texts = ["".join(letters[i] for i in prompt) for prompt in draw_prompts(words)]
+    *problems, alphabet = [tasks.Problem(text, None) for text in (*texts, "".join(letters[2:]))]
     task = tasks.Task("", "", problems, [alphabet], [alphabet], verify, 0.0, tokens=".")
     tokenizer = tiny.tiny_tokenizer(task)
     cfg = G.Config(
@@ -232,12 +225,11 @@ def bench_step(rounds):
         tokens_per_micro_batch=8 * (MEAN // 2 + 32))
     model = build(words, MEAN // 2)
     policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-    encoded = G.encode_problems(task, policy, cfg)
-    sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg)}
+    sides = {"ours": partial(step_of_ours, policy, G.encode_problems(task, policy, cfg), cfg)}
     with tempfile.TemporaryDirectory() as folder:
         for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N)):
             trainer = trainer_of_theirs(copy.deepcopy(model), tokenizer, task, cfg, rows, folder)
-            sides[side] = functools.partial(step_of_theirs, trainer)
+            sides[side] = partial(step_of_theirs, trainer)
         return {"beta 0.0, updates 1": compare("step", sides, rounds)}
 
 
@@ -253,8 +245,7 @@ def main():
     if args.results.suffix != ".json":
         parser.error(f"--results {args.results}: name a .json file")
     torch.set_num_threads(1)
-    # one core, always the same; Linux only
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # always the same core; Linux only
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     for part in args.only:
         about = {"torch": torch.__version__, "rounds": args.rounds,
