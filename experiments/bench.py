@@ -13,7 +13,6 @@ with a KL and two updates (commit ec891d9).
 import argparse
 import copy
 import datetime
-import functools
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import torch
 import transformers
@@ -63,50 +63,46 @@ def draw_prompts(words, count=P):
     return [rng.choices(range(2, words), k=rng.randint(24, 40)) for _ in range(count)]
 
 
+def timed(work, *given):
+    """Return {"seconds", "tokens"} of a function that returns its number of tokens."""
+    started = time.perf_counter()
+    tokens = work(*given)
+    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+
+
 def compare(name, sides, rounds):
-    """Print and return the ratio of each side's seconds, or seconds per token, to those of "ours".
-    The sides are functions that return {"seconds", perhaps "tokens"}, and take turns. The first
-    round is a warm-up."""
+    """Print and return the ratio of each side's seconds per token to those of "ours". The sides are
+    functions that return {"seconds", "tokens"}. The first round is a warm-up."""
     runs = {side: [] for side in sides}
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
-            run = sides[side]()
-            if i:
-                runs[side].append(run)
+            runs[side].append(sides[side]())
+    runs = {side: found[1:] for side, found in runs.items()}
     result = {"runs": runs}
-    for side in sides:
-        ratios = []
-        for ours, theirs in zip(runs["ours"], runs[side]):
-            tokens = ours.get("tokens", 1) / theirs.get("tokens", 1)
-            ratios.append(theirs["seconds"] / ours["seconds"] * tokens)
-        if side != "ours":
-            result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
-            numbers = "{:.2f} ({:.2f} to {:.2f})".format(*result[f"{side} / ours"])
-            print(f"  {name}, {side} / ours: {numbers}", flush=True)
+    ours = [run["seconds"] / run["tokens"] for run in runs["ours"]]
+    for side in list(sides)[1:]:
+        ratios = [run["seconds"] / run["tokens"] / x for run, x in zip(runs[side], ours)]
+        result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
+        numbers = "{:.2f} ({:.2f} to {:.2f})".format(*result[f"{side} / ours"])
+        print(f"  {name}, {side} / ours: {numbers}", flush=True)
     return result
 
 
 # ---- 1. Sampling ----
 
 def draw_ours(model, prompts, length):
-    return G.sample(model, prompts, n=N, max_new_tokens=length, stop_ids=[END])
+    return sum(map(len, G.sample(model, prompts, n=N, max_new_tokens=length, stop_ids=[END])))
 
 
 def draw_theirs(model, prompts, length):
-    """Sample N completions of each prompt with model.generate, from the unchanged
-    distribution."""
+    """Sample with model.generate, from the unchanged distribution."""
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
     rows = model.generate(
         input_ids=ids, attention_mask=(ids != END).long(), max_new_tokens=length,
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=N)
-    return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
-
-
-def time_sampling(draw, *given):
-    started = time.perf_counter()
-    tokens = sum(map(len, draw(*given)))
-    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+    rows = rows[:, width:].tolist()
+    return sum(row.index(END) + 1 if END in row else len(row) for row in rows)
 
 
 def bench_sampling(rounds):
@@ -117,8 +113,8 @@ def bench_sampling(rounds):
         tail = MEAN // SHORTER[words]
         for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
             given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {"ours": functools.partial(time_sampling, draw_ours, *given),
-                     "generate": functools.partial(time_sampling, draw_theirs, *given)}
+            sides = {"ours": partial(timed, draw_ours, *given),
+                     "generate": partial(timed, draw_theirs, *given)}
             results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 
@@ -145,8 +141,7 @@ def step_of_theirs(trainer):
     """Return the seconds by TRL's own clock, which leaves out its start, and AdamW too."""
     trainer.train()
     row = trainer.state.log_history[-1]
-    return {"seconds": row["step_time"],
-            "tokens": row["completions/mean_length"] * P * N}
+    return {"seconds": row["step_time"], "tokens": row["completions/mean_length"] * P * N}
 
 
 def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
@@ -158,12 +153,10 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
         gradient_accumulation_steps=P * N // rows, generation_batch_size=P * N,
         num_generations=N, max_completion_length=cfg.max_new_tokens, temperature=1.0,
         beta=0.0, loss_type="dapo", epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
-        learning_rate=cfg.lr, lr_scheduler_type="constant",
-        use_cpu=True, bf16=False,
+        learning_rate=cfg.lr, lr_scheduler_type="constant", use_cpu=True, bf16=False,
         gradient_checkpointing=False,  # TRL has it on by default
         save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True)
-    prompts = [problem.question for problem in task.train]
-    questions = datasets.Dataset.from_dict({"prompt": prompts})
+    questions = datasets.Dataset.from_dict({"prompt": [p.question for p in task.train]})
     trainer = trl.GRPOTrainer(model, reward, args, questions, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -177,10 +170,8 @@ def bench_step(rounds):
     weights tokens, and skips groups of equal rewards (1 in 128 by chance)."""
     words = SIZES["2,048 words"]
     letters = [chr(0x4E00 + i) for i in range(words)]  # a token each; the first two have no use
-    problems = []
-    for prompt in draw_prompts(words):
-        problems.append(tasks.Problem("".join(letters[i] for i in prompt), None))
-    alphabet = tasks.Problem("".join(letters[2:]), None)
+    texts = ["".join(letters[i] for i in prompt) for prompt in draw_prompts(words)]
+    *problems, alphabet = [tasks.Problem(text, None) for text in (*texts, "".join(letters[2:]))]
     task = tasks.Task("", "", problems, [alphabet], [alphabet], verify, 0.0, tokens=".")
     tokenizer = tiny.tiny_tokenizer(task)
     cfg = G.Config(
@@ -188,12 +179,11 @@ def bench_step(rounds):
         tokens_per_micro_batch=8 * (MEAN // 2 + 32))
     model = build(words, MEAN // 2)
     policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-    encoded = G.encode_problems(task, policy, cfg)
-    sides = {"ours": functools.partial(step_of_ours, policy, encoded, cfg)}
+    sides = {"ours": partial(step_of_ours, policy, G.encode_problems(task, policy, cfg), cfg)}
     with tempfile.TemporaryDirectory() as folder:
         for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N)):
             trainer = trainer_of_theirs(copy.deepcopy(model), tokenizer, task, cfg, rows, folder)
-            sides[side] = functools.partial(step_of_theirs, trainer)
+            sides[side] = partial(step_of_theirs, trainer)
         return {"beta 0.0, updates 1": compare("step", sides, rounds)}
 
 
@@ -209,8 +199,7 @@ def main():
     if args.results.suffix != ".json":
         parser.error(f"--results {args.results}: name a .json file")
     torch.set_num_threads(1)
-    # one core, always the same; Linux only
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # always the same core; Linux only
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     for part in args.only:
         about = {"torch": torch.__version__, "rounds": args.rounds,

@@ -34,12 +34,11 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 GPU = torch.cuda.is_available()
 NAME = torch.cuda.get_device_name() if GPU else "CPU"
 SAMPLERS = {"plain": grpo_sg.sample, "recorded": graph.sample}
-FLAGS = "--task math --train_problems 300 --eval_problems 8 --eval_samples 0"
+FLAGS = "--task parity --train_problems 300 --eval_problems 8 --eval_samples 0"
 SMALL_CARD = "--max_new_tokens 256 --sample_batch 128 --tokens_per_micro_batch 1024"
 NO_CARD = ("--prompts 4 --group_size 4 --max_new_tokens 16 --sample_batch 8 "
            "--tokens_per_micro_batch 400")
-PROMPT = list(range(4, 54))
-NEW = 64 if GPU else 12  # tokens of a completion where its length does not matter
+ROWS, COLUMNS = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((4,), (30,))
 STOPPED = [program.exit_status(name) for name in ("SIGINT", "SIGTERM")]
 found = {}
 
@@ -69,13 +68,6 @@ def attempt(part, *given):
             raise
 
 
-def choose_flags():
-    if not GPU:
-        return NO_CARD
-    small = torch.cuda.get_device_properties(0).total_memory < 20e9
-    return SMALL_CARD if small else ""
-
-
 def name_versions():
     tell("torch", torch.__version__)
     tell("transformers", transformers.__version__)
@@ -100,96 +92,58 @@ def save_random_model(folder):
 
 # ---- Sampling ----
 
-def draw(model, sampler, prompts, rows, new, **settings):
-    """Sample like a run, after models.prepare."""
+def draw(model, sampler, rows, columns, new):
+    """Sample `new` tokens like a run: `rows` completions of a prompt of `columns` tokens."""
     with grpo_sg.in_bfloat16(model.device):
-        return SAMPLERS[sampler](model, prompts, n=rows // len(prompts), max_new_tokens=new,
-                                 stop_ids=[], **settings)
+        SAMPLERS[sampler](model, [[5] * columns], n=rows, max_new_tokens=new, stop_ids=[])
 
 
-@contextlib.contextmanager
-def steps_that_just_run():
-    """Run steps eagerly instead of recording them."""
-    usual, graph.RECORDED = graph.RECORDED, None
-    try:
-        yield
-    finally:
-        graph.RECORDED = usual
-
-
-def time_of_drawing(*given):
+def seconds(*given):
+    draw(*given)  # a warm-up
     started = time.perf_counter()
     draw(*given)  # returns lists, so all kernels have finished
     return time.perf_counter() - started
 
 
-def milliseconds(model, sampler, rows, columns):
-    """Return the time of a decode step: 41 tokens minus 9, after a warm-up call of each."""
-    given = model, sampler, [[columns] * columns], rows
-    for new in (9, 41):
-        draw(*given, new)
-    return 1000 * (time_of_drawing(*given, 41) - time_of_drawing(*given, 9)) / 32
+def milliseconds(*given):
+    """Return the time of a decode step: 41 tokens minus 9."""
+    return 1000 * (seconds(*given, 41) - seconds(*given, 9)) / 32
 
 
-def measure_speed(model, many, lengths):
-    for columns in lengths:
-        for rows in many:
+def measure_speed(model):
+    for columns in COLUMNS:
+        for rows in ROWS:
             for sampler in SAMPLERS:
                 tell(f"ms per decode step, {rows} rows, {columns} columns, {sampler}",
                      milliseconds(model, sampler, rows, columns))
-    given = model, "recorded", [PROMPT], many[-1], 2
-    recorded = min(time_of_drawing(*given) for _ in range(3))
-    with steps_that_just_run():
-        just_run = min(time_of_drawing(*given) for _ in range(3))
-    tell(f"seconds of a recording, {many[-1]} rows", recorded - just_run)
-
-
-def measure_attention(model):
+    for sampler in SAMPLERS:  # the difference is the time of a recording
+        tell(f"seconds of two tokens, {ROWS[-1]} rows, {sampler}",
+             seconds(model, sampler, ROWS[-1], 50, 2))
     for allowed in (True, False):  # a run turns it off
         torch.backends.cuda.enable_cudnn_sdp(allowed)
-        name = "ms per decode step, 8 rows, plain, cuDNN's attention"
-        tell(f"{name} {'on' if allowed else 'off'}", milliseconds(model, "plain", 8, 77))
+        tell(f"ms per decode step, 8 rows, plain, cuDNN's attention {'on' if allowed else 'off'}",
+             milliseconds(model, "plain", 8, 77))
 
 
-def compare_greedy(model):
-    prompts = [PROMPT[i:] for i in range(4)]
-    greedy = [draw(model, each, prompts, 4, 40, temperature=0) for each in SAMPLERS]
-    tell("of 4 rows, with equal greedy tokens", sum(a == b for a, b in zip(*greedy)), 4,
-         "leave out --sampler graph (rounding may change one row)")
-
-
-@torch.no_grad()
-def measure_distance(model):
-    """Compare each sampler's distributions with those that the trainer computes for its tokens."""
-    prompts = [PROMPT[i:] + PROMPT[:i] for i in range(4)]
-    for sampler in SAMPLERS:
-        logits = []
-
-        def note(head, inputs, output):
-            logits.append(output[:, -1].float())
-        hook = model.get_output_embeddings().register_forward_hook(note)
-        with steps_that_just_run():  # a replay calls no hook
-            completions = draw(model, sampler, prompts, 4, NEW)
-        hook.remove()
-        ids = torch.tensor([p + c for p, c in zip(prompts, completions)], device=model.device)
-        with grpo_sg.in_bfloat16(model.device):
-            trained = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
-        drawn = torch.stack(logits, 1).log_softmax(-1)  # (4, NEW, V)
-        difference = drawn - trained.log_softmax(-1)
-        kl = (drawn.exp() * difference).sum(-1).mean()
-        tell(f"KL of the sampler to the trainer, {sampler}", kl.item())
-        off = difference.gather(2, ids[:, -NEW:, None]).abs().max()
-        tell(f"difference of their log pi, greatest, {sampler}", off.item())
+def measure_accuracy(model):
+    prompt = list(range(4, 54))
+    with grpo_sg.in_bfloat16(model.device):
+        for name, sampler in SAMPLERS.items():
+            tell(f"mean error of a token in probability, {name}",
+                 graph.misfit(model, sampler, prompt))
+        _, line = graph.choose(model, grpo_sg.sample, prompt)
+    tell("what a run with --sampler graph says", line)
 
 
 # ---- Memory ----
 
-def peak(function, *given):
-    """Return the GB allocated at the peak of a call; None without a GPU."""
-    if GPU:
-        torch.cuda.reset_peak_memory_stats()
-    function(*given)
-    return torch.cuda.max_memory_allocated() / 1e9 if GPU else None
+def take_peak():
+    """Return the GB allocated at the peak since the last call; None without a GPU."""
+    if not GPU:
+        return None
+    gb = torch.cuda.max_memory_allocated() / 1e9
+    torch.cuda.reset_peak_memory_stats()
+    return gb
 
 
 def compute_memory(config, cfg, averages):
@@ -198,25 +152,23 @@ def compute_memory(config, cfg, averages):
                         float32=GPU and not grpo_sg.has_bfloat16("cuda"))
 
 
-def measure_leak(model, cfg):
-    gc.disable()  # else the collector might free what a call leaks
-    before = torch.cuda.memory_allocated() if GPU else 0
-    draw(model, "recorded", [PROMPT], cfg.sample_batch, 40)
-    left = torch.cuda.memory_allocated() - before if GPU else None
-    gc.enable()
-    tell("bytes that a call of the CUDA-graph sampler leaves", left, 0, "it leaks memory")
-
-
 def measure_memory(model, cfg):
+    gc.disable()  # else the collector might free what a call leaks
+    before = torch.cuda.memory_allocated()  # 0 without a GPU
+    draw(model, "recorded", cfg.sample_batch, 50, 40)
+    tell("bytes that a call of the CUDA-graph sampler leaves",
+         torch.cuda.memory_allocated() - before, 0, "it leaks memory")
+    gc.enable()
+    take_peak()
     needs = compute_memory(model.config, cfg, averages=False)
-    long = [PROMPT[:1] * (300 + cfg.max_new_tokens - 40)]
-    tell(f"GB of {cfg.sample_batch} full rows, without AdamW's averages",
-         peak(draw, model, "plain", long, cfg.sample_batch, 40), needs["sampling"])
+    draw(model, "plain", cfg.sample_batch, 260 + cfg.max_new_tokens, 40)
+    tell(f"GB of {cfg.sample_batch} full rows, without AdamW's averages", take_peak(),
+         needs["sampling"])
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    tell(f"GB of a micro-batch of {cfg.tokens_per_micro_batch} tokens, without them",
-         peak(pass_both_ways, model, cfg), needs["update"])
-    model.zero_grad()
+    pass_both_ways(model, cfg)
+    tell(f"GB of a micro-batch of {cfg.tokens_per_micro_batch} tokens, without them", take_peak(),
+         needs["update"])
 
 
 def pass_both_ways(model, cfg):
@@ -237,7 +189,7 @@ def parity(completion):
     return float(sum(completion.tokens) % 2)
 
 
-def make_task(cfg):
+def make_parity(cfg):
     return tasks.math_task(cfg)._replace(reward=parity)
 
 
@@ -251,7 +203,7 @@ def train(flags, out):
 
 def measure_updates(flags, runs):
     """Make two updates on one rollout. With a learning rate near 0, the policy must not change."""
-    flags = [*flags, *f"--steps 1 --updates 2 --prompts 4 --max_new_tokens {NEW}".split()]
+    flags = [*flags, *"--steps 1 --updates 2 --prompts 4 --max_new_tokens 12".split()]
     for shown, lr in (("0", "1e-30"), ("1e-06", "1e-6")):
         row, = train([*flags, "--lr", lr], os.path.join(runs, f"lr {shown}"))
         for key in ("kl", "clip_frac"):
@@ -261,8 +213,7 @@ def measure_updates(flags, runs):
 
 def measure_steps(cfg, flags, runs):
     """Take two steps of the real command, save, and take a third step after --resume."""
-    if GPU:
-        torch.cuda.reset_peak_memory_stats()
+    take_peak()
     out = os.path.join(runs, "steps")
     train([*flags, "--steps", "2"], out)
     config = transformers.AutoConfig.from_pretrained(cfg.model)
@@ -279,21 +230,19 @@ def measure(cfg, flags, runs):
     attempt(name_versions)
     model, _ = models.load_model(cfg.model)
     model = models.set_up(model, cfg.device, cfg.gradient_checkpointing)
-    many, lengths = ((1, 32, 256, 512), (300, 1000, 2000)) if GPU else ((4,), (30,))
-    attempt(measure_speed, model, many, lengths)
-    attempt(measure_attention, model)
-    attempt(compare_greedy, model)
-    attempt(measure_distance, model)
-    attempt(measure_leak, model, cfg)
+    attempt(measure_speed, model)
+    attempt(measure_accuracy, model)
     attempt(measure_memory, model, cfg)
     del model
     gc.collect()
-    tasks.TASKS["math"] = make_task
-    try:
-        attempt(measure_updates, flags, runs)
-        attempt(measure_steps, cfg, flags, runs)
-    finally:
-        tasks.TASKS["math"] = tasks.math_task
+    attempt(measure_updates, flags, runs)
+    attempt(measure_steps, cfg, flags, runs)
+
+
+def choose_flags():
+    if not GPU:
+        return NO_CARD
+    return SMALL_CARD if torch.cuda.get_device_properties(0).total_memory < 20e9 else ""
 
 
 def main():
@@ -304,6 +253,7 @@ def main():
     if given.out and not pathlib.Path(given.out).absolute().parent.is_dir():
         parser.error(f"--out {given.out}: its folder does not exist")
     found.clear()
+    tasks.TASKS["parity"] = make_parity
     usual = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', NAME)}.json"
     out = given.out or (usual if GPU else None)
     with tempfile.TemporaryDirectory() as runs:

@@ -12,6 +12,7 @@ from extras.gpu import measure
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it takes ten minutes")
 def test_a_cpu_prints_the_whole_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(tasks.TASKS, "parity", None)  # undone after the test
     monkeypatch.setattr(sys, "argv", ["", "--out", f"{tmp_path}/gpu.json", "--seed", "1"])
     measure.main()
     printed = capsys.readouterr().out
@@ -23,19 +24,18 @@ def test_a_cpu_prints_the_whole_table(tmp_path, monkeypatch, capsys):
     assert "no GPU found" in printed and all(len(row) == 3 for row in table if "---" not in row[0])
     measured = {name: row["measured"] for name, row in found.items()}
     expected = {name: row["expected"] for name, row in found.items()}
-    exact = ["of 4 rows, with equal greedy tokens", "kl of two updates, lr 0",
-             "clip_frac of two updates, lr 0"]
-    assert all(measured[name] == expected[name] for name in exact)
+    for name in ("kl", "clip_frac"):
+        assert measured[f"{name} of two updates, lr 0"] == 0
     assert 0 < measured["kl of two updates, lr 1e-06"] < 1e-4
+    assert measured["what a run with --sampler graph says"].startswith("sampling with recorded")
     for sampler in measure.SAMPLERS:
-        assert measured[f"difference of their log pi, greatest, {sampler}"] < 1e-4
+        assert measured[f"mean error of a token in probability, {sampler}"] < 1e-5
         assert measured[f"ms per decode step, 4 rows, 30 columns, {sampler}"] > 0
     for step in (1, 2, 3):  # the third one after --resume
         for part in ("seconds of sampling", "seconds of updates"):
             assert measured[f"step {step}: {part}"] > 0
     memory = {name: gb for name, gb in expected.items() if name.startswith("GB of")}
     assert len(memory) == 2 and all(0 < gb < 0.1 for gb in memory.values())
-    assert tasks.TASKS["math"] is tasks.math_task
 
 
 def test_failures_are_rows_and_wrong_values_are_reported(monkeypatch, capsys):
