@@ -70,6 +70,10 @@ def choices():
                 line.append(with_interval(values))
                 yield f"choice: {key}, {' minus '.join(pair)}, {name}", in_prose(values)
         alone.append(line)
+        sure = [choice.compare(equal.get(task, rows), task, pair, "end", "greedy")
+                for task in names]
+        yield (f"choice: equal, {' minus '.join(pair)}, greedy",
+               in_prose([statistics.fmean(seeds) for seeds in zip(*sure)]))
     yield "choice: tasks", [["task, comparison", "end", "mean", "end, A at C's rate",
                              "mean, A at C's rate"], *alone]
 
