@@ -23,8 +23,6 @@ TOPK = 3  # passages for each query, unless the request says otherwise
 def read_folder(folder):
     """Return the passages in the folder's files. Raises SystemExit, with one line, if there
     are none or a file cannot be read."""
-    if not folder:
-        raise SystemExit(f"error: name a folder of passages: {EXAMPLE}")
     if not pathlib.Path(folder).is_dir():
         raise SystemExit(f"error: {folder} is not a folder: {EXAMPLE}")
     passages = []
@@ -50,15 +48,11 @@ def read_file(path):
         return [f"{path.stem}\n{part}" for part in parts if part]
     passages = []
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            contents = json.loads(line)["contents"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            contents = None
-        if not isinstance(contents, str):
-            raise ValueError(f"line {number} is not like {LINE}")
-        passages.append(contents)
+        if line.strip():
+            try:
+                passages.append("" + json.loads(line)["contents"])  # TypeError unless a string
+            except (ValueError, LookupError, TypeError, RecursionError):
+                raise ValueError(f"line {number} is not like {LINE}") from None
     return passages
 
 
@@ -106,32 +100,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"result": result}).encode())
 
     def read_request(self):
-        """Return the queries, and how many passages to find for each."""
-        asked = self.read_body()
-        queries = asked.get("queries")
-        if not isinstance(queries, list) or not all(isinstance(q, str) for q in queries):
-            raise ValueError(f"queries must be a list of strings, as in {REQUEST}")
-        most = asked.get("topk")
-        if most is None:
-            most = TOPK
-        if type(most) is not int or most < 1:  # bool is a subclass of int
-            raise ValueError(f"topk must be a whole number of 1 or more, as in {REQUEST}")
-        return queries, most
-
-    def read_body(self):
-        """Return the JSON object in the body of the request."""
+        """Return the queries, and how many passages to find for each. Raises ValueError for
+        anything else than such a request."""
         length = self.headers["Content-Length"] or ""
         if not re.fullmatch("[0-9]{1,8}", length):
             raise ValueError("Content-Length must be a whole number below 100,000,000")
         try:
             asked = json.loads(self.rfile.read(int(length)))
+            queries, most = asked["queries"], asked.get("topk")
         except TimeoutError:
             raise ValueError(f"the body stopped: {self.timeout} seconds without a byte") from None
-        except (ValueError, RecursionError):
-            asked = None
-        if not isinstance(asked, dict):
-            raise ValueError(f"the body must be a JSON object, such as {REQUEST}")
-        return asked
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            queries, most = None, None
+        most = TOPK if most is None else most
+        right = isinstance(queries, list) and all(isinstance(query, str) for query in queries)
+        if not right or type(most) is not int or most < 1:  # bool is a subclass of int
+            raise ValueError(f"the body must be JSON like {REQUEST}")
+        return queries, most
 
     def write_hit(self, i, score):
         contents = self.server.passages[i]
@@ -151,7 +136,7 @@ def open_server(port):
 def main(argv=None):
     parser = argparse.ArgumentParser(usage=f"{EXAMPLE} [--port N]", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?")
+    parser.add_argument("folder")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)
     passages = read_folder(given.folder)
