@@ -226,12 +226,12 @@ def float32_head(model):
 
 @pytest.mark.parametrize("prepare", [float32_head, lambda model: model])
 def test_in_bfloat16_both_samplers_are_similarly_accurate(prepare):
-    model = prepare(tiny())
+    model = prepare(tiny(seed=2))
     for p in model.parameters():  # also the norms, which start as ones
         p.data *= 1 + 0.3 * torch.rand_like(p)
     with torch.autocast(**HALF):
         ours, usual = (graph.misfit(model, each, PROMPTS[2]) for each in (graph.sample, plain))
-    assert 1e-5 < ours < 1.5 * usual
+    assert 1e-5 < ours < 1.2 * usual
 
 
 def test_in_bfloat16_no_parameter_of_a_layer_is_cast_in_a_recorded_step(monkeypatch):
