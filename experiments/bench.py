@@ -4,9 +4,10 @@
     python -m experiments.bench --only step     one of sampling, update, step (needs TRL)
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
-core, with 8 prompts and 8 completions of each. The sides of a comparison take turns, in alternating
-order. results/bench.json has every run and the median ratios. Commit ec891d9 has two more
-comparisons whose results are in it: model.generate_batch, and steps with a KL and two updates.
+core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
+of a comparison take turns, in alternating order. The result is the median ratio over --rounds.
+results/bench.json keeps every run. Commit ec891d9 has two more comparisons whose results are in it:
+sampling with model.generate_batch, and steps with a KL and two updates.
 """
 import argparse
 import copy
@@ -15,6 +16,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 import random
 import statistics
 import tempfile
@@ -26,7 +28,7 @@ import transformers
 
 import grpo_sg as G
 import tasks
-from experiments import analysis
+from experiments.analysis import RESULTS
 from experiments.run import name_commit
 from support import tiny
 from support.run import Run
@@ -35,7 +37,6 @@ SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
 SHORTER = {2048: 1, 151_936: 8}  # divisors of the lengths, because a large vocabulary is slow
 END, P, N = 0, 8, 8              # the stop token; prompts, completions of each
 FIXED, MEAN, CAP = 128, 64, 512  # a fixed length; mean and cap of the long-tailed lengths
-ROUNDS = 5                       # runs of each side that count
 
 
 def build(words, mean_length=None):
@@ -62,36 +63,38 @@ def draw_prompts(words, count=P):
     return [rng.choices(range(2, words), k=rng.randint(24, 40)) for _ in range(count)]
 
 
-def seconds_per_token(run):
-    return run["seconds"] / run.get("tokens", 1)
-
-
-def compare(name, sides):
+def compare(name, sides, rounds):
     """Print and return the ratio of each side's seconds, or seconds per token, to those of "ours".
     The sides are functions that return {"seconds", perhaps "tokens"}, and take turns. The first
     round is a warm-up."""
     runs = {side: [] for side in sides}
-    for i in range(ROUNDS + 1):
+    for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
-            runs[side].append(sides[side]())
-    runs = {side: each[1:] for side, each in runs.items()}
+            run = sides[side]()
+            if i:
+                runs[side].append(run)
     result = {"runs": runs}
-    for side in list(sides)[1:]:
-        ratios = [seconds_per_token(theirs) / seconds_per_token(ours)
-                  for theirs, ours in zip(runs[side], runs["ours"])]
-        result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
-        print(f"  {name}, {side} / ours: {statistics.median(ratios):.2f}", flush=True)
+    for side in sides:
+        ratios = []
+        for ours, theirs in zip(runs["ours"], runs[side]):
+            tokens = ours.get("tokens", 1) / theirs.get("tokens", 1)
+            ratios.append(theirs["seconds"] / ours["seconds"] * tokens)
+        if side != "ours":
+            result[f"{side} / ours"] = [statistics.median(ratios), min(ratios), max(ratios)]
+            numbers = "{:.2f} ({:.2f} to {:.2f})".format(*result[f"{side} / ours"])
+            print(f"  {name}, {side} / ours: {numbers}", flush=True)
     return result
 
 
 # ---- 1. Sampling ----
 
-def sample_ours(model, prompts, length):
+def draw_ours(model, prompts, length):
     return G.sample(model, prompts, n=N, max_new_tokens=length, stop_ids=[END])
 
 
-def sample_theirs(model, prompts, length):
-    """Sample with model.generate, from the unchanged distribution."""
+def draw_theirs(model, prompts, length):
+    """Sample N completions of each prompt with model.generate, from the unchanged
+    distribution."""
     width = max(map(len, prompts))
     ids = torch.tensor([[END] * (width - len(p)) + p for p in prompts])
     rows = model.generate(
@@ -100,23 +103,23 @@ def sample_theirs(model, prompts, length):
     return [row[:row.index(END) + 1] if END in row else row for row in rows[:, width:].tolist()]
 
 
-def time_sampling(sample, *given):
+def time_sampling(draw, *given):
     started = time.perf_counter()
-    tokens = sum(map(len, sample(*given)))  # without the padding after a row's end
+    tokens = sum(map(len, draw(*given)))
     return {"seconds": time.perf_counter() - started, "tokens": tokens}
 
 
-def bench_sampling():
-    """Compare grpo_sg.sample with model.generate, with the same model, prompts and distribution
-    of lengths."""
+def bench_sampling(rounds):
+    """Compare grpo_sg.sample with model.generate, in seconds per token, with the same model,
+    prompts and distribution of lengths. Padding after a row's end is not counted."""
     results = {}
     for name, words in SIZES.items():
         tail = MEAN // SHORTER[words]
         for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
             given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {"ours": functools.partial(time_sampling, sample_ours, *given),
-                     "generate": functools.partial(time_sampling, sample_theirs, *given)}
-            results[f"{name}, {law}"] = compare(f"{name}, {law}", sides)
+            sides = {"ours": functools.partial(time_sampling, draw_ours, *given),
+                     "generate": functools.partial(time_sampling, draw_theirs, *given)}
+            results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 
 
@@ -128,22 +131,18 @@ def naive_logps(model, ids, mask):
     return F.pad(logps.gather(-1, ids[:, 1:, None])[..., 0], (1, 0)).masked_fill(~mask, 0.0)
 
 
-def draw_completions(words, rows):
-    """Return completions of random tokens with long-tailed lengths."""
-    rng = random.Random(1)
+def time_backward(side, model, rows):
+    """Time the gradients of `rows` long-tailed completions, in one batch or in a run's sorted
+    micro-batches."""
+    rng, words = random.Random(1), model.config.vocab_size
     lengths = [int(math.log(1 - rng.random()) / math.log(1 - 1 / MEAN)) for _ in range(rows)]
-    completions = []
+    completions, total = [], 0
     for length, prompt in zip(lengths, draw_prompts(words, rows)):
         tokens = rng.choices(range(words), k=min(CAP, 1 + length))
         mask = [True] * len(tokens)
         completions.append(G.Completion(None, prompt, tokens, mask, advantage=1.0))
-    return completions
-
-
-def time_backward(side, model, completions):
-    """Time the gradients of completions, in one batch or in a run's sorted micro-batches."""
+        total += len(tokens)
     cfg = G.Config(tokens_per_micro_batch=10 ** 9 if side == "naive, one batch" else 512)
-    total = sum(len(c.tokens) for c in completions)
     model.zero_grad()
     started = time.perf_counter()
     for batch in G.micro_batches(completions, cfg, model.device):
@@ -155,16 +154,16 @@ def time_backward(side, model, completions):
     return {"seconds": time.perf_counter() - started}
 
 
-def bench_update():
+def bench_update(rounds):
     """Compare token_logps, loss and backward in micro-batches of at most 512 tokens with a naive
     log-softmax in the same micro-batches (the gain from token_logps) and in one batch (the gain
     from both)."""
     results = {}
     for name, words in SIZES.items():
-        given = build(words), draw_completions(words, 32 // min(4, SHORTER[words]))
+        given = build(words), 32 // min(4, SHORTER[words])
         sides = {side: functools.partial(time_backward, side, *given)
                  for side in ("ours", "naive", "naive, one batch")}
-        results[name] = compare(f"update, {name}", sides)
+        results[name] = compare(f"update, {name}", sides, rounds)
     return results
 
 
@@ -214,7 +213,7 @@ def trainer_of_theirs(model, tokenizer, task, cfg, rows, folder):
     return trainer
 
 
-def bench_step():
+def bench_step(rounds):
     """Compare the seconds per token of a whole step, on 8 x 8 long-tailed completions, with TRL's
     GRPOTrainer. Equal: model, tokenizer, prompts, updates, precision, distribution of lengths
     (halved), optimizer, loss, no checkpointing. TRL has 8 rows per micro-batch, like ours on
@@ -239,24 +238,31 @@ def bench_step():
         for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N)):
             trainer = trainer_of_theirs(copy.deepcopy(model), tokenizer, task, cfg, rows, folder)
             sides[side] = functools.partial(step_of_theirs, trainer)
-        return {"beta 0.0, updates 1": compare("step", sides)}
+        return {"beta 0.0, updates 1": compare("step", sides, rounds)}
 
 
 def main():
     parts = {"sampling": bench_sampling, "update": bench_update, "step": bench_step}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
-    given = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side that count")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS / "bench.json")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
+    if args.results.suffix != ".json":
+        parser.error(f"--results {args.results}: name a .json file")
     torch.set_num_threads(1)
     # one core, always the same; Linux only
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    results = analysis.read_json("bench.json")
-    for part in given.only:
-        about = {"torch": torch.__version__, "rounds": ROUNDS, "load before": os.getloadavg()[0],
-                 "commit": name_commit(), "date": str(datetime.date.today())}
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    for part in args.only:
+        about = {"torch": torch.__version__, "rounds": args.rounds,
+                 "load before": os.getloadavg()[0], "commit": name_commit(),
+                 "date": str(datetime.date.today())}
         print(about, flush=True)
-        results["cpu"][part] = {**about, **parts[part]()}
-        (analysis.RESULTS / "bench.json").write_text(json.dumps(results, indent=1))
+        results.setdefault("cpu", {})[part] = {**about, **parts[part](args.rounds)}
+        args.results.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

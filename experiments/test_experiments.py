@@ -97,24 +97,32 @@ def test_afar_measures_other_sizes_and_steps_aside_and_back(monkeypatch):
 @pytest.fixture
 def small_bench(monkeypatch):
     small = {"SIZES": {"2,048 words": 64}, "SHORTER": {64: 4}, "FIXED": 8, "MEAN": 8, "CAP": 8,
-             "N": 2, "ROUNDS": 1}
+             "N": 2}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)
 
 
 def test_a_benchmark_compares_sampling_and_updates(small_bench):
-    sampling = bench.bench_sampling()
+    sampling = bench.bench_sampling(1)
     assert set(sampling) == {"2,048 words, fixed", "2,048 words, long tail"}
     runs = sampling["2,048 words, fixed"]["runs"]
     assert {side: run["tokens"] for side, (run,) in runs.items()} == dict.fromkeys(runs, 8 * 2 * 2)
-    assert bench.bench_update()["2,048 words"]["naive / ours"][0] > 0
+    assert bench.bench_update(1)["2,048 words"]["naive / ours"][0] > 0
 
 
 def test_the_benchmark_of_a_step_without_trl(small_bench, monkeypatch):
     monkeypatch.setattr(bench, "trainer_of_theirs", lambda *given: None)
     monkeypatch.setattr(bench, "step_of_theirs", lambda trainer: {"seconds": 1.0, "tokens": 1})
-    steps = bench.bench_step()
+    steps = bench.bench_step(1)
     assert steps["beta 0.0, updates 1"]["runs"]["ours"][0]["seconds"] > 0
+
+
+@pytest.mark.parametrize("flags", ["--rounds 0", "--results README.md", "--only nothing"])
+def test_the_benchmark_refuses_flags_in_one_line(flags, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench", *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        bench.main()
+    assert end.value.code == 2 and f"error: {flags.split()[0]}" in capsys.readouterr().err.replace("argument ", "")
 
 
 def test_the_grid_comes_first_and_chooses_the_rates():
