@@ -1,12 +1,16 @@
 """Test that a policy gets the CUDA-graph sampler and the offloading optimizer only on a GPU."""
+import importlib
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import extras
 import grpo_sg
 from extras.gpu import graph, offload, plugin
 from extras.gpu.test_graph import PROMPTS, tiny
+from support import cli, models
 
 WANTED = SimpleNamespace(sampler="graph", offload=True)
 
@@ -45,6 +49,22 @@ def test_on_a_cpu_nothing_changes_and_flags_without_effect_are_reported(capsys):
     assert sampler.startswith("--sampler graph has no effect on cpu")
     plugin.equip(policy, SimpleNamespace(sampler="plain", offload=False), PROMPTS[2])
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_flag_belongs_to_the_program():
+    assert not cli.parse([]).offload and cli.parse(["--offload"]).offload
+
+
+def test_a_run_without_a_gpu_loads_neither_the_sampler_nor_the_optimizer(monkeypatch):
+    monkeypatch.setattr(models, "EQUIP", [])
+    monkeypatch.setattr(extras, "gpu", extras.gpu)  # undone after the test
+    for name in [name for name in sys.modules if name.startswith("extras.gpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    fresh = importlib.import_module("extras.gpu.plugin")
+    policy = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
+    fresh.equip(policy, WANTED, PROMPTS[2])
+    loaded = [name for name in sys.modules if name.startswith("extras.gpu.")]
+    assert models.EQUIP == [fresh.equip] and loaded == ["extras.gpu.plugin"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -224,14 +224,34 @@ def float32_head(model):
     return model
 
 
+@torch.no_grad()
+def distance_to_trainer(sampler, model):
+    """Return the mean KL from a sampler's distributions to those that the trainer computes for
+    the same tokens, both in bfloat16."""
+    logits = []
+
+    def note(head, inputs, output):
+        logits.append(output[:, -1])
+    hook = model.lm_head.register_forward_hook(note)
+    with torch.autocast(**HALF):
+        completions = draw(sampler, model, n=1, max_new_tokens=20, stop_ids=[])
+        hook.remove()
+        drawn = torch.stack(logits, 1).float().log_softmax(-1)  # (4, 20, V)
+        trained = []
+        for p, c in zip(PROMPTS, completions):
+            output = model(input_ids=torch.tensor([p + c]), logits_to_keep=21)
+            trained.append(output.logits[0, :-1].float())
+    difference = drawn - torch.stack(trained).log_softmax(-1)
+    return (drawn.exp() * difference).sum(-1).mean().item()
+
+
 @pytest.mark.parametrize("prepare", [float32_head, lambda model: model])
-def test_in_bfloat16_both_samplers_are_similarly_accurate(prepare):
-    model = prepare(tiny(seed=2))
+def test_in_bfloat16_both_samplers_are_similarly_close_to_the_trainer(prepare):
+    model = prepare(tiny())
     for p in model.parameters():  # also the norms, which start as ones
         p.data *= 1 + 0.3 * torch.rand_like(p)
-    with torch.autocast(**HALF):
-        ours, usual = (graph.misfit(model, each, PROMPTS[2]) for each in (graph.sample, plain))
-    assert 1e-5 < ours < 1.2 * usual
+    # Strictly less, to exclude a distance of 0 for the plain sampler.
+    assert distance_to_trainer(graph.sample, model) < 1.5 * distance_to_trainer(plain, model)
 
 
 def test_in_bfloat16_no_parameter_of_a_layer_is_cast_in_a_recorded_step(monkeypatch):
@@ -274,23 +294,42 @@ def test_steps_run_eagerly_if_recording_fails_except_out_of_memory(error, said, 
                 draw(graph.sample, model)
 
 
-@pytest.mark.parametrize("stop_ids, tokens, unfinished", [([], 44, 12), (range(2048), 1, 0)])
-def test_a_bar_counts_tokens_and_shows_unfinished_rows(stop_ids, tokens, unfinished, monkeypatch):
-    bar = MagicMock()
-    monkeypatch.setattr(graph, "tqdm", bar)
-    draw(graph.sample, tiny(), stop_ids=stop_ids)
-    assert bar.call_args.kwargs["total"] == 44
-    shown = bar.return_value.__enter__.return_value
-    assert sum(call.args[0] for call in shown.update.call_args_list) == tokens
-    assert shown.set_postfix.call_args.kwargs["unfinished"] == unfinished
+def test_a_bar_counts_tokens_and_shows_unfinished_rows(monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, **settings):
+            self.settings, self.n = settings, 0
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def update(self, more):
+            self.n += more
+
+        def set_postfix(self, unfinished, refresh):
+            self.unfinished = unfinished
+    monkeypatch.setattr(graph, "tqdm", Bar)
+    draw(graph.sample, tiny(), stop_ids=[])
+    draw(graph.sample, tiny(), stop_ids=range(2048))
+    assert [bar.n for bar in bars] == [44, 1]
+    assert not any(bar.settings.get("disable") for bar in bars)
+    assert bars[0].settings["desc"] == "sampling" and bars[0].settings["total"] == 44
+    assert [bar.unfinished for bar in bars] == [12, 0]
 
 
-def test_only_a_sampler_that_draws_the_right_tokens_is_chosen(monkeypatch):
+def test_only_a_sampler_that_draws_the_right_tokens_is_chosen():
     model = float32_head(tiny())
     with torch.autocast(**HALF):
         fast, line = graph.choose(model, plain, PROMPTS[2])
     assert fast is graph.sample and "recorded" in line and "\n" not in line
     model.load_state_dict(tiny(seed=1).state_dict())  # which the next call follows
+    with torch.autocast(**HALF):
+        assert 1e-5 < graph.misfit(model, fast, PROMPTS[2]) < 0.01
     assert graph.misfit(model, fast, PROMPTS[2]) < 1e-5
 
     def of_other_parameters(model, *args, **settings):
@@ -299,7 +338,11 @@ def test_only_a_sampler_that_draws_the_right_tokens_is_chosen(monkeypatch):
     assert chosen is plain and "off" in line
     chosen, line = graph.choose(tiny(**FORGETFUL), plain, PROMPTS[2])
     assert chosen is plain and "layers" in line and "\n" not in line
-    Emulation().install(monkeypatch)
+
+
+def test_the_plain_sampler_is_chosen_if_recording_fails(monkeypatch):
+    emulation = Emulation()
+    emulation.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "graph", Mock(side_effect=RuntimeError("no capture")))
     chosen, line = graph.choose(tiny(), plain, PROMPTS[2])
     assert chosen is plain and "no capture" in line

@@ -1,5 +1,7 @@
 """Run measure.py on a tiny model, and check the values that must be equal on any device."""
 import contextlib
+import json
+import sys
 
 import pytest
 import torch
@@ -9,20 +11,24 @@ from extras.gpu import measure
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it takes ten minutes")
-def test_a_cpu_prints_the_whole_table(capsys):
-    measure.main(["--seed", "1"])
+def test_a_cpu_prints_the_whole_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", "--out", f"{tmp_path}/gpu.json", "--seed", "1"])
+    measure.main()
     printed = capsys.readouterr().out
-    table = [row for row in printed.splitlines() if row.startswith("|")]
-    assert len(measure.found) == len(table) - 2 and all(row.count("|") == 4 for row in table)
-    assert "FAILED" not in printed and "WRONG" not in printed and "no GPU found" in printed
-    measured = {name: row["measured"] for name, row in measure.found.items()}
-    expected = {name: row["expected"] for name, row in measure.found.items()}
+    table = [row.split(" | ") for row in printed.splitlines() if row.startswith("|")]
+    sent = json.loads((tmp_path / "gpu.json").read_text())
+    found = sent["table"]
+    assert sent["device"] == "CPU" and len(found) == len(table) - 2
+    assert not any("FAILED" in name for name in found) and "WRONG" not in printed
+    assert "no GPU found" in printed and all(len(row) == 3 for row in table if "---" not in row[0])
+    measured = {name: row["measured"] for name, row in found.items()}
+    expected = {name: row["expected"] for name, row in found.items()}
     exact = ["of 4 rows, with equal greedy tokens", "kl of two updates, lr 0",
              "clip_frac of two updates, lr 0"]
     assert all(measured[name] == expected[name] for name in exact)
     assert 0 < measured["kl of two updates, lr 1e-06"] < 1e-4
     for sampler in measure.SAMPLERS:
-        assert measured[f"mean error of a token, in probability, {sampler}"] < 1e-4
+        assert measured[f"difference of their log pi, greatest, {sampler}"] < 1e-4
         assert measured[f"ms per decode step, 4 rows, 30 columns, {sampler}"] > 0
     for step in (1, 2, 3):  # the third one after --resume
         for part in ("seconds of sampling", "seconds of updates"):
