@@ -173,7 +173,7 @@ def test_settings_that_differ_from_the_defaults_are_listed():
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),
     (0.00, 1.00, 0.00, 1.00, "raise --max_new_tokens"),  # advice on the cause, not on its consequences
     (0.04, 0.30, 0.00, 0.95, "an Instruct model"),
-    (0.80, 0.10, 0.00, 0.60, "no completion is right"),
+    (0.80, 0.10, 0.00, 0.60, "no completion is correct"),
     (1.00, 0.00, 0.98, 0.95, "harder problems"),
     (1.00, 0.00, 0.02, 0.95, "easier problems (kk: --people 2 3), or raise --group_size")])
 def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):

@@ -258,7 +258,7 @@ def test_a_start_without_a_learning_signal_is_announced(monkeypatch, capsys):
         printed = capsys.readouterr().out
         shares = ("2 samples per problem: 100% well formed, 0% cut off; in 100% of the groups "
                   "all rewards are equal")
-        assert (shares in printed) == ("no completion is right" in printed) == said
+        assert (shares in printed) == ("no completion is correct" in printed) == said
 
 
 def test_settings_that_make_all_weights_equal_are_announced(capsys):
