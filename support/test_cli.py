@@ -49,8 +49,7 @@ def test_every_setting_has_exactly_one_group():
     ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
     ("--resume runs/first", "runs/first does not belong to a setting: .* --resume --out"),
     ("--lr -1e-6", "--NAME=VALUE"), ("--lr=-1e-6", "--lr must be a number, above 0, .*not -1e-06"),
-    ("--steps many", "--steps: invalid int value: 'many'"), ("--steps 0", "above 0, up to 1e9, not 0"),
-    ("--steps 1.5", "invalid int value"), ("--steps 9999999999", "up to 1e9, not 9999999999"),
+    ("--steps 1.5", "--steps: invalid int value: '1.5'"), ("--steps 0", "above 0, up to 1e9, not 0"),
     ("--lr nan", "--lr must be a number, above 0, up to 1e9, not nan"), ("--lr inf", "not inf"),
     ("--beta=-1", "--beta must be a number, 0 or more"), ("--people 3 x", "invalid int value: 'x'"),
     ("--group_size 1", "a whole number, 2 or more, up to 1e9, not 1"),
@@ -152,11 +151,6 @@ def test_settings_without_effect_are_listed(settings, unused, monkeypatch):
     assert cli.find_unused(cfg, read, "{{ think }}") == unused
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "launcher" in cli.find_unused(cfg, read, "{{ think }}")[-1]
-
-
-def test_the_ends_of_a_range_are_allowed():
-    cfg = cli.parse("--beta 0 --seed 1000000000".split())
-    assert (cfg.beta, cfg.seed) == (0.0, 10 ** 9)
 
 
 def test_settings_that_differ_from_the_defaults_are_listed():
