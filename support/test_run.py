@@ -718,17 +718,6 @@ def test_ctrl_c_stops_a_run_whose_pipe_is_full(launcher, model, pipe, tmp_path, 
     os.close(reader)
 
 
-@pytest.mark.release
-def test_a_closed_terminal_stops_and_saves_a_run(launcher, model, tmp_path):
-    """Closing it sends SIGHUP, and no message can be written."""
-    window, terminal = pty.openpty()
-    started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
-    started.wait_for(2)
-    os.close(terminal)
-    os.close(window)
-    assert started.end() == (129, True)
-
-
 def read_all(window):
     said = b""
     while select.select([window], [], [], 0)[0]:
@@ -737,18 +726,23 @@ def read_all(window):
 
 
 @pytest.mark.release
-def test_ctrl_c_in_a_terminal_says_how_to_continue(launcher, model, tmp_path):
+@pytest.mark.parametrize("closed", [True, False])
+def test_closing_a_terminal_or_ctrl_c_in_it_stops_and_saves_a_run(launcher, model, tmp_path, closed):
+    """Closing it sends SIGHUP, and no message can be written."""
     window, terminal = pty.openpty()
     started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
     started.wait_for(2)
     assert "training:" in read_all(window)
+    if closed:
+        os.close(terminal)
+        os.close(window)
+        assert started.end() == (129, True)
+        return
     os.write(window, b"\x03")
     assert started.end() == (130, True)
     said = read_all(window)
     assert "finishing this step, then saving" in said
     assert "error: stopped by SIGINT; to continue: python " in said
-    os.close(terminal)
-    os.close(window)
 
 
 @pytest.mark.release
