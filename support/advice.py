@@ -19,7 +19,7 @@ def describe_start(row, k):
     samples = f"@{k}" if k else ""
     formed = row[f"eval/format_rate{samples}"]
     cut = row[f"eval/truncated{samples}"]
-    right = row.get(f"eval/avg@{k}")
+    correct = row.get(f"eval/avg@{k}")
     equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
     whose = f"{k} sample{'s' * (k > 1)} per problem" if k else "greedy completions"
     line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off"
@@ -33,11 +33,11 @@ def describe_start(row, k):
     elif formed < 0.05:
         lines.append("almost no completion is well formed, so there is little to learn "
                      "from: use an Instruct model, or easier problems (kk: --people 2 3)")
-    elif right == 0:
-        lines.append("no completion is right, so the model may learn only the format: use a "
+    elif correct == 0:
+        lines.append("no completion is correct, so the model may learn only the format: use a "
                      "better model, or easier problems (kk: --people 2 3); for your own task, "
                      "the tiny model may need other tokens or a longer warmup (tasks.Task)")
-    elif equal > 0.9 and right > 0.5:
+    elif equal > 0.9 and correct > 0.5:
         lines.append("rewards are equal on most problems, because the model solves nearly "
                      "all of them: use harder problems (kk: --people 5 6 7)")
     elif equal > 0.9:
@@ -57,8 +57,8 @@ def describe_end(out, after, k):
         return [f"{path} cannot be read ({error}): nothing to compare with"]
     steps = [row for row in logged if "split" not in row]
     if steps and all(row["equal_groups"] == 1 for row in steps):
-        return ["rewards were equal within every group, so nothing was learned: README.md, "
-                '"Is it broken?"']
+        return ["rewards were equal within every group, so nothing was learned: see "
+                '"Is it broken?" in support/README.md']
     lines = []
     for row in logged:
         if row["step"] == 0 and row.get("split") == "test":

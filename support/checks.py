@@ -188,7 +188,7 @@ def check_held_out(owner, task):
         if seen == len(problems):
             raise UserError(f"{line}: give problems that are not in the training set")
         if seen:
-            say(f"warning: {line}: accuracy on them shows what was memorized")
+            say(f"warning: {line}. Accuracy on them shows what the model has memorized")
 
 
 def is_whole(text):

@@ -282,7 +282,7 @@ def load(cfg):
     policy.sampler = models.HalvingSampler(policy.sampler)
     unused = find_unused(cfg, read, str(tokenizer.chat_template))
     if unused:
-        print(f"has no effect here: {', '.join(unused)}")
+        print(f"settings without effect: {', '.join(unused)}")
     return policy, task, state
 
 
@@ -381,7 +381,7 @@ def find_unused(cfg, read, template):
         if name not in template:
             unused.append(f"{name} of --chat_template_kwargs (the model's template has no {name})")
     if os.environ.get("WORLD_SIZE", "1") != "1":  # torchrun and others set it
-        unused.append("a launcher of several processes (each is a run of its own)")
+        unused.append("a launcher of several processes (each process does the whole run)")
     return unused
 
 

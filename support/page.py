@@ -48,9 +48,9 @@ def shown(value, limit=4000):
     return html.escape("".join(c if c.isprintable() or c == "\n" else f"⟨U+{ord(c):04X}⟩" for c in text))
 
 
-def verdict(row):
+def describe_grade(row):
     return ("truncated" if row["truncated"] else "badly formed" if not row["formatted"] else
-            "right" if row["correct"] else "wrong")
+            "correct" if row["correct"] else "wrong")
 
 
 def with_error(row, key):
@@ -160,7 +160,7 @@ def evaluation(step, rows, hidden):
                     moves.append((w * abs(A) * (1 - pi), f"{problem}, {i}", *text, *numbers))
             boxes[300:max(300, len(boxes) - 300)] = ["[... cut ...]"] * (len(boxes) > 600)
             push = "▲ pushed up" if A > 0 else "▼ pushed down" if A < 0 else "not pushed"
-            items += (f'<li data-a={A}>A = {A:.3g}, {push}; reward {c["reward"]:g}, {verdict(c)}'
+            items += (f'<li data-a={A}>A = {A:.3g}, {push}; reward {c["reward"]:g}, {describe_grade(c)}'
                       f'<div class="text">{"".join(boxes)}</div>')
         equal = not any(c["advantage"] for c in row["completions"])
         groups += (f'<details{"" if equal else " open"}><summary class="text">{"Equal rewards: " * equal}'
@@ -196,7 +196,7 @@ def play(settings):
 
 def transcripts(folder):
     """Show greedy completions of at most 200 test problems, before and after training side
-    by side, grouped by verdict."""
+    by side, grouped by their grades."""
     tests = {}
     for row in read(folder, "samples.jsonl", wanted='"split": "test"'):
         tests.setdefault(row["step"], []).append(row)
@@ -204,9 +204,9 @@ def transcripts(folder):
     pairs = both[::len(both) // 201 + 1]
     kinds = {}
     for pair in pairs:
-        columns = "".join(f'<div class="text">Step {row["step"]}, {verdict(row)}:\n'
+        columns = "".join(f'<div class="text">Step {row["step"]}, {describe_grade(row)}:\n'
                           f'{shown(row["completion"], 350_000 // len(pairs))}</div>' for row in pair)
-        kinds.setdefault(" → ".join(map(verdict, pair)), []).append(
+        kinds.setdefault(" → ".join(map(describe_grade, pair)), []).append(
             f'<p class="text">{shown(pair[0]["question"])}\nAnswer: {shown(pair[0]["answer"])}</p>'
             f'<div class="pair">{columns}</div><hr>')
     groups = "".join(f"<details><summary>{kind}: {len(each)}</summary>{''.join(each)}</details>"

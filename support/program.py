@@ -61,9 +61,9 @@ def would_wait(stream):
 
 
 def say_in_handler(text):
-    """Call `say` from a signal handler. From then on, no write waits for a reader. Neither does
-    a write that the signal interrupted: Python retries it, and the flush has redirected the
-    stream if its pipe is full."""
+    """Call `say` from a signal handler. From then on, no write waits for a reader. If the
+    signal has interrupted a write to a full pipe, Python retries that write after the handler:
+    therefore the flush here first redirects such a stream."""
     Patient.hurried = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Patient):

@@ -49,8 +49,7 @@ def test_every_setting_has_exactly_one_group():
     ("--steps", "--steps: expected one argument"), ("5", "5 does not belong to a setting"),
     ("--resume runs/first", "runs/first does not belong to a setting: .* --resume --out"),
     ("--lr -1e-6", "--NAME=VALUE"), ("--lr=-1e-6", "--lr must be a number, above 0, .*not -1e-06"),
-    ("--steps many", "--steps: invalid int value: 'many'"), ("--steps 0", "above 0, up to 1e9, not 0"),
-    ("--steps 1.5", "invalid int value"), ("--steps 9999999999", "up to 1e9, not 9999999999"),
+    ("--steps 1.5", "--steps: invalid int value: '1.5'"), ("--steps 0", "above 0, up to 1e9, not 0"),
     ("--lr nan", "--lr must be a number, above 0, up to 1e9, not nan"), ("--lr inf", "not inf"),
     ("--beta=-1", "--beta must be a number, 0 or more"), ("--people 3 x", "invalid int value: 'x'"),
     ("--group_size 1", "a whole number, 2 or more, up to 1e9, not 1"),
@@ -154,11 +153,6 @@ def test_settings_without_effect_are_listed(settings, unused, monkeypatch):
     assert "launcher" in cli.find_unused(cfg, read, "{{ think }}")[-1]
 
 
-def test_the_ends_of_a_range_are_allowed():
-    cfg = cli.parse("--beta 0 --seed 1000000000".split())
-    assert (cfg.beta, cfg.seed) == (0.0, 10 ** 9)
-
-
 def test_settings_that_differ_from_the_defaults_are_listed():
     cfg = cli.Settings(**{**cli.TINY, "lr": 0.5, "people": [3, 4]})
     assert cli.tell_changes(cfg) == "people 3 4, lr 0.5"
@@ -173,7 +167,7 @@ def test_settings_that_differ_from_the_defaults_are_listed():
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),
     (0.00, 1.00, 0.00, 1.00, "raise --max_new_tokens"),  # advice on the cause, not on its consequences
     (0.04, 0.30, 0.00, 0.95, "an Instruct model"),
-    (0.80, 0.10, 0.00, 0.60, "no completion is right"),
+    (0.80, 0.10, 0.00, 0.60, "no completion is correct"),
     (1.00, 0.00, 0.98, 0.95, "harder problems"),
     (1.00, 0.00, 0.02, 0.95, "easier problems (kk: --people 2 3), or raise --group_size")])
 def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):

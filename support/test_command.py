@@ -141,18 +141,10 @@ def test_an_incomplete_model_and_another_tasks_tokenizer_are_refused(tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_device_is_reported_in_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(models, "load_model", None)
-    absent = "cuda" if torch.backends.mps.is_available() else "mps"
-    assert "can use cpu" in main(f"--model a/b --device {absent} --out {tmp_path}/run", capsys)
-
-
 @pytest.mark.parametrize("argv, message", [
-    ("--task chess", "chess"), ("--model ./nowhere", "./nowhere"),
-    ("--group_size 1", "--group_size must be a whole number, 2 or more"), ("--lr inf", "--lr"),
-    ("--temperature 0", "--temperature must be a number, above 0"), ("--low 2 --high 1", "--high"),
-    ("--clip_high 1e308", "up to 1e9, not 1e+308"), ("--out ..", "exists"), ("--people 1", "2 to 8"),
-    ("--people 9", "2 to 8"), ("--max_new_tokens 2047", "--max_new_tokens"),
+    ("--task chess", "chess"), ("--model ./nowhere", "./nowhere"), ("--low 2 --high 1", "--high"),
+    ("--out ..", "exists"), ("--people 1", "2 to 8"), ("--people 9", "2 to 8"), ("--max_new_tokens 2047", "--max_new_tokens"),
+    (f"--model a/b --device {'cuda' if torch.backends.mps.is_available() else 'mps'}", "can use cpu"),
     ("--out /proc/run", "cannot write to /proc/run"), ("--data published", "add --model"),
     ("--device tpu", "--device"), ("--chat_template_kwargs [1]", "must be a JSON object")])
 def test_a_mistake_is_reported_in_one_line(argv, message, tmp_path, monkeypatch, capsys):
@@ -202,18 +194,6 @@ def test_a_fault_in_a_users_task_is_reported_in_one_line_before_the_warm_up(chan
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_in_a_users_function_shows_its_frames_and_the_completion(tmp_path, monkeypatch, capsys):
-    kk = tasks.TASKS["kk"]
-    monkeypatch.setitem(tasks.TASKS, "kk", lambda cfg: kk(cfg)._replace(verify=give(KeyError("x"))))
-    with pytest.raises(SystemExit):
-        grpo_sg.main(f"--train_problems 20 --eval_problems 5 --out {tmp_path}/run".split())
-    error = capsys.readouterr().err
-    shown, line = error[error.index("Traceback"):].split("\nerror: ")
-    assert re.findall('File "(.*?)", line .*, in (.*)', shown) == [(__file__, "given")]
-    assert shown.endswith("KeyError: 'x'")
-    assert re.fullmatch(r"verify of --task kk, for '<think> .*</answer>': KeyError: 'x'\n", line)
-
-
 def test_a_task_may_use_sets_and_numpy_numbers(tmp_path, monkeypatch, capsys):
     """JSON knows neither."""
     kk = tasks.TASKS["kk"]
@@ -258,7 +238,7 @@ def test_a_start_without_a_learning_signal_is_announced(monkeypatch, capsys):
         printed = capsys.readouterr().out
         shares = ("2 samples per problem: 100% well formed, 0% cut off; in 100% of the groups "
                   "all rewards are equal")
-        assert (shares in printed) == ("no completion is right" in printed) == said
+        assert (shares in printed) == ("no completion is correct" in printed) == said
 
 
 def test_settings_that_make_all_weights_equal_are_announced(capsys):

@@ -117,8 +117,8 @@ def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
 @pytest.mark.parametrize("line, why", [
     (b"{", "is not like {"), (b"[]", "is not like {"), (b"5", "is not like {"), (b"\xff", "is not like {"),
     (b"[" * 99999, "is not like {"), (b'{"question": "?"}', "is not like {"),
-    (b'{"question": 5, "answer": "5"}', "5 is not valid text"), (b'{"question": "\\ud800", "answer": "5"}', "not valid text"),
-    (b'{"question": "?", "answer": {"a": 1}}', "not .*'a': 1"), (b'{"question": "?", "answer": [true]}', "True"),
+    (b'{"question": 5, "answer": "5"}', "is not like {"), (b'{"question": "\\ud800", "answer": "5"}', "is not like {"),
+    (b'{"question": "?", "answer": {"a": 1}}', "is not like {"), (b'{"question": "?", "answer": [true]}', "is not like {"),
     (b'{"question": "?", "answer": "\\frac{1}{2}"}', "a control character .* In JSON, write a backslash twice"),
     (b'{"question": "Find \\theta.", "answer": "5"}', r"a control character .*'\\theta'"),
     (b'{"question": "A \\rho?", "answer": "5"}', r"a control character .*'\\rho'"),
@@ -128,8 +128,8 @@ def test_rows_of_a_file_are_read_and_bad_files_refused(tmp_path, capsys):
     (b'{"question": "?", "answer": "\\\\boxed{5}"}', "no answer can match"),
     (b'{"question": "?", "answer": "He has 3 + 4.\\n#### 7"}', "several lines: give only the final answer"),
     (b'{"question": "?", "answers": ["x"]}', "is not like {"),
-    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "passages must be a list of strings, not 'x'"),
-    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "1 is not valid text")])
+    (b'{"question": "?", "answers": ["x"], "passages": "x"}', "is not like {"),
+    (b'{"question": "?", "answers": ["x"], "passages": [1]}', "is not like {")])
 def test_a_bad_line_is_named(line, why, tmp_path):
     example = PASSAGES_LINE if b"answers" in line else tasks.MATH_LINE
     (tmp_path / "bad.jsonl").write_bytes(json.dumps(example).encode() + b"\n" + line + b"\n")

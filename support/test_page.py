@@ -67,7 +67,7 @@ def test_a_page_matches_the_files(tmp_path):
     torch.testing.assert_close(w, token_weights(pi.log()))
     torch.testing.assert_close(A, ADVANTAGES.repeat(3))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
-    for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → right: 3",
+    for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
                   "training 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<',
                   f"{page.HEAD}<tr><td>1, 1<td><td>&lt;think&gt;<td>KNK &lt;/answer&gt;<td>0.00248<td>1"):
         assert words in seen.text

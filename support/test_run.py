@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pty
+import random
 import select
 import shutil
 import signal
@@ -320,24 +321,20 @@ def test_what_is_said_about_continuing(tmp_path, capsys):
     with pytest.raises(SystemExit):
         stopped.receive(signal.SIGINT, None)
     assert "3 finished steps since the last checkpoint are lost; to continue: python" in capsys.readouterr().err
-    with pytest.raises(UserError, match=f"{out} exists: name another folder, or add --resume"):
-        checks.check_out(str(out), False)
-    os.rmdir(out / "checkpoint.before")
-    assert stopped.how_to_continue() == "there is no checkpoint yet"
-    (out / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match=f"{out} exists: name another folder$"):
-        checks.check_out(str(out), False)
+    for hint in (", or add --resume to continue the run in it", "$"):
+        with pytest.raises(UserError, match=f"{out} exists: name another folder{hint}"):
+            checks.check_out(str(out), False)
+        shutil.rmtree(out / "checkpoint.before", ignore_errors=True)
+        (out / "metrics.jsonl").write_text("")
 
 
-@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied")])
-def test_a_file_or_a_closed_folder_is_no_run(error, tmp_path, monkeypatch):
-    if error:
-        at_call(monkeypatch, run, "read_json", 1, error)
-        with pytest.raises(UserError, match="cannot be read .*Permission denied"):
-            run.read_settings(str(tmp_path), [])
-        at_call(monkeypatch, os, "listdir", 1, error)
-        with pytest.raises(UserError, match="cannot be read .Permission denied"):
-            checks.check_out(str(tmp_path), False)
+def test_a_file_or_a_folder_that_cannot_be_read_is_no_run(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"lr": ')
+    with pytest.raises(UserError, match="config.json cannot be read .JSONDecodeError"):
+        run.read_settings(tmp_path, cli.FIELDS)
+    at_call(monkeypatch, os, "listdir", 1, PermissionError(13, "Permission denied"))
+    with pytest.raises(UserError, match="cannot be read .Permission denied"):
+        checks.check_out(str(tmp_path), False)
     for flags in (f"--resume --out {__file__}", f"--model {__file__}/checkpoint"):
         with pytest.raises(UserError, match="is not a run|there is no such folder"):
             cli.load(cli.parse(flags.split()))
@@ -356,15 +353,6 @@ def test_a_resumed_run_may_add_steps_but_not_change_the_method(start, whole, lon
     assert start(tmp_path / "run", "--steps", 5, "--lr", 1e-3, resume=True) == 0
     assert outcome(tmp_path / "run") == outcome(longer)
     assert run.read_json(tmp_path / "run" / "config.json")["earlier_lr"] == []
-
-
-def test_resume_prefers_the_settings_of_the_run_to_those_of_a_script(start, whole, tmp_path):
-    """Start a script with main(lr=0.5) and --lr 1e-3, then with --resume."""
-    shutil.copytree(whole, tmp_path / "run")
-    script = {"task": "math", "lr": 0.5, "steps": 9}
-    assert start(tmp_path / "run", resume=True, script=script) == 0
-    assert outcome(tmp_path / "run") == outcome(whole)
-    assert run.read_json(tmp_path / "run" / "config.json")["lr"] == 1e-3
 
 
 def test_a_resumed_run_may_change_the_learning_rate(start, whole, longer, tmp_path):
@@ -548,21 +536,16 @@ def test_a_folder_is_locked_and_is_deleted_if_nothing_was_logged(tmp_path, monke
             raise UserError("a mistake")
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "metrics.jsonl"])
-def test_a_folder_with_files_is_refused_and_keeps_them(name, tmp_path):
-    """Another run may have filled the folder after the flags were checked."""
-    (tmp_path / name).write_text("mine")
-    cfg = grpo_sg.Config(out=str(tmp_path))
-    with pytest.raises(UserError, match="is not empty: name another folder"):
-        Run(cfg).__enter__()
-    assert contents(tmp_path) == {tmp_path / name: b"mine"}
-
-
-def test_a_failed_start_deletes_only_the_runs_own_files(tmp_path):
-    with pytest.raises(UserError, match="a mistake"), Run(grpo_sg.Config(out=str(tmp_path))):
+def test_files_of_others_are_kept(tmp_path):
+    """Another run may fill the folder after the flags were checked, and a start may fail."""
+    cfg, mine = grpo_sg.Config(out=str(tmp_path)), {tmp_path / "mine.txt": b"mine"}
+    with pytest.raises(UserError, match="a mistake"), Run(cfg):
         (tmp_path / "mine.txt").write_text("mine")
         raise UserError("a mistake")
-    assert contents(tmp_path) == {tmp_path / "mine.txt": b"mine"}
+    assert contents(tmp_path) == mine
+    with pytest.raises(UserError, match="is not empty: name another folder"):
+        Run(cfg).__enter__()
+    assert contents(tmp_path) == mine
 
 
 # ---- The settings of a run ----
@@ -576,20 +559,17 @@ def write_run(folder, **settings):
 
 def test_settings_come_from_the_run_that_is_resumed_or_started_from(tmp_path, monkeypatch,
                                                                     capsys):
+    """test_cli.py tests flags and keywords."""
     monkeypatch.chdir(tmp_path)
-    folder = write_run(tmp_path / "runs" / "first", lr=0.5, beta=0.5, gone=1)
-    assert cli.find_saved({"resume": True, "out": folder, "steps": 9})["lr"] == 0.5
-    with pytest.raises(UserError, match="the run's own --beta 0.5: leave the flag out"):
-        cli.find_saved({"resume": True, "out": folder, "beta": 0.1})
+    folder = write_run(tmp_path / "runs" / "first", lr=0.5, gone=1)
     with pytest.raises(UserError, match="no --out was given; the newest under runs/: runs/first"):
         cli.find_saved({"resume": True})
     with pytest.raises(UserError, match="runs/firts is not a run .did you mean runs/first"):
         cli.find_saved({"resume": True, "out": "runs/firts"})
     saved = cli.find_saved({"model": f"{folder}/checkpoint"})
-    assert saved["lr"] == 0.5 and saved["out"] == "" and "gone" not in saved
+    assert saved["lr"] == 0.5 and "gone" not in saved
     assert f"come from {folder}/config.json" in capsys.readouterr().out
     assert cli.find_saved({"model": f"{folder}/checkpoint", "task": "math"}) == {}
-    assert cli.find_saved({"model": "Qwen/Qwen2.5-0.5B"}) == {}
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"seed": 5}', '{"model_type": "qwen2"}'])
@@ -598,16 +578,11 @@ def test_another_programs_config_is_ignored(tmp_path, content):
     assert run.read_settings(tmp_path, cli.FIELDS) == {}
 
 
-def test_a_truncated_config_is_reported_in_one_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"lr": ')
-    with pytest.raises(UserError, match="config.json cannot be read .JSONDecodeError"):
-        run.read_settings(tmp_path, cli.FIELDS)
-
-
 # ---- Broken pipes: release checks, which start processes ----
 
 # Load the program once. For each input line, start a run in a new session and print the process
-# id, and later the exit status. The first word of a line is the file that the run writes to.
+# id, and later the exit status. A line has the file that the run writes to, the seconds between
+# checkpoints, and the flags.
 LAUNCH = """
 import os, signal, sys
 sys.path.append("support")
@@ -622,7 +597,8 @@ for line in sys.stdin:
 else:
     sys.exit()
 os.setsid()
-output, *flags = line.split()
+output, seconds, *flags = line.split()
+grpo_sg.SAVE_SECONDS = int(seconds)
 # A terminal that can be read becomes the session's own.
 stream = os.open(output, os.O_RDWR if output.startswith("/dev") else os.O_WRONLY)
 os.dup2(stream, 1)
@@ -639,11 +615,12 @@ ENDLESS = "--steps", 10 ** 6, "--eval_every", 10 ** 6
 
 class Started:
     """Start a run in a separate process, with output to a pipe, a terminal or a file. It has a
-    million steps by default."""
-    def __init__(self, launcher, model, folder, output, more=ENDLESS):
+    million steps by default. model: None resumes the run in the folder."""
+    def __init__(self, launcher, model, folder, output, more=ENDLESS, seconds=LIMIT):
         self.launcher, self.folder, self.number = launcher, folder, None
-        flags = ["--model", model, *FLAGS, *more, "--out", folder]
-        launcher.stdin.write((" ".join(map(str, [output, *flags])) + "\n").encode())
+        flags = ["--model", model, *FLAGS, *more] if model else ["--resume"]
+        words = [output, seconds, *flags, "--out", folder]
+        launcher.stdin.write((" ".join(map(str, words)) + "\n").encode())
         self.number = int(self.read())
 
     def read(self):
@@ -722,18 +699,6 @@ def test_ctrl_c_in_a_pipe_to_tee_ends_both_and_saves(launcher, model, pipe, tmp_
 
 
 @pytest.mark.release
-def test_a_run_continues_when_its_reader_goes_away(launcher, model, pipe, tmp_path):
-    path, reader, writer = pipe
-    started = Started(launcher, model, tmp_path / "run", path)
-    started.wait_for(2)
-    os.close(writer)
-    os.close(reader)
-    started.wait_for(started.steps() + 5)
-    started.signal(signal.SIGTERM)
-    assert started.end() == (143, True)
-
-
-@pytest.mark.release
 @pytest.mark.parametrize("blocked", [True, False])
 def test_ctrl_c_stops_a_run_whose_pipe_is_full(launcher, model, pipe, tmp_path, blocked):
     """Send the signal while the run waits for a reader, or before."""
@@ -753,17 +718,6 @@ def test_ctrl_c_stops_a_run_whose_pipe_is_full(launcher, model, pipe, tmp_path, 
     os.close(reader)
 
 
-@pytest.mark.release
-def test_a_closed_terminal_stops_and_saves_a_run(launcher, model, tmp_path):
-    """Closing it sends SIGHUP, and no message can be written."""
-    window, terminal = pty.openpty()
-    started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
-    started.wait_for(2)
-    os.close(terminal)
-    os.close(window)
-    assert started.end() == (129, True)
-
-
 def read_all(window):
     said = b""
     while select.select([window], [], [], 0)[0]:
@@ -772,18 +726,23 @@ def read_all(window):
 
 
 @pytest.mark.release
-def test_ctrl_c_in_a_terminal_says_how_to_continue(launcher, model, tmp_path):
+@pytest.mark.parametrize("closed", [True, False])
+def test_closing_a_terminal_or_ctrl_c_in_it_stops_and_saves_a_run(launcher, model, tmp_path, closed):
+    """Closing it sends SIGHUP, and no message can be written."""
     window, terminal = pty.openpty()
     started = Started(launcher, model, tmp_path / "run", os.ttyname(terminal))
     started.wait_for(2)
     assert "training:" in read_all(window)
+    if closed:
+        os.close(terminal)
+        os.close(window)
+        assert started.end() == (129, True)
+        return
     os.write(window, b"\x03")
     assert started.end() == (130, True)
     said = read_all(window)
     assert "finishing this step, then saving" in said
     assert "error: stopped by SIGINT; to continue: python " in said
-    os.close(terminal)
-    os.close(window)
 
 
 @pytest.mark.release
@@ -795,6 +754,26 @@ def test_equal_seeds_give_equal_runs_on_any_number_of_cores(launcher, model, who
     started = Started(launcher, model, tmp_path / "run", said, more=("--beta", 0.01))
     assert started.end() == (0, True), said.read_text()
     assert outcome(tmp_path / "run") == outcome(whole)
+
+
+@pytest.mark.release
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
+        launcher, model, start, tmp_path):
+    """Save each step; kill the run at four random moments, and resume it each time."""
+    rng, out, said = random.Random(0), tmp_path / "killed", tmp_path / "said"
+    said.touch()
+    more = "--eval_every", 4, "--beta", 0.01, "--steps"
+    saved = 0
+    for i in range(4):
+        started = Started(launcher, None if i else model, out, said, [*more, 10 ** 6], seconds=0)
+        started.wait_for(saved + 2)
+        time.sleep(rng.uniform(0, 0.3))
+        started.signal(signal.SIGKILL)
+        assert int(started.read()) == -signal.SIGKILL, said.read_text()
+        saved = saved_step(out, os.path.basename(run.find_checkpoint(out)))
+    assert start(out, "--steps", saved + 2, resume=True) == 0
+    assert start(tmp_path / "whole", *more, saved + 2) == 0
+    assert outcome(out) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -1,9 +1,9 @@
 """Make the tiny model, which learns on a laptop: its architecture, its tokenizer, and its
-supervised warm-up (SFT), which replaces pretraining. `python -m experiments.pretrain` made
+supervised warm-up, which replaces pretraining. `python -m experiments.pretrain` made
 the pretrained tiny models in support/pretrained/.
 
-The problems of a task need a `solution`, and may have a `shortcut`, a solution with a bad
-habit for RL to unlearn.
+The problems of a task need a `solution`, and may have a `shortcut`, a text that skips a part of
+the solution. The warm-up teaches both, and RL can unlearn the shortcut.
 """
 import json
 import os

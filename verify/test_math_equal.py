@@ -72,22 +72,10 @@ def test_floors_and_ceilings():
             floor(unclear)
 
 
-def test_a_factor_in_a_logarithm_counts():
-    assert boxed("\\ln(2x)", "\\ln(2)+\\ln(x)") and boxed("\\ln(\\frac{x}{2})", "\\ln(x)-\\ln(2)")
-    assert not boxed("\\ln(2x)", "\\ln(x)") and not boxed("\\ln(3x)", "\\ln(2x)")
-
-
 def test_a_sum_with_0_is_the_other_number():
     root = complex(2 ** 0.5)
     assert plus(Fraction(0), root) == plus(root, Fraction(0)) == root and plus(Fraction(0), Fraction(0)) == 0
     assert plus(root, -root) == 0
-
-
-def test_numbers_that_overflow_or_underflow_are_not_equal():
-    """As floats e^{-1400} and e^{-1500} would both be 0."""
-    product = "\\frac{10^{700}+1}{10^{700}} \\cdot \\frac{10^{700}+1}{10^{700}}"
-    for answer, gold in (("e^{-1400}", "e^{-1500}"), ("e^{700} e^{700}", "e^{700} e^{699}"), (product, "1")):
-        assert not boxed(answer, gold) and boxed(answer, answer)
 
 
 def test_the_values_of_a_symbol_are_not_integers():
@@ -130,6 +118,16 @@ def test_restated_questions_are_not_answers():
                 assert not boxed(answer, str(value)), answer
 
 
+def seconds(response, gold):
+    """Return the CPU time of a verdict, at best of several if it is long."""
+    times = [1e9]
+    while min(times) > 0.04 and len(times) < 5:  # retry: the machine may be busy
+        started = time.thread_time()
+        correct(response, gold)
+        times.append(time.thread_time() - started)
+    return min(times)
+
+
 def test_hostile_answers_are_cheap_and_wrong():
     """Allow each 50 ms of CPU time, even in a worker thread."""
     hostile = ["".join(text * count for text, count in case["hostile"])
@@ -138,12 +136,8 @@ def test_hostile_answers_are_cheap_and_wrong():
 
     def attack():
         for response, gold in itertools.product(hostile, ("5", "x^2+1", "(1, 2)")):
-            times = [1.0]
-            while min(times) > 0.05 and len(times) < 5:  # retry: the machine may be busy
-                started = time.thread_time()
-                assert not correct(response, gold), response[:80]
-                times.append(time.thread_time() - started)
-            assert min(times) < 0.05, response[:80]
+            assert not correct(response, gold), response[:80]
+            assert seconds(response, gold) < 0.05, response[:80]
     with ThreadPoolExecutor(1) as pool:
         pool.submit(attack).result()
 
@@ -157,16 +151,6 @@ PIECES = [*r"""
 +- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
 0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <answer> </answer> <think> é ﻿
 """.split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & "]
-
-
-def seconds(response, gold):
-    """Return the CPU time of a verdict, at best of several if it is long."""
-    times = [1e9]
-    while min(times) > 0.04 and len(times) < 5:  # retry: the machine may be busy
-        started = time.thread_time()
-        correct(response, gold)
-        times.append(time.thread_time() - started)
-    return min(times)
 
 
 def test_no_answer_of_500_characters_takes_more_than_50_ms():
@@ -235,12 +219,6 @@ def test_random_expressions_are_equal_if_and_only_if_their_values_are():
         symbol = "x" if "x" in text else "y"
         assert boxed(f"\\frac{{{symbol} \\cdot ({text})}}{{{symbol}}}", text), text
         assert not boxed(f"\\frac{{z \\cdot ({text})}}{{z}}", text), text  # z is not canceled
-
-
-def test_a_verdict_takes_a_millisecond_on_average():
-    started = time.thread_time()
-    answers = [boxed(answer, line[0]) for line in EQUAL for answer in line]
-    assert time.thread_time() - started < 1e-3 * len(answers)
 
 
 def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here():

@@ -6,14 +6,11 @@ import math
 import pathlib
 import random
 import re
-import shutil
 import time
 
 import datasets
 import pytest
 
-import extras
-import tasks
 from extras.search import qa
 from extras.search import task as qa_verifier
 from extras.search.task import QA_LINE, load_hotpotqa
@@ -248,15 +245,3 @@ def test_the_prompt_states_the_number_of_searches():
     assert task.write.max_turns == 5 and "At most 5 searches" in task.system
     with pytest.raises(UserError, match="--max_turns must be a whole number, 0 or more"):
         cli.parse(["--task", "qa", "--max_turns", "-1"])
-
-
-def test_the_pretrained_model_is_found_in_a_path_with_brackets(tmp_path, monkeypatch):
-    here, copy = CASES.parent, tmp_path / "a [b]" / "extras" / "qa_copy"
-    (copy / "pretrained" / "qa").mkdir(parents=True)
-    for name in ("plugin.py", "pretrained/qa/about.json"):
-        shutil.copy(here / name, copy / name)
-    monkeypatch.setattr(cli, "ROOT", tmp_path / "a [b]")
-    monkeypatch.setattr(extras, "__path__", [str(copy.parent)])
-    monkeypatch.delitem(tasks.TASKS, "qa")
-    cli.add_extras()
-    assert tiny.find_pretrained(cli.parse(["--task", "qa"])) == str(copy / "pretrained" / "qa")
