@@ -1309,6 +1309,14 @@ def check_settings(cfg, tasks):
                               "the tiny model that needs no network is in support/")
     if os.path.isdir(cfg.out) and os.listdir(cfg.out) or os.path.isfile(cfg.out):
         raise tasks.UserError(f"--out {cfg.out} exists: name a new or empty folder")
+    least = {"group_size": 2, "updates": 1, "prompts": 1, "steps": 1, "eval_every": 1,
+             "max_new_tokens": 1, "sample_batch": 1}
+    for name, smallest in least.items():
+        if getattr(cfg, name) < smallest:
+            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: at least {smallest}")
+    for name in ("lr", "temperature", "tau"):
+        if not getattr(cfg, name) > 0:
+            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: it must be above 0")
 
 
 def load(cfg, tasks):

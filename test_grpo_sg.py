@@ -1366,12 +1366,25 @@ def test_a_broken_support_folder_is_not_taken_for_a_missing_one(missing, tmp_pat
     assert "no part" in done.stderr and "name a model" not in done.stderr
 
 
+@pytest.mark.parametrize("settings, message", [
+    ({"group_size": 1}, "--group_size 1: at least 2"), ({"updates": 0}, "--updates 0: at least 1"),
+    ({"tau": 0.0}, "--tau 0.0: it must be above 0"), ({"lr": float("nan")}, "--lr nan: it must be above 0")])
+def test_a_setting_that_cannot_work_is_refused_before_anything_is_loaded(settings, message):
+    with pytest.raises(tasks.UserError, match=message):
+        grpo_sg.check_settings(grpo_sg.Config(model="none", **settings), tasks)
+
+
+def stop_ignoring_ctrl_c():
+    """In the background of a shell SIGINT is ignored, and a child inherits this."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_during_the_imports_ends_the_program_silently(tmp_path):
     """torch.py stands for a library that takes long to import."""
     (tmp_path / "torch.py").write_text("import sys, time; print('importing', flush=True); time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     program = subprocess.Popen([sys.executable, os.path.join(HERE, "grpo_sg.py")], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=stop_ignoring_ctrl_c)
     assert program.stdout.readline() == "importing\n"
     program.send_signal(signal.SIGINT)
     _, error = program.communicate(timeout=60)

@@ -121,7 +121,7 @@ def shares_of_kk():
         rows.append([row, *(f"**{x:.2f}**" if x >= 0.15 else f"{x:.2f}" for x in values)])
     yield "classes: lesson", rows
     others = [x for name in means if name not in shown for x in means[name].values()]
-    yield "classes: lesson, others", range_of(others)
+    yield "classes: lesson, others", f"{min(others):.2f} and {max(others):.2f}"
 
 
 def ignorant():

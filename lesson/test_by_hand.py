@@ -134,3 +134,17 @@ def test_the_table_of_sizes(N, memory, work, told):
     assert 16 * N / 1e9 == pytest.approx(memory, rel=0.07)
     assert 6 * N * 512_000 == pytest.approx(work, rel=0.03)
     assert all(f"| {each}" in PAGE for each in told)
+
+
+@pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
+def test_the_mean_gradients_of_the_kls_estimates(estimate):
+    """Over samples of pi: 0 for k1, that of KL(pi, ref) for k2, that of KL(ref, pi) for k3."""
+    torch.manual_seed(0)
+    z = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    logp, ref = z.log_softmax(0), torch.randn(6, dtype=torch.float64).log_softmax(0)
+    log_x = ref - logp
+    estimates = {"k1": -log_x, "k2": log_x ** 2 / 2, "k3": log_x.exp() - log_x - 1}
+    mean = (logp.exp().detach() * estimates[estimate]).sum()
+    found, = torch.autograd.grad(mean, z, retain_graph=True)
+    expected = {"k1": 0 * logp, "k2": logp.exp() * -log_x, "k3": ref.exp() * log_x}[estimate].sum()
+    torch.testing.assert_close(found, torch.autograd.grad(expected, z)[0])

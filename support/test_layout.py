@@ -203,13 +203,3 @@ def test_an_optional_folder_imports_only_the_core_and_itself(folder):
         if not path.name.startswith("test_"):
             for other in imports_of(path):
                 assert other.split(".")[0] in allowed, f"{path.relative_to(ROOT)} imports {other}"
-
-
-@pytest.mark.parametrize("command", [["grpo_sg.py"], ["-m", "support.cli"]])
-def test_memory_allocation_is_set_before_torch_is_imported(command, tmp_path):
-    (tmp_path / "torch.py").write_text(
-        "import os; os.write(1, os.environ.get('PYTORCH_ALLOC_CONF', 'unset').encode()); os._exit(0)")
-    environment = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True,
-                          env={**environment, "PYTHONPATH": str(tmp_path)})
-    assert done.stdout == "expandable_segments:True"
