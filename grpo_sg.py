@@ -1317,6 +1317,11 @@ def check_settings(cfg, tasks):
     for name in ("lr", "temperature", "tau"):
         if not getattr(cfg, name) > 0:
             raise tasks.UserError(f"--{name} {getattr(cfg, name)}: it must be above 0")
+    try:
+        json.loads(cfg.chat_template_kwargs)
+    except ValueError as error:
+        raise tasks.UserError(f"--chat_template_kwargs {cfg.chat_template_kwargs}: not JSON: "
+                              f"{error}")
 
 
 def load(cfg, tasks):

@@ -1368,7 +1368,8 @@ def test_a_broken_support_folder_is_not_taken_for_a_missing_one(missing, tmp_pat
 
 @pytest.mark.parametrize("settings, message", [
     ({"group_size": 1}, "--group_size 1: at least 2"), ({"updates": 0}, "--updates 0: at least 1"),
-    ({"tau": 0.0}, "--tau 0.0: it must be above 0"), ({"lr": float("nan")}, "--lr nan: it must be above 0")])
+    ({"tau": 0.0}, "--tau 0.0: it must be above 0"), ({"lr": float("nan")}, "--lr nan: it must be above 0"),
+    ({"chat_template_kwargs": "x"}, "--chat_template_kwargs x: not JSON")])
 def test_a_setting_that_cannot_work_is_refused_before_anything_is_loaded(settings, message):
     with pytest.raises(tasks.UserError, match=message):
         grpo_sg.check_settings(grpo_sg.Config(model="none", **settings), tasks)

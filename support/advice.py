@@ -22,13 +22,13 @@ def describe_start(row, k):
     correct = row.get(f"eval/avg@{k}")
     equal = row.get(f"eval/equal_groups@{k}", 0) if k > 1 else 0
     whose = f"{k} sample{'s' * (k > 1)} per problem" if k else "greedy completions"
-    line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off"
+    line = f"{whose}: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated"
     if k > 1:
         line += (f"; in {100 * equal:.0f}% of the groups all rewards are equal: no learning "
                  "signal")
     lines = [line]
     if cut > 0.5:
-        lines.append("most completions are cut off, so they count as badly formed: raise "
+        lines.append("most completions are truncated, so they count as badly formed: raise "
                      "--max_new_tokens, or use a model with shorter completions")
     elif formed < 0.05:
         lines.append("almost no completion is well formed, so there is little to learn "

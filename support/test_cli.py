@@ -173,7 +173,7 @@ def test_settings_that_differ_from_the_defaults_are_listed():
 def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     shares, *rest = advice.describe_start(row, 4)
-    assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% cut off" in shares
+    assert f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated" in shares
     assert f"in {100 * equal:.0f}% of the groups all rewards are equal" in shares
     assert words in rest[0] if words else not rest
 
@@ -182,9 +182,9 @@ def test_without_samples_the_rates_are_of_greedy_completions():
     """With a single sample per problem, rewards have nothing to be compared with."""
     greedy = {"eval/format_rate": 0.01, "eval/truncated": 0.2, "eval/accuracy": 0.0}
     shares, words = advice.describe_start(greedy, 0)
-    assert "greedy completions: 1% well formed, 20% cut off" in shares and "Instruct" in words
+    assert "greedy completions: 1% well formed, 20% truncated" in shares and "Instruct" in words
     one = {"eval/format_rate@1": 1, "eval/truncated@1": 0, "eval/avg@1": 0.5, "eval/equal_groups@1": 1}
-    assert advice.describe_start({**greedy, **one}, 1) == ["1 sample per problem: 100% well formed, 0% cut off"]
+    assert advice.describe_start({**greedy, **one}, 1) == ["1 sample per problem: 100% well formed, 0% truncated"]
 
 
 UPDATE = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clipped": 1.0, "kls": 2.0, "entropies": 30.0,

@@ -236,7 +236,7 @@ def test_a_start_without_a_learning_signal_is_announced(monkeypatch, capsys):
         run = Run(cfg)
         run.report_test(grpo_sg.evaluate_split(policy, task, cfg, run, step, "test"))
         printed = capsys.readouterr().out
-        shares = ("2 samples per problem: 100% well formed, 0% cut off; in 100% of the groups "
+        shares = ("2 samples per problem: 100% well formed, 0% truncated; in 100% of the groups "
                   "all rewards are equal")
         assert (shares in printed) == ("no completion is correct" in printed) == said
 
