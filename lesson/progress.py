@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -89,6 +90,8 @@ def pytest_runtest_call(item):
     if endless.intersection(owners):
         pytest.fail(f"not run, because another test of {owners[0]} did not end")
     ended, late = threading.Event(), threading.Event()
+    # In the background of a shell SIGINT is ignored, and interrupt_main would do nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt_if_late, args=(ended, late), daemon=True).start()
     try:
         return (yield)
