@@ -69,7 +69,6 @@ from typing import Annotated, Literal
 if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
@@ -847,7 +846,7 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
-# ---- 7. The model: loading, prompts, its device ----
+# ---- 7. The model: loading, its stop tokens, its device ----
 
 def load_model(name, *, local=False):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
@@ -883,78 +882,6 @@ def find_stop_ids(model, tokenizer):
     configured = model.generation_config.eos_token_id
     stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
-
-
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids. Problems whose prompt and
-    completion would not fit into the model's context are dropped, with a message."""
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
-    # With a tool, a completion is longer: support/tools.py says how long.
-    longest = getattr(task.write, "longest", None)
-    longest = longest(cfg) if longest else cfg.max_new_tokens
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-    return task._replace(**encoded)
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
-    """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = json.loads(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
-    # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
-
-
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
-    try:
-        return tokenizer.apply_chat_template(both, **given)
-    except jinja2.TemplateError:
-        return tokenizer.apply_chat_template(one, **given)
 
 
 def find_device(name):
@@ -1334,7 +1261,7 @@ def load(cfg, tasks):
         model, tokenizer = load_model(cfg.model)
         model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
         policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
-        task = encode_problems(task, policy, cfg)
+        task = tasks.encode_problems(task, policy, cfg)
     except Exception as error:  # no such name, no network, half a folder: each has its own type
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise tasks.UserError(f"--model {cfg.model} cannot be used: {reason}")
