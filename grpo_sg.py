@@ -25,35 +25,30 @@ norms grow with 1 - pi); the weight makes them count for less than likely ones. 
 loop is `train`, in section 5: sample, compare, learn.
 
 Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
-rollouts, training, evaluation. Whoever reads for the method can skip sections 7 to 9: loading
-a model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
+rollouts, training, evaluation. To learn the method, you can skip sections 7 to 9: loading a
+model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
 value networks, reward models, LoRA, several GPUs, inference engines.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
-    python grpo_sg.py --eval_only --model runs/NAME/checkpoint
-
-With the optional folder support/ it needs no flags and no network: `python grpo_sg.py` trains
-a tiny model on a CPU in about half a minute.
+    python grpo_sg.py                                      train the tiny model in pretrained/
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk  train a real one
+    python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
+    python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
 """
-if __name__ == "__main__":
-    # The imports take seconds. If Ctrl-C raised an exception, some of them would abort with
-    # pages of text; until `main` starts, it ends the process silently.
-    import signal
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import argparse
-import copy
+import contextlib
 import dataclasses
+import difflib
 import json
 import math
 import os
 import platform
 import random
 import secrets
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -63,12 +58,11 @@ import warnings
 from statistics import fmean as mean
 from typing import Annotated, Literal
 
-# PyTorch reads this setting when it is imported, so import this file before torch.
-# Expandable segments avoid CUDA memory fragmentation from sequences that grow token by
-# token. (They do not work on WSL; the first variable is the setting's older name.)
-if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+# Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
+if "microsoft" not in platform.release():
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
+import huggingface_hub
 import torch
 import torch.nn.functional as F
 import transformers
@@ -113,7 +107,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
-        (P, G) float32. Exactly 0 in a group of equal rewards.
+        (P, G) float32. Exactly 0 in a group whose rewards are equal up to rounding.
 
     Raises:
         AssertionError: for other shapes.
@@ -125,8 +119,14 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     difference = (R - R.mean(1, keepdim=True)).float()
     A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
-    equal = R.amax(1, keepdim=True) == R.amin(1, keepdim=True)
-    return A.masked_fill(equal, 0.0)
+    return A.masked_fill(are_equal(R), 0.0)
+
+
+def are_equal(rewards):
+    """Return for each group, (P, G), whether its rewards are equal up to rounding, as
+    0.1 * 3 and 0.3 are: (P, 1)."""
+    spread = rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True)
+    return spread <= 1e-12 * rewards.abs().amax(1, keepdim=True)
 
 
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
@@ -170,58 +170,75 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
             ref_logps.
     """
-    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
-    for x in (old_logps, mask, weights, ref_logps):
-        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
-    shape = advantages.shape
-    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
-    by_completion = loss_agg_mode == "seq-mean-token-mean"
-    assert by_completion or loss_agg_mode == "token-mean", f"no mode {loss_agg_mode!r}"
-    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
+    check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
+                         loss_agg_mode)
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
+
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
     # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
-    # The KL to the reference. Without a reference it is only logged: it is then
-    # the KL to the policy that sampled.
-    kl_to = old_logps if ref_logps is None else ref_logps
-    log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is an
-    # unbiased estimate of the KL only while pi_theta = pi_old; its gradient is biased even
-    # then. expm1(x) is more accurate near 0 than exp(x) - 1.
-    kl = torch.expm1(log_ref_ratio) - log_ref_ratio
-    if beta:
-        objective = objective - beta * kl  # not times w, which scales only the advantage
+    if beta:  # not times w, which scales only the advantage
+        objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
-    lengths = mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+    by_completion = loss_agg_mode == "seq-mean-token-mean"
     count = mask.any(1).sum() if by_completion else mask.sum()
-
-    def total(x):
-        x = x.masked_fill(~mask, 0.0)
-        if by_completion:
-            x = x / lengths
-        return x.sum()
-
     if denominator is None:
         denominator = count.clamp(min=1)
-    loss = -total(objective) / denominator
+    loss = -total(objective, mask, by_completion) / denominator
+
     with torch.no_grad():
-        held_back = clipped * A < r * A  # by the clip
-        unlikely = logps < math.log(1/3)  # by default, roughly the tokens with w < U
-        sums = {"count": count,
-                "clipped": total(held_back.float()),
-                "kls": total(kl),
-                # of the policy that sampled, in nats, estimated from the sampled tokens
-                "entropies": total(-old_logps.to(logps.dtype)),
-                "weights": total(w),
-                "unlikely": total(unlikely.float())}
+        statistics = {
+            "clipped": (clipped * A < r * A).float(),  # held back by the clip
+            # the KL to the reference; without one, to the policy that sampled
+            "kls": estimate_kl(logps, old_logps if ref_logps is None else ref_logps, mask),
+            # of the policy that sampled, in nats, estimated from the sampled tokens
+            "entropies": -old_logps.to(logps.dtype),
+            "weights": w,
+            # by default, roughly the tokens with w < U
+            "unlikely": (logps < math.log(1/3)).float()}
+        sums = {"count": count}
+        for name, values in statistics.items():
+            sums[name] = total(values, mask, by_completion)
     return loss, sums
+
+
+def check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
+                         loss_agg_mode):
+    """Raise AssertionError if arguments of grpo_sg_loss do not fit together."""
+    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
+    for x in (old_logps, mask, weights, ref_logps):
+        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
+    shape = advantages.shape
+    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
+    modes = ("token-mean", "seq-mean-token-mean")
+    assert loss_agg_mode in modes, f"no mode {loss_agg_mode!r}"
+    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
+
+
+def estimate_kl(logps, ref_logps, mask):
+    """Estimate KL(pi_theta, pi_ref) at each token, (B, T), by k3
+    (joschu.net/blog/kl-approx.html): >= 0, and 0 if both policies agree.
+
+    It is unbiased only while pi_theta = pi_old; its gradient is biased even then.
+    """
+    log_ratio = (ref_logps.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
+    # expm1(x) is more accurate near 0 than exp(x) - 1.
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def total(x, mask, by_completion):
+    """Sum x, (B, T), over the tokens in the mask; by_completion: sum the token means of the
+    completions."""
+    x = x.masked_fill(~mask, 0.0)
+    if by_completion:
+        x = x / mask.sum(1, keepdim=True).clamp(min=1)
+    return x.sum()
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -297,8 +314,8 @@ class Cache(transformers.DynamicCache):
     """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
     float32, which would take twice the memory."""
 
-    def update(self, keys, values, *more, **named):
-        return super().update(keys.to(values.dtype), values, *more, **named)
+    def update(self, keys, values, *args, **kwargs):
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
 
 
 def next_logits(model, ids, attention, position, cache):
@@ -436,10 +453,6 @@ class Policy:
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # extras/gpu replaces these: by a sampler that records its decode step (--sampler graph),
-    # and by an AdamW that keeps its averages in host memory (--offload).
-    sampler: object = sample
-    AdamW: type = torch.optim.AdamW
 
 
 @dataclasses.dataclass
@@ -522,12 +535,11 @@ def write_completions(policy, completions, cfg, generator, temperature):
 
 
 def sample_in_parts(policy, contexts, cfg, generator, temperature, stopping_criteria=None):
-    """Sample a completion of each context with the policy's sampler, at most
-    cfg.sample_batch at once."""
+    """Sample a completion of each context, at most cfg.sample_batch at once."""
     completions = []
     for start in range(0, len(contexts), cfg.sample_batch):
         with in_bfloat16(policy.model.device):
-            completions += policy.sampler(
+            completions += sample(
                 policy.model, contexts[start:start + cfg.sample_batch], generator=generator,
                 max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
                 temperature=temperature, stopping_criteria=stopping_criteria)
@@ -540,18 +552,23 @@ def grade(c, policy, task):
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    correct, formatted = task.verify(c.response, c.problem.answer)
-    c.correct = bool(correct)
+    verdict = task.verify(c.response, c.problem.answer)
+    if not isinstance(verdict, tuple) or [type(x) for x in verdict] != [bool, bool]:
+        raise SystemExit(f"error: verify must return (correct, formatted), True or False each, "
+                         f"not {verdict!r:.60}, for {c.response!r:.200}")
+    c.correct, c.formatted = verdict
     # A completion that was cut off counts as badly formed.
-    c.formatted = bool(formatted) and not c.truncated
+    c.formatted = c.formatted and not c.truncated
     # In tasks.py: +3 correct, -0.5 well formed but wrong, -3 badly formed.
     c.reward = float(task.reward(c))
+    if not math.isfinite(c.reward):
+        raise SystemExit(f"error: reward must return a finite number, not {c.reward}, for "
+                         f"{c.response!r:.200}")
 
 
 def set_advantages(completions, group_size):
     """Set c.advantage of each: how its reward compares with those of its group."""
     rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
-    assert rewards.isfinite().all(), "task.reward returned a number that is not finite"
     advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
     for c, A in zip(completions, advantages.flatten().tolist()):
         c.advantage = A
@@ -574,13 +591,10 @@ def train(policy, task, cfg, run=None, reference=None):
     """
     assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
     run = run or Run(cfg)
-    optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
-                             weight_decay=0, fused=True)
-    for step in run.steps(optimizer):
-        # Evaluate the policy after the previous step. Doing this here, not at the end of a
-        # step, lets a resumed run do it, too. The command line tests after the last step.
-        if step > 1 and (step - 1) % cfg.eval_every == 0:
-            evaluate_split(policy, task, cfg, run, step - 1, "valid")
+    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
+                                  weight_decay=0, fused=True)
+    run.begin(optimizer)
+    for step in range(run.done + 1, cfg.steps + 1):
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
@@ -596,6 +610,12 @@ def train(policy, task, cfg, run=None, reference=None):
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = make_step_row(step, completions, updates, cfg.group_size)
         run.log_step(row, completions, time.time() - started)
+        # The command line tests after the last step.
+        if step % cfg.eval_every == 0 and step < cfg.steps:
+            evaluate_split(policy, task, cfg, run, step, "valid")
+        run.save_if_due(step, optimizer)
+        if run.stopped_by:  # a signal, such as Ctrl-C
+            break
     return run.rows
 
 
@@ -615,20 +635,19 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
     # completions that carry no learning signal (A = 0).
-    parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
+    split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # old_logps come from token_logps, as logps do, because the sampler rounds
-        # differently. Those of the later updates are needed now, before the first update
-        # changes the policy. The first update uses its own logps.
-        for batches in parts[1:]:
+        for i, batches in enumerate(split):
             for batch in batches:
-                batch.old_logps = compute_logps(model, batch, cfg)
-        if cfg.beta:
-            for batches in parts:
-                for batch in batches:
+                # pi_old, before any update changes the policy. It comes from token_logps,
+                # as pi_theta does, because the sampler rounds differently. In the first
+                # update pi_theta is still pi_old: `update` then saves this forward pass.
+                if i > 0:
+                    batch.old_logps = compute_logps(model, batch, cfg)
+                if cfg.beta:
                     batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
-    for minibatch, batches in zip(minibatches, parts):
+    for minibatch, batches in zip(minibatches, split):
         if not batches:  # A = 0 everywhere
             continue
         # Divide the loss by the number of all tokens that the policy wrote, also those with
@@ -650,22 +669,20 @@ def update(model, optimizer, batches, denominator, cfg):
     the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they
     are, and the log counts the update as skipped.
     """
-    found = []
+    sums_of_batches = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
-        old_logps = batch.old_logps
-        if old_logps is None:  # the first update: nothing has changed since the rollout
-            old_logps = logps.detach()
+        old_logps = logps.detach() if batch.old_logps is None else batch.old_logps
         loss, sums = grpo_sg_loss(
             logps, old_logps, batch.advantages, batch.mask,
             weights=weigh(logps, cfg), ref_logps=batch.ref_logps,
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
-        found.append({**sums, "loss": loss.detach()})
+        sums_of_batches.append({**sums, "loss": loss.detach()})
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    totals = dict.fromkeys(found[0], 0.0)
-    for sums in found:  # only now, because float() waits for the GPU
+    totals = dict.fromkeys(sums_of_batches[0], 0.0)
+    for sums in sums_of_batches:  # only now, because float() waits for the GPU
         for key, value in sums.items():
             totals[key] += float(value)
     totals["norm"] = float(norm)
@@ -712,7 +729,7 @@ class Batch:
     ids: Tensor                       # (B, T)
     mask: Tensor                      # (B, T) bool: what the policy wrote
     advantages: Tensor                # (B,)
-    old_logps: Tensor | None = None   # (B, T); None before the first update: logps themselves
+    old_logps: Tensor | None = None   # (B, T); None in the first update: logps themselves
     ref_logps: Tensor | None = None   # (B, T); None without a KL
 
 
@@ -758,15 +775,15 @@ def average_updates(updates):
     means over what was trained on. Statistics are None if there was no update, or if a
     value is not finite."""
     norms = []
-    for found in updates:
-        if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
-            norms.append(found["norm"])
-    means = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
-    count = sum(found["count"] for found in updates)
+    for totals in updates:
+        if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
+            norms.append(totals["norm"])
+    means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
+    count = sum(totals["count"] for totals in updates)
     columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
                "weight_mean": "weights", "low_prob_frac": "unlikely"}
     for column, key in columns.items():
-        means[column] = sum(found[key] for found in updates) / max(1, count)
+        means[column] = sum(totals[key] for totals in updates) / max(1, count)
     for key, value in means.items():
         if not updates or not math.isfinite(value):
             means[key] = None  # JSON has no NaN
@@ -809,9 +826,10 @@ def add_samples(row, drawn, n):
     means = average_completions(drawn)
     row[f"eval/format_rate@{n}"] = means["format_rate"]
     row[f"eval/truncated@{n}"] = means["truncated"]
-    row[f"eval/equal_groups@{n}"] = mean(len(set(each)) == 1 for each in rewards)
+    equal = are_equal(torch.tensor(rewards, dtype=torch.float64))
+    row[f"eval/equal_groups@{n}"] = equal.double().mean().item()
     add_mean(row, f"eval/avg@{n}", [c / n for c in solved])
-    add_mean(row, f"eval/reward@{n}", [sum(each) / n for each in rewards])
+    add_mean(row, f"eval/reward@{n}", [sum(group) / n for group in rewards])
     k = 2
     while k <= n:
         add_mean(row, f"eval/pass@{k}", [pass_at_k(n, c, k) for c in solved])
@@ -886,15 +904,15 @@ def find_stop_ids(model, tokenizer):
 
 def find_device(name):
     """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
-    otherwise the CPU. Raises ValueError if PyTorch cannot use the device."""
+    otherwise the CPU. Raises SystemExit if PyTorch cannot use the device."""
     usable = {"cpu": True, "cuda": torch.cuda.is_available(),
               "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return "cuda" if usable["cuda"] else "cpu"
     if not usable[name]:
-        names = " and ".join(each for each in usable if usable[each])
-        raise ValueError(f"--device {name}: here PyTorch {torch.__version__} (built for CUDA "
-                         f"{torch.version.cuda}) can use {names}")
+        names = " and ".join(device for device in usable if usable[device])
+        raise SystemExit(f"error: --device {name}: here PyTorch {torch.__version__} (built for "
+                         f"CUDA {torch.version.cuda}) can use {names}")
     return name
 
 
@@ -965,52 +983,48 @@ def in_bfloat16(device):
 # ---- 8. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
+           if hasattr(signal, name)]  # Ctrl-C, kill, a closed terminal
 
 
 class Run:
-    """Log the steps of `train`, and save checkpoints.
+    """Log the steps of `train`, save checkpoints, and continue from one.
 
-    The folder `out` gets config.json (the settings), metrics.jsonl (a row of numbers for each
-    training step and each evaluation), samples.jsonl (completions as text, with their
-    verdicts) and checkpoint/ (model and tokenizer, which transformers can load). support/run.py
-    adds what a long run needs: resuming, signals, a page with curves.
+    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training step
+    and each evaluation), samples.jsonl (completions as text, with their verdicts) and
+    checkpoint/: model and tokenizer, which transformers can load, with the run's settings
+    and the state of its training.
 
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a new or empty folder; with "" nothing is written, and the run only keeps its rows.
+        out: a folder; with "" nothing is written, and the run only keeps its rows.
+        state: what `load_state` returns, to continue the run in `out`.
     """
 
-    def __init__(self, cfg, policy=None, out=""):
+    def __init__(self, cfg, policy=None, out="", state=None):
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.done = 0   # steps of the checkpoint that this run continues
-        self.rows = []  # of the training steps of this process
+        self.state = state or {"step": 0, "sizes": {}}
+        self.done = self.state["step"]
+        self.rows = []         # of the training steps of this process
+        self.stopped_by = None  # a signal's number
         self.bar = None
         self.started = self.last_save = time.time()
         if out:
             os.makedirs(out, exist_ok=True)
-            with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
-                json.dump(vars(cfg), file)
+            write_json(os.path.join(out, "settings.json"), vars(cfg))
+            # Remove what was logged after the checkpoint.
+            for name, size in self.state["sizes"].items():
+                os.truncate(os.path.join(out, name), size)
 
-    def steps(self, optimizer):
-        """Yield the numbers of the remaining steps. Save after the last, and every ten
-        minutes."""
-        self.bar = tqdm(range(self.done + 1, self.cfg.steps + 1), "training",
-                        initial=self.done, total=self.cfg.steps, disable=None)
-        for step in self.bar:
-            self.started = time.time()
-            yield step
-            if step == self.cfg.steps or time.time() - self.last_save > SAVE_SECONDS:
-                self.save()
-
-    def save(self):
-        if self.out:
-            folder = os.path.join(self.out, "checkpoint")
-            self.policy.model.save_pretrained(folder)
-            self.policy.tokenizer.save_pretrained(folder)
-            self.last_save = time.time()
+    def begin(self, optimizer):
+        """Give the optimizer its state from the checkpoint."""
+        if self.done:
+            optimizer.load_state_dict(self.state["optimizer"])
+        self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
+        self.started = self.last_save = time.time()
 
     def log_step(self, row, completions, seconds_update):
         """Log a step's row and one group of its completions, if possible one with unequal
@@ -1027,21 +1041,28 @@ class Run:
         self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
         self.rows.append(row)
         self.show(row)
+        self.started = time.time()
 
     def show(self, row):
         """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
         numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
-        self.bar.set_postfix(numbers)
-        step = row["step"]
-        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == self.cfg.steps):
+        self.bar.set_postfix(numbers, refresh=False)
+        self.bar.update()
+        step, steps = row["step"], self.cfg.steps
+        if row["skipped"]:
+            say(f"step {step}: {row['skipped']} updates skipped, because their loss or gradient "
+                f"was not finite; samples.jsonl has the completions")
+        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
-            print(f"step {step} of {self.cfg.steps}: {words}, {row['seconds']:.1f} s", flush=True)
+            left = mean(row["seconds"] for row in self.rows) * (steps - step)
+            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s"
+                f"{f', about {in_time(left)} left' if step < steps else ''}")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
         self.log(row, completions)
         if row["split"] == "valid" and self.bar.disable:
-            print(f"validation after step {row['step']}: {in_words(row)}", flush=True)
+            say(f"validation after step {row['step']}: {in_words(row)}")
         self.started = time.time()  # a step's time excludes the evaluation
 
     def log(self, row, completions):
@@ -1049,7 +1070,7 @@ class Run:
         samples = []
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
-                            "question": c.problem.question, "answer": as_json(c.problem.answer),
+                            "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
         self.append("metrics.jsonl", [row])
         self.append("samples.jsonl", samples)
@@ -1060,13 +1081,112 @@ class Run:
         if self.out:
             with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                 for row in rows:
-                    file.write(json.dumps(row, default=str) + "\n")
+                    file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
 
-    def report_test(self, row):
-        """Print the result of a test."""
-        when = "before" if row["step"] == 0 else "after"
-        when = "" if self.cfg.eval_only else f" {when} training"
-        print(f"test{when}: {in_words(row)}", flush=True)
+    def save_if_due(self, step, optimizer):
+        """Save after the last step, after a signal, and every ten minutes."""
+        late = time.time() - self.last_save > SAVE_SECONDS
+        if self.out and (late or self.stopped_by or step == self.cfg.steps):
+            self.save(step, optimizer)
+            self.last_save = self.started = time.time()
+        if self.stopped_by or step == self.cfg.steps:
+            self.bar.close()
+
+    def save(self, step, optimizer):
+        """Write a new checkpoint next to the one before, and replace that when it is whole.
+
+        The sizes of the logs tell a resumed run where to cut them. Random states are not
+        saved, because all randomness of a step is a function of seed and step.
+        """
+        path = os.path.join(self.out, "checkpoint")
+        new, before = f"{path}.new", f"{path}.before"
+        sizes = {}
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            sizes[name] = os.path.getsize(os.path.join(self.out, name))
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            self.policy.model.save_pretrained(new)
+            self.policy.tokenizer.save_pretrained(new)
+            write_json(os.path.join(new, "settings.json"), vars(self.cfg))
+            torch.save({"step": step, "sizes": sizes, "optimizer": optimizer.state_dict()},
+                       os.path.join(new, "training.pt"))
+        except Exception as error:  # such as a full disk: each library raises its own type
+            raise SystemExit(f"error: cannot write the checkpoint of step {step} to {self.out} "
+                             f"({first_line(error)}): make room there, then "
+                             f"{self.how_to_continue()}")
+        # Killed at any moment, one of the two is whole.
+        shutil.rmtree(before, ignore_errors=True)
+        if os.path.isdir(path):
+            os.rename(path, before)
+        os.rename(new, path)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def receive(self, number, frame):
+        """Handle a signal: the first ends the run after its step, a second ends it at once."""
+        if self.stopped_by:
+            raise SystemExit(128 + number)
+        self.stopped_by = number
+        # print could be what the signal has interrupted.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
+
+    def how_to_continue(self):
+        """Return the command that continues the run, or say that there is no checkpoint."""
+        if not find_checkpoint(self.out):
+            return "start again: there is no checkpoint yet"
+        return f"continue with: python {shlex.join(own_program())} --resume --out {self.out}"
+
+
+def find_checkpoint(out):
+    """Return the folder of a run's newest whole checkpoint, or ""."""
+    # The second is there if the program was killed between two renames.
+    for name in ("checkpoint", "checkpoint.before"):
+        if os.path.isdir(os.path.join(out, name)):
+            return os.path.join(out, name)
+    return ""
+
+
+def load_state(out):
+    """Load the state of a run's training: a dict of step, sizes (of the logs) and optimizer."""
+    path = os.path.join(find_checkpoint(out), "training.pt")
+    try:
+        return torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # no such file, half a file: each has its own type
+        raise SystemExit(f"error: {path} cannot be read ({first_line(error)}), so the run cannot "
+                         f"be continued: start a new one, with --model {out}")
+
+
+@contextlib.contextmanager
+def signals_to(run):
+    """Let signals end the run after its step. Ignored ones (as under nohup) stay ignored."""
+    before = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, run.receive)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def write_json(path, content):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+
+
+def say(text):
+    """Print a line of a run. A reader that has gone (head, a closed terminal) does not end it:
+    later lines are discarded."""
+    try:
+        tqdm.write(text)  # next to a bar, print would garble it
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 def verdict_of(c):
@@ -1074,35 +1194,95 @@ def verdict_of(c):
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
 
 
-def as_json(answer):
-    """Return the answer, or its text if JSON cannot represent it."""
-    try:
-        json.dumps(answer, default=str)
-    except (TypeError, ValueError):  # a key that is not a string
-        return str(answer)
-    return answer
-
-
 def in_words(row):
     """Format the means in a row that have a standard error, KEY_se. (That of a single problem
     is None.)"""
-    parts = []
+    words = []
     for key, value in row.items():
         if f"{key}_se" in row:
             error = row[f"{key}_se"]
             plus_minus = "" if error is None else f" ± {error:.3f}"
-            parts.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
-    return ", ".join(parts)
+            words.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
+    return ", ".join(words)
+
+
+def in_time(seconds):
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# ---- What the tests of a run say, and what to change ----
+
+def describe_start(row, k):
+    """Describe the test before training: the rates that decide whether there is a learning
+    signal, and one thing to change if a rate is bad.
+
+    Args:
+        row: the row of the test.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    samples = f"@{k}" if k else ""
+    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
+    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
+    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
+    rates = f"{100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated"
+    if k > 1:
+        rates += f"; in {100 * equal:.0f}% of the groups all rewards are equal: no learning signal"
+    say(f"{f'{k} samples per problem' if k else 'greedy completions'}: {rates}")
+    ended = 1 - cut
+    if cut > 0.5 and formed > 0.5 * ended:
+        say("most completions are truncated, and those that end are well formed: raise "
+            "--max_new_tokens")
+    elif formed < 0.05:
+        say("almost no completion is well formed, so there is little to learn from. Read one in "
+            "samples.jsonl. If it is on its way to the form, raise --max_new_tokens. If not, show "
+            r"""the form by an example, such as --system 'For example, for 12+7 write: """
+            r"""12+7 = \boxed{19}', or use a larger Instruct model""")
+    elif correct == 0:
+        say("no completion is correct, so the model may learn only the form: use easier problems "
+            "or a better model")
+    elif equal > 0.9:
+        say(f"rewards are equal on most problems, because the model solves "
+            f"{'nearly all' if correct > 0.5 else 'too few'} of them: use "
+            f"{'harder' if correct > 0.5 else 'easier'} problems, or raise --group_size")
+
+
+def describe_end(before, after, steps, k):
+    """Compare the tests before and after training, and warn if something went wrong.
+
+    Args:
+        before, after: rows of the tests.
+        steps: rows of the training steps.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    if steps and all(row["equal_groups"] == 1 for row in steps):
+        say("rewards were equal within every group, so nothing was learned: use easier or harder "
+            "problems, or a reward that tells completions apart")
+    accuracy, reward = ("eval/accuracy", "eval/reward")
+    if k:
+        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
+    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
+               for key in (accuracy, reward)]
+    say(f"before -> after training: {', '.join(changes)}")
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    fallen = after[accuracy] < before[accuracy] - 2 * error
+    if fallen and after[reward] > before[reward]:
+        say("warning: the reward has risen and accuracy has fallen: the model is exploiting the "
+            "reward; read samples.jsonl")
+    elif fallen:
+        say("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
 
 
 # ---- 9. Settings, and the program ----
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the command line. Defaults are for a real model on a GPU.
-    `train` and `evaluate` read only the settings from shaping on, except device, eval_only
-    and out."""
-    model: Annotated[str, "hub name or folder of a causal language model"] = ""
+    """The settings, each a flag of the command line. Defaults are for a real model on a GPU;
+    settings.json in a model's folder has others, for that model. `train` and `evaluate` read
+    only the settings from shaping on, except device, eval_only, resume and out."""
+    model: Annotated[str, "hub name, or folder of a model or a run; default: the tiny model "
+                          "pretrained/TASK"] = ""
     task: Annotated[str, "what to learn, such as kk or math"] = "kk"
     data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "
                          "file"] = "synthetic"
@@ -1146,6 +1326,7 @@ class Config:
     eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
     eval_samples: Annotated[int, "k of avg@k and pass@k on the test set; 0: greedy only"] = 4
     eval_only: Annotated[bool, "only run the test, no training"] = False
+    resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
     seed: Annotated[int, "of all random choices"] = 0
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
@@ -1178,96 +1359,241 @@ def shown(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+# Numbers must be above 0, but these may be as low as this.
+LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
+         "eval_samples": 0, "group_size": 2}
+# What a resumed run may change: all else is part of its method.
+RESUMABLE = {"resume", "out", "steps", "device", "tokens_per_micro_batch", "sample_batch",
+             "gradient_checkpointing"}
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
 def main(argv=None, **defaults):
-    """Run the command line: that of support/ if it is next to this file, else `run_program`.
+    """Run the command line: load a model, make the problems, test, train and test again.
 
     Args:
         argv: a list of flags; by default those of the process.
-        defaults: a script's own default settings, such as main(task="mine"); flags replace
-            them.
+        defaults: a script's own default settings, such as main(task="mine").
     """
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # for a file that is installed
+    tasks = import_tasks()
     try:
-        from support import cli
-        program = cli.main
-    except ModuleNotFoundError as error:
-        if error.name not in ("support", "tasks"):  # a part of support/, or a package: say which
-            raise
-        program = run_program
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    program(argv, **defaults)
+        cfg = read_settings(argv, **defaults)
+        policy, task = load(cfg)
+        state = load_state(cfg.out) if cfg.resume and find_checkpoint(cfg.out) else None
+        run = Run(cfg, policy, cfg.out or new_name(cfg), state)
+        describe_run(policy, task, cfg, run)
+        carry_out(policy, task, cfg, run)
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing; --resume takes all of "
+                         "these. A smaller --model and --beta 0 need less")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT)
 
 
-def run_program(argv=None, **defaults):
-    """Load a model, make the problems, test, train and test again."""
+def import_tasks():
+    sys.path.append(HERE)  # for a file that is installed
     try:
         import tasks
     except ModuleNotFoundError as error:
         raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
                          "The functions of grpo_sg.py do not: import them")
+    return tasks
+
+
+def read_settings(argv=None, **defaults):
+    """Return the checked settings, a Config. Each comes from the first that has it: the flags;
+    a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
+    own, except for RESUMABLE.
+
+    Args:
+        argv, defaults: as for `main`.
+
+    Raises:
+        SystemExit: one line that says what is wrong.
+    """
+    flags = read_flags(argv)
+    known = {field.name for field in dataclasses.fields(Config)}
+    for name in defaults:
+        if name not in known:
+            raise SystemExit(f"error: main has no setting {name}{suggest(name, known)}")
+    named = {**defaults, **flags}
+    out = named.get("out", "")
+    if named.get("resume"):
+        saved = read_saved(out, known)
+        if not saved:
+            raise SystemExit(f"error: --resume needs --out and the folder of a run; {out!r} has "
+                             "no settings.json")
+        for name in flags:
+            if name not in RESUMABLE and flags[name] != saved.get(name):
+                raise SystemExit(f"error: --resume continues with the run's own --{name} "
+                                 f"{shown(saved.get(name))}: leave the flag out, or start a new "
+                                 "run")
+        cfg = Config(**{**saved, **flags})
+    else:
+        model = find_model(named.get("model", ""), named.get("task", Config.task))
+        saved = read_saved(model, known)
+        if "task" in saved and named.get("task", saved["task"]) != saved["task"]:
+            say(f"{model}/settings.json is for --task {saved['task']}: not used")
+            saved = {}
+        for name in ("model", "out", "resume", "eval_only"):
+            saved.pop(name, None)
+        cfg = Config(**{**saved, **named, "model": model})
+        own = [f"{name} {shown(value)}" for name, value in saved.items()
+               if name not in named and value != getattr(Config(), name)]
+        if own:
+            say(f"settings of {os.path.relpath(model)}: {', '.join(own)}")
+    check_settings(cfg)
+    return cfg
+
+
+def read_flags(argv):
+    """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}."""
     parser = argparse.ArgumentParser(
         description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
         argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    for field in dataclasses.fields(Config):
-        add_flag(parser, Config, field.name)
-    try:
-        cfg = Config(**{**defaults, **vars(parser.parse_args(argv))})
-        check_settings(cfg, tasks)
-        policy, task = load(cfg, tasks)
-        run = Run(cfg, policy, cfg.out or new_name(cfg))
-        describe_run(policy, task, cfg, run)
-        carry_out(policy, task, cfg, run, copy.deepcopy(policy.model) if cfg.beta else None)
-    except (tasks.UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted: a checkpoint is saved every ten minutes and at the end",
-              file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT)
+    fields = [field.name for field in dataclasses.fields(Config)]
+    for name in fields:
+        add_flag(parser, Config, name)
+    words = []
+    for word in sys.argv[1:] if argv is None else argv:
+        name, equals, value = str(word).partition("=")
+        words.append(name.replace("-", "_").replace("__", "--", 1) + equals + value
+                     if name.startswith("--") else str(word))
+    flags, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise SystemExit(f"error: there is no setting {unknown[0]}"
+                         f"{suggest(unknown[0].lstrip('-'), fields, '--')}; --help lists all")
+    return vars(flags)
 
 
-def check_settings(cfg, tasks):
-    """Raise UserError if a setting cannot be used, before anything is loaded."""
+def suggest(word, words, prefix=""):
+    """Return " (did you mean X?)" for the most similar word, or ""."""
+    similar = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {prefix}{similar[0]}?)" if similar else ""
+
+
+def find_model(name, task):
+    """Return the folder or hub name of the model that --model names: of a run's folder, its
+    checkpoint; without a name, the tiny model of the task."""
+    name = os.path.expanduser(name) or os.path.join(HERE, "pretrained", task)
+    if os.path.isdir(name):
+        return os.path.abspath(find_checkpoint(name) or name)
+    return "" if name.startswith(os.path.join(HERE, "pretrained")) else name
+
+
+def read_saved(folder, known):
+    """Read the known settings of a model's or a run's folder, as a dict; {} if it has none."""
+    paths = [os.path.join(folder, "settings.json"),
+             # of a run of version 0.2, and of its checkpoint
+             os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")]
+    for path in paths:
+        if folder and os.path.isfile(path):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    saved = json.load(file)
+                if path == paths[0] or "shaping" in saved:  # else it is a model's config.json
+                    return {name: saved[name] for name in saved if name in known}
+            except (ValueError, TypeError) as error:
+                raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
+    return {}
+
+
+def check_settings(cfg):
+    """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
+    tasks = import_tasks()
+    for name, value in vars(cfg).items():
+        check_value(name, value)
     if cfg.task not in tasks.TASKS:
-        raise tasks.UserError(f"there is no --task {cfg.task}: give one of "
-                              f"{', '.join(tasks.TASKS)}")
+        raise SystemExit(f"error: there is no --task {cfg.task}{suggest(cfg.task, tasks.TASKS)}: "
+                         f"give one of {', '.join(tasks.TASKS)}")
     if not cfg.model:
-        raise tasks.UserError("name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder; "
-                              "the tiny model that needs no network is in support/")
-    if os.path.isdir(cfg.out) and os.listdir(cfg.out) or os.path.isfile(cfg.out):
-        raise tasks.UserError(f"--out {cfg.out} exists: name a new or empty folder")
-    least = {"group_size": 2, "updates": 1, "prompts": 1, "steps": 1, "eval_every": 1,
-             "max_new_tokens": 1, "sample_batch": 1}
-    for name, smallest in least.items():
-        if getattr(cfg, name) < smallest:
-            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: at least {smallest}")
-    for name in ("lr", "temperature", "tau"):
-        if not getattr(cfg, name) > 0:
-            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: it must be above 0")
-    try:
-        json.loads(cfg.chat_template_kwargs)
-    except ValueError as error:
-        raise tasks.UserError(f"--chat_template_kwargs {cfg.chat_template_kwargs}: not JSON: "
-                              f"{error}")
+        raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
+                         f"folder: there is no tiny model pretrained/{cfg.task}")
+    if not cfg.resume and os.path.lexists(cfg.out) and not is_empty_folder(cfg.out):
+        hint = ", or add --resume to continue the run in it" if find_checkpoint(cfg.out) else ""
+        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder{hint}")
+    if cfg.resume and not find_checkpoint(cfg.out) and has_steps(cfg.out):
+        raise SystemExit(f"error: the run in {cfg.out} has steps but no checkpoint, so it cannot "
+                         "be continued: start a new run in another folder")
+    if cfg.updates > cfg.prompts * cfg.group_size:
+        raise SystemExit(f"error: --updates {cfg.updates} is more than a step's completions, "
+                         f"--prompts {cfg.prompts} x --group_size {cfg.group_size}")
+    if cfg.low > cfg.high:
+        raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
+    find_device(cfg.device)
+    tasks.check_data(cfg)
+    least, most = token_weights(torch.tensor([0.0, 1.0]).log(), alpha=cfg.alpha, tau=cfg.tau,
+                                mu=cfg.mu, low=cfg.low, high=cfg.high)
+    if cfg.shaping == "sg" and least == most:  # w is monotone between them
+        say(f"warning: with these settings every token has the weight {least:.4g}: this is "
+            "plain GRPO")
 
 
-def load(cfg, tasks):
-    """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
-    transformers.utils.logging.disable_progress_bar()  # it would garble our lines
-    print(f"preparing the problems of --task {cfg.task}")
-    task = tasks.TASKS[cfg.task](cfg)
-    try:
-        device = find_device(cfg.device)
-        model, tokenizer = load_model(cfg.model)
-        model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
-        policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
-        task = tasks.encode_problems(task, policy, cfg)
-    except Exception as error:  # no such name, no network, half a folder: each has its own type
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise tasks.UserError(f"--model {cfg.model} cannot be used: {reason}")
-    if not (task.train and task.valid and task.test):
-        raise tasks.UserError("no problem fits into the model's context: lower --max_new_tokens")
+def check_value(name, value):
+    """Raise SystemExit unless the setting has the right type and range."""
+    hint = typing.get_type_hints(Config, include_extras=True)[name].__origin__
+    least = LEAST.get(name)
+    words = "above 0" if least is None else f"{least} or more"
+    if typing.get_origin(hint) is Literal:
+        allowed = f"one of {', '.join(typing.get_args(hint))}"
+        right = value in typing.get_args(hint)
+    elif hint == list[int]:
+        allowed = "whole numbers above 0"
+        right = isinstance(value, list) and value and all(type(x) is int and x > 0 for x in value)
+    elif hint in (int, float):
+        allowed = f"a {'whole ' if hint is int else ''}number, {words}, up to 1e9"
+        right = type(value) in (int, hint) and value <= 1e9 and (
+            value > 0 if least is None else value >= least)
+    else:
+        allowed = "a text" if hint is str else "true or false"
+        right = type(value) is hint
+    if not right:
+        raise SystemExit(f"error: --{name} must be {allowed}, not {shown(value)!r}")
+
+
+def is_empty_folder(path):
+    return os.path.isdir(path) and not os.listdir(path)
+
+
+def has_steps(out):
+    """Return whether the run in this folder has logged a training step."""
+    path = os.path.join(out, "metrics.jsonl")
+    return os.path.isfile(path) and '{"step": 1,' in open(path, encoding="utf-8").read()
+
+
+def load(cfg):
+    """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
+    tasks = import_tasks()
+    device = find_device(cfg.device)
+    name = find_checkpoint(cfg.out) if cfg.resume else ""
+    name = name or cfg.model
+    say(f"loading {name}")
+    model, tokenizer = load_or_explain(name)
+    model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
+    policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
+    say(f"preparing the problems of --task {cfg.task}")
+    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
+    for split in ("train", "valid", "test"):
+        if not getattr(task, split):
+            raise SystemExit(f"error: none of the {split} problems fits into the model's context: "
+                             "lower --max_new_tokens")
     return policy, task
+
+
+def load_or_explain(name):
+    """Call load_model; if the model cannot be used, say why in one line."""
+    # The bar of transformers would garble our lines. The hub's, of a download, stays.
+    transformers.utils.logging.disable_progress_bar()
+    huggingface_hub.utils.enable_progress_bars()
+    try:
+        return load_model(name, local=os.path.isdir(name))
+    except Exception as error:  # no such name, no network, half a folder: each has its own type
+        raise SystemExit(f"error: --model {name} cannot be used ({first_line(error)}): give a "
+                         "folder written by save_pretrained, or a hub name, which needs a network")
 
 
 def new_name(cfg):
@@ -1277,26 +1603,76 @@ def new_name(cfg):
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def own_program():
+    """Return how this program was started, as words after `python`."""
+    module = sys.modules["__main__"].__spec__
+    if module and module.name != "__main__":
+        return ["-m", module.name.removesuffix(".__main__")]
+    return sys.argv[:1]
+
+
 def describe_run(policy, task, cfg, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    print(f"files of this run: {run.out}/")
+    say(f"files of this run: {run.out}/")
+    if run.done:
+        say(f"resuming after step {run.done}")
+    device = policy.model.device
+    threads = torch.get_num_threads()
+    on_cpu = f" ({threads} threads; OMP_NUM_THREADS sets them)" if device.type == "cpu" else ""
     to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
-    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; {to_train}"
-          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    say(f"{policy.model.num_parameters():,} parameters on {device}{on_cpu}; {to_train}"
+        f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    if task.floor > 0.5:
+        say("warning: one constant answer is right on most test problems: a model can score high "
+            "without solving any; use other problems")
     problem = task.train[0]
     read = policy.tokenizer.decode(problem.prompt)
-    print(f"the first problem, as the model reads it:\n{read}\nits answer: {problem.answer}",
-          flush=True)
+    say(f"the first problem, as the model reads it, {len(problem.prompt)} tokens:\n{read}\n"
+        f"its answer: {problem.answer}")
 
 
-def carry_out(policy, task, cfg, run, reference=None):
+def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
-    if run.done == 0:
-        run.report_test(evaluate_split(policy, task, cfg, run, 0, "test"))
-    if cfg.eval_only:
+    if not run.done:
+        before = evaluate_split(policy, task, cfg, run, 0, "test")
+        say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
+        if cfg.eval_only:
+            return
+        describe_start(before, cfg.eval_samples)
+    reference = load_reference(policy, cfg) if cfg.beta else None
+    with signals_to(run):
+        train(policy, task, cfg, run, reference)
+    if run.stopped_by:
+        say(f"stopped by {signal.Signals(run.stopped_by).name}; {run.how_to_continue()}")
+        raise SystemExit(128 + run.stopped_by)
+    after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
+    say(f"test after training: {in_words(after)}")
+    rows = read_rows(run.out)
+    steps = [row for row in rows if "split" not in row]
+    describe_end(rows[0], after, steps, cfg.eval_samples)
+    write_page(run.out)
+
+
+def load_reference(policy, cfg):
+    """Load the initial policy again, the reference of the KL."""
+    model, _ = load_or_explain(cfg.model)
+    return prepare(model, policy.model.device)
+
+
+def read_rows(out):
+    """Read the rows of a run's metrics.jsonl; the first is the test before training."""
+    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def write_page(out):
+    """Write the run's page, if the optional folder support/ is there."""
+    try:
+        from support import page
+    except ModuleNotFoundError:
+        say(f"transcripts: {out}/samples.jsonl")
         return
-    train(policy, task, cfg, run, reference)
-    run.report_test(evaluate_split(policy, task, cfg, run, cfg.steps, "test"))
+    say(f"for curves and transcripts, open {page.write(out)} in a browser")
 
 
 if __name__ == "__main__":

@@ -572,10 +572,8 @@ def kk_published(people):
     return train, test
 
 
-def kk_task(cfg):
-    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
-    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
-    Validation puzzles are always generated."""
+def check_kk(cfg):
+    """Raise UserError if settings of the puzzles cannot be used."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
@@ -585,8 +583,14 @@ def kk_task(cfg):
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
     if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has stories, which the tiny model cannot read: "
-                        "add --model, and leave out --brief")
+        raise UserError("--data published has stories: leave out --brief")
+
+
+def kk_task(cfg):
+    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
+    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
+    Validation puzzles are always generated."""
+    check_kk(cfg)
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if cfg.data == "published":
         train, test = kk_published(cfg.people)
@@ -975,3 +979,12 @@ def math_task(cfg):
 
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
+
+
+def check_data(cfg):
+    """Raise UserError if the data that the settings name does not exist, before anything is
+    loaded."""
+    if TASKS[cfg.task] is kk_task:
+        check_kk(cfg)
+    if TASKS[cfg.task] is math_task:
+        choose_eval_data(cfg, MATH_PAIRS)
