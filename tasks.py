@@ -233,6 +233,72 @@ def find_lost(messages, text):
     return ""
 
 
+# ---- What the tests of a run say, and what to change ----
+
+def describe_start(row, k):
+    """Describe the test before training: the rates that decide whether there is a learning
+    signal, and one thing to change if a rate is bad.
+
+    Args:
+        row: the row of the test in metrics.jsonl.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    samples = f"@{k}" if k else ""
+    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
+    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
+    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
+    lines = [f"{f'{k} samples per problem' if k else 'greedy completions'}: {formed:.0%} well "
+             f"formed, {cut:.0%} truncated"]
+    if k > 1:
+        lines[0] += f"; in {equal:.0%} of the groups all rewards are equal: no learning signal"
+    if cut > 0.5 and formed > (1 - cut) / 2:
+        lines.append("most completions are truncated, and most others are well formed: raise "
+                     "--max_new_tokens")
+    elif formed < 0.05:
+        lines.append(
+            "almost no completion is well formed, so there is little to learn from. Read some in "
+            "samples.jsonl. If they are on their way to an answer, raise --max_new_tokens. If "
+            r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
+            r"12+7 = \boxed{19}', or use a larger Instruct model")
+    elif correct == 0:
+        lines.append("no completion is correct, so the model may learn only the form: use easier "
+                     "problems (kk: --people 2 3) or a better model")
+    elif equal > 0.9 and correct > 0.5:
+        lines.append("the model solves nearly all problems: use harder ones (kk: --people 5 6 7)")
+    elif equal > 0.9:
+        lines.append("the model solves too few problems: use easier ones (kk: --people 2 3), or "
+                     "raise --group_size")
+    return "\n".join(lines)
+
+
+def describe_end(rows, after, k):
+    """Compare the tests before and after training, and warn if something went wrong.
+
+    Args:
+        rows: all rows of metrics.jsonl; the first is the test before training.
+        after: the row of the test after training.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    before, *later = rows
+    accuracy, reward = "eval/accuracy", "eval/reward"
+    if k:
+        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
+    changes = []
+    for key in (accuracy, reward):
+        changes.append(f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}")
+    lines = [f"before -> after training: {', '.join(changes)}"]
+    if all(row.get("equal_groups", 1) == 1 for row in later):
+        lines.append("rewards were equal within every group, so nothing was learned")
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    fallen = after[accuracy] < before[accuracy] - 2 * error
+    if fallen and after[reward] > before[reward]:
+        lines.append("warning: the reward has risen and accuracy has fallen: the model is "
+                     "exploiting the reward; read samples.jsonl")
+    elif fallen:
+        lines.append("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+    return "\n".join(lines)
+
+
 # ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----
 # Every function takes time linear in the length of its text.
 
