@@ -147,7 +147,7 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     Returns:
         A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
-    kwargs = json.loads(template_kwargs)
+    kwargs = read_template_kwargs(template_kwargs)
     prompts = [write_prompt(tokenizer, task, question, kwargs)
                for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
     texts = [text for text, _ in prompts]
@@ -157,6 +157,18 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
         if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
             ids.pop()
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
+
+
+def read_template_kwargs(text):
+    """Read the setting chat_template_kwargs as a dict."""
+    try:
+        kwargs = json.loads(text)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                        f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
+    return kwargs
 
 
 def write_prompt(tokenizer, task, question, kwargs):
@@ -1109,8 +1121,9 @@ TASKS = {"kk": kk_task, "math": math_task}
 
 
 def check_data(cfg):
-    """Raise UserError if the data that the settings name does not exist, before anything is
-    loaded."""
+    """Raise UserError if the data that the settings name does not exist, or the variables for
+    the chat template are not a JSON object, before anything is loaded."""
+    read_template_kwargs(cfg.chat_template_kwargs)
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
     if TASKS[cfg.task] is math_task:

@@ -1322,6 +1322,14 @@ def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
     assert tokenizer.decode(ids) == CHAT_PROMPT + "<think>" and opening == "<think>"
 
 
+@pytest.mark.parametrize("kwargs", ["{", "[1]", "5", "enable_thinking=false"])
+def test_variables_for_the_template_must_be_a_json_object(kwargs):
+    with pytest.raises(tasks.UserError, match="--chat_template_kwargs must be a JSON object"):
+        tasks.check_data(grpo_sg.Config(chat_template_kwargs=kwargs))
+    with pytest.raises(tasks.UserError, match="refuses a question"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], '{"messages": []}')
+
+
 def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
     tokenizer = byte_tokenizer(None)
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
