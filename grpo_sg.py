@@ -897,13 +897,28 @@ def load_model(name, *, local=False):
 
 
 def find_stop_ids(model, tokenizer):
-    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
-    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
-    token: stop on both, and on all end tokens in the model's generation_config."""
+    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
+    generation_config name, and the token that ends a turn in the chat template, which many
+    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
+    turns in <|im_end|>: stop on both."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
+             find_turn_end(tokenizer)}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+
+
+def find_turn_end(tokenizer):
+    """Return the id of the added token that the chat template writes after an assistant's
+    text, such as Llama 3's <|eot_id|>; None if there is none."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # it has no template, or one that refuses this chat
+        return None
+    _, said, after = text.rpartition("Hello.")
+    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
 
 
 def find_device(name):
@@ -1246,6 +1261,8 @@ class Config:
                          "file"] = "synthetic"
     eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
                               "by --data"] = ""
+    system: Annotated[str, "system prompt, in place of the task's own; none: the prompt is only "
+                           "the question"] = ""
     people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
         dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
     brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
