@@ -1451,10 +1451,6 @@ def find_model(settings):
 def read_saved(folder):
     """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
     path = os.path.join(folder, "settings.json")
-    # Version 0.2 had the settings of a run and its checkpoint in the run's config.json.
-    for old in (os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")):
-        if not os.path.isfile(path):
-            path = old
     if not folder or not os.path.isfile(path):
         return {}
     try:
