@@ -1079,7 +1079,7 @@ def choose_eval_data(cfg, pairs):
 def drop_questions(problems, held_out):
     """Drop problems whose question is also held out, ignoring white space and case."""
     def key(problem):
-        return " ".join(problem.question.split()).casefold()
+        return " ".join(str(problem.question).split()).casefold()
     keys = {key(problem) for problem in held_out}
     return [problem for problem in problems if key(problem) not in keys]
 

@@ -1375,6 +1375,16 @@ def test_a_question_may_be_a_chat():
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
 
 
+def test_a_chat_in_a_file_is_a_question(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{i} + 1?"}] for i in range(12)]
+    path.write_text("\n".join(json.dumps({"question": chat, "answer": "1"}) for chat in chats))
+    task = tasks.math_task(grpo_sg.Config(task="math", data=str(path), eval_data=str(path), eval_only=True))
+    assert [problem.question for problem in task.test] == chats
+    held_out = [tasks.Problem(chats[3], "1")]
+    assert len(tasks.drop_questions(task.test, held_out)) == 11
+
+
 @pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
 def test_a_question_that_is_neither_text_nor_chat_is_refused(question):
     with pytest.raises(tasks.UserError, match="a question must be a text or a list of chat messages"):
