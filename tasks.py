@@ -386,7 +386,8 @@ def verify_kk(response, roles):
     `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
     nothing else but white space, stop tokens and a period at the end. It must not fake
     another turn of the dialogue. It is correct if it is also right about everybody and
-    the answer says nothing else.
+    the answer says nothing else: "Final Answer:", "but" between two names, and italics are
+    rejected, which Logic-RL accepts.
 
     Args:
         response: without the prompt, but with <think> if the prompt ends with it.
@@ -638,8 +639,13 @@ def hash_meaning(claims):
     equivalent wording, by color refinement on the graph of who speaks of whom.
 
     A few symmetric puzzles differ and still share a hash. A held-out split then has only
-    one of them; no puzzle gets into two splits.
+    one of them; no puzzle gets into two splits. With two people it is only equal up to
+    names: equivalent wording leaves 41 puzzles, and the 3 to test on have one answer.
     """
+    if len(claims) == 2:
+        exchanged = [(kind, *((1 - person, role) for person, role in leaves))
+                     for kind, *leaves in reversed(claims)]
+        return digest(min(list(claims), exchanged))
     # (speaker, person, the claim's truth table with that person first, the other person)
     mentions = []
     for speaker, claim in enumerate(claims):
@@ -669,9 +675,9 @@ def kk_split(split, count, people, seed, *, brief=False):
     the sizes in `people`.
 
     A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
-    any seed, names or wording. A held-out split never repeats a meaning, and "train" never
-    repeats a question. After 1,000 draws without a new puzzle of a size, the other sizes
-    fill up: two people have only 41 meanings.
+    any seed, names or (with three people or more) wording. A held-out split never repeats a
+    meaning, and "train" never repeats a question. After 1,000 draws without a new puzzle of
+    a size, the other sizes fill up: two people have only 205 meanings, 33 of them to test on.
     """
     problems = []
     seen = set()
@@ -1084,7 +1090,7 @@ def choose_eval_data(cfg, pairs):
 def drop_questions(problems, held_out):
     """Drop problems whose question is also held out, ignoring white space and case."""
     def key(problem):
-        return " ".join(problem.question.split()).casefold()
+        return " ".join(str(problem.question).split()).casefold()
     keys = {key(problem) for problem in held_out}
     return [problem for problem in problems if key(problem) not in keys]
 

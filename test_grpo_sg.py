@@ -1141,16 +1141,39 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert len(sets["test"]) == 100 and len({problem.question for problem in found["train"]}) == 100
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
-    rng = random.Random(0)
-    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(3000)}) == 41  # all there are, of two people
-    assert 200 < len(tasks.kk_split("train", 1000, [2], 0, brief=True)) < 1000  # it ends
+
+
+def test_puzzles_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
+    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
+    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
+        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+    assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
+
+
+def test_two_people_have_enough_puzzles_for_every_split():
+    """Logically equivalent wording would leave 3 to test on, all with one answer."""
+    problems = {split: tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")}
+    assert {split: len(found) for split, found in problems.items()} == {"train": 267, "valid": 35, "test": 33}
+    answers = [tuple(problem.answer.values()) for problem in problems["test"]]
+    assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
+    texts = {split: {up_to_names(problem) for problem in found} for split, found in problems.items()}
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+
+
+def up_to_names(problem):
+    """Return a brief puzzle of two people, Ada and Alice, in whichever order of the two sorts first."""
+    first, second = re.fullmatch(r"Ada: (.*)\. Alice: (.*)\.", problem.question).groups()
+    exchange = {"Ada": "Alice", "Alice": "Ada"}
+    exchanged = [re.sub("Ada|Alice", lambda name: exchange[name[0]], claim) for claim in (second, first)]
+    return min((first, second), tuple(exchanged))
 
 
 def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
-    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 20, [2, 3], 0)]
-    assert (sizes.count(2), sizes.count(3)) == (3, 17) and capsys.readouterr().out == ""
-    assert len(tasks.kk_split("test", 20, [2], 0)) == 3
-    assert capsys.readouterr().out == "only 3 of 20 test puzzles: there are no others with 2 people\n"
+    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 100, [2, 3], 0)]
+    assert (sizes.count(2), sizes.count(3)) == (33, 67) and capsys.readouterr().out == ""
+    assert len(tasks.kk_split("test", 50, [2], 0)) == 33
+    assert capsys.readouterr().out == "only 33 of 50 test puzzles: there are no others with 2 people\n"
 
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
@@ -1350,6 +1373,16 @@ def test_a_question_may_be_a_chat():
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
     (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+
+
+def test_a_chat_in_a_file_is_a_question(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{i} + 1?"}] for i in range(12)]
+    path.write_text("\n".join(json.dumps({"question": chat, "answer": "1"}) for chat in chats))
+    task = tasks.math_task(grpo_sg.Config(task="math", data=str(path), eval_data=str(path), eval_only=True))
+    assert [problem.question for problem in task.test] == chats
+    held_out = [tasks.Problem(chats[3], "1")]
+    assert len(tasks.drop_questions(task.test, held_out)) == 11
 
 
 @pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
