@@ -63,7 +63,6 @@ if "microsoft" not in platform.release():
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import huggingface_hub
-import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
@@ -865,7 +864,7 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
-# ---- 7. The model: loading, prompts, its device ----
+# ---- 7. The model: loading, its stop tokens, its device ----
 
 def load_model(name, *, local=False):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
@@ -901,78 +900,6 @@ def find_stop_ids(model, tokenizer):
     configured = model.generation_config.eos_token_id
     stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
-
-
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids. Problems whose prompt and
-    completion would not fit into the model's context are dropped, with a message."""
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
-    # With a tool, a completion is longer: support/tools.py says how long.
-    longest = getattr(task.write, "longest", None)
-    longest = longest(cfg) if longest else cfg.max_new_tokens
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-    return task._replace(**encoded)
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
-    """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = json.loads(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
-    # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
-
-
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
-    try:
-        return tokenizer.apply_chat_template(both, **given)
-    except jinja2.TemplateError:
-        return tokenizer.apply_chat_template(one, **given)
 
 
 def find_device(name):
@@ -1649,7 +1576,7 @@ def load(cfg):
     model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
     say(f"preparing the problems of --task {cfg.task}")
-    task = encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
+    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
     for split in ("train", "valid", "test"):
         if not getattr(task, split):
             raise SystemExit(f"error: none of the {split} problems fits into the model's context: "

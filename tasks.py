@@ -6,13 +6,14 @@ model that writes them is rewarded for fooling the verifier: nothing here execut
 and no verifier raises or hangs. The functions that make a task raise UserError on bad
 settings or data.
 
-This file needs tqdm, and datasets for data from the hub. With the optional folder verify/,
-mathematical answers are compared by verify/math_equal.py, which reads fractions, roots, sets
-and more; without it, only problems whose answer is a plain number are used.
+This file needs jinja2 and tqdm, and datasets for data from the hub. With the optional folder
+verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
+sets and more; without it, only problems whose answer is a plain number are used.
 """
 import functools
 import hashlib
 import json
+import math
 import random
 import re
 import unicodedata
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
+import jinja2
 from tqdm import tqdm
 
 
@@ -50,7 +52,7 @@ class Problem(NamedTuple):
     # a key that is equal for problems that differ only in wording or order: no two splits
     # have one in common
     meaning: int = 0
-    # Both are set by grpo_sg.encode_problems: the prompt's token ids, and the tag at its
+    # Both are set by encode_problems: the prompt's token ids, and the tag at its
     # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
     opening: str = ""
@@ -94,6 +96,80 @@ def most_frequent(answers):
     """Return the frequency of the mode; 0 if empty."""
     counts = Counter(answers)
     return max(counts.values(), default=0) / max(1, counts.total())
+
+
+# ---- Prompts: a task's questions as the model reads them ----
+
+def encode_problems(task, policy, cfg):
+    """Return the task with its prompts encoded as token ids. Problems whose prompt and
+    completion would not fit into the model's context are dropped, with a message."""
+    context = policy.model.config.get_text_config()
+    context = getattr(context, "max_position_embeddings", math.inf)
+    # With a tool, a completion is longer: support/tools.py says how long.
+    longest = getattr(task.write, "longest", None)
+    longest = longest(cfg) if longest else cfg.max_new_tokens
+    encoded = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        questions = [problem.question for problem in problems]
+        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
+                          for problem, (prompt, opening) in zip(problems, prompts)
+                          if len(prompt) + longest <= context]
+        gone = len(problems) - len(encoded[split])
+        if gone:
+            most = max(len(prompt) for prompt, _ in prompts)
+            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
+                  f"to {most} tokens, and the model's context of {context} must also hold a "
+                  f"completion of up to {longest}: lower --max_new_tokens by "
+                  f"{most + longest - context} to keep them")
+    return task._replace(**encoded)
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    A prompt that contains the system prompt ends with task.opening, such as <think>.
+    Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal. Nothing is added if the template already opens
+    the thoughts, or closes them because thinking is turned off.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, or "".
+    """
+    tags = [tag for tag in (task.opening, "<think>") if tag]
+    given = json.loads(template_kwargs)
+    texts, openings = [], []
+    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
+        text = f"{task.system}\n\n{question}\n\n"
+        if tokenizer.chat_template:
+            text = render_chat(tokenizer, task.system, question, given)
+        opened = text.rstrip().endswith((*tags, "</think>"))
+        if task.opening and task.system in text and not opened:
+            text += task.opening
+        texts.append(text)
+        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
+        openings.append(ends[0] if ends else "")
+    # One call for all of them is much faster.
+    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    return list(zip(ids, openings))
+
+
+def render_chat(tokenizer, system, question, template_kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
+    the user's turn contains both texts."""
+    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
+    try:
+        return tokenizer.apply_chat_template(both, **given)
+    except jinja2.TemplateError:
+        return tokenizer.apply_chat_template(one, **given)
 
 
 # ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----

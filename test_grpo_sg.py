@@ -723,7 +723,7 @@ def test_greedy_completions_belong_to_their_prompts():
     policy, task, cfg = build_toy(sample_batch=4)
     questions = [" ".join(words) for words in itertools.permutations(WORDS[2:8], 2)]
     task = task._replace(train=[tasks.Problem(question, "yes") for question in questions])
-    problems = grpo_sg.encode_problems(task, policy, cfg).train
+    problems = tasks.encode_problems(task, policy, cfg).train
     alone = []
     for question in questions:
         prompt = policy.tokenizer(question)["input_ids"]
@@ -1332,7 +1332,7 @@ def test_a_prompt_ends_with_the_opening_of_the_response(template):
     """A tag that the prompt opens is the response's."""
     task = tasks.Task("any", "Be good.", [], [], [], None, 0.0, opening="<think>")
     tokenizer = byte_tokenizer(template)
-    (ids, opening), = grpo_sg.encode_prompts(tokenizer, task, ["Who?"])
+    (ids, opening), = tasks.encode_prompts(tokenizer, task, ["Who?"])
     assert opening == "<think>" and tokenizer.decode(ids) == (
         "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
         "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
@@ -1342,7 +1342,7 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     """The context must also hold a completion."""
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
-    short = grpo_sg.encode_problems(task, policy, cfg)
+    short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
 
@@ -1474,7 +1474,7 @@ def build_toy(seed=0, dropout=0.0, change=None, **settings):
                         attention_dropout=dropout)
     model.generation_config.eos_token_id = 0
     policy = grpo_sg.Policy(model, word_tokenizer(WORDS), {0})
-    return policy, grpo_sg.encode_problems(task._replace(**change or {}), policy, cfg), cfg
+    return policy, tasks.encode_problems(task._replace(**change or {}), policy, cfg), cfg
 
 
 def parameters_of(model):

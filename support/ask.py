@@ -10,6 +10,7 @@ import grpo_sg  # before torch: it configures PyTorch's allocator
 
 from support import cli
 from support.program import one_line_errors
+import tasks
 from tasks import UserError
 
 
@@ -19,7 +20,7 @@ def ask(model, question, flags=()):
     policy, task, _ = cli.load(cfg)
     problem = task.test[0]._replace(question=question)  # the verdict on the answer is not shown
     task = task._replace(train=[problem], valid=[problem], test=[problem])
-    task = grpo_sg.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, policy, cfg)
     if not task.test:
         raise UserError("the question does not fit into the model's context: shorten it")
     completion, = grpo_sg.rollout(policy, task, task.test, cfg, n=1, temperature=0, seed=0)

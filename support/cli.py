@@ -13,6 +13,7 @@ import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 import transformers
 
+import tasks
 from support import checks, data, models, run, tiny
 from support.program import ROOT, one_line_errors, suggest
 from tasks import UserError
@@ -275,7 +276,7 @@ def load(cfg):
     model = models.set_up(model, cfg.device, cfg.gradient_checkpointing)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     models.check_template(tokenizer, task, cfg)
-    task = grpo_sg.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, policy, cfg)
     checks.check_start(policy, task, cfg)
     for equip in models.EQUIP:
         equip(policy, cfg, task.test[0].prompt)

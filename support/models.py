@@ -14,6 +14,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations import sdpa_attention
 
+import tasks
 from support.program import first_line, say
 from tasks import UserError
 
@@ -165,7 +166,7 @@ def check_template(tokenizer, task, cfg):
     """Raise UserError if the template or --chat_template_kwargs is not usable."""
     read_kwargs(cfg.chat_template_kwargs)
     try:
-        (prompt, _), = grpo_sg.encode_prompts(tokenizer, task, [task.test[0].question],
+        (prompt, _), = tasks.encode_prompts(tokenizer, task, [task.test[0].question],
                                               cfg.chat_template_kwargs)
     except jinja2.TemplateError as error:
         raise UserError("the tokenizer's chat template refuses a question: "

@@ -39,7 +39,7 @@ TEMPLATES = {
 def encode(tokenizer, system="S", question="Q", opening="", kwargs="{}"):
     """Return (the prompt as text, the tag that it ends with)."""
     task = tasks.Task("any", system, [], [], [], None, 0.0, opening=opening)
-    (ids, tag), = grpo_sg.encode_prompts(tokenizer, task, [question], kwargs)
+    (ids, tag), = tasks.encode_prompts(tokenizer, task, [question], kwargs)
     return tokenizer.decode(ids), tag
 
 
