@@ -47,7 +47,6 @@ import os
 import platform
 import random
 import secrets
-import shlex
 import shutil
 import signal
 import sys
@@ -68,6 +67,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from tqdm import tqdm
+from transformers.integrations import sdpa_attention
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -878,8 +878,8 @@ def load_model(name, *, local=False):
         (model, tokenizer), the parameters in float32.
 
     Raises:
-        ValueError: the saved model lacks parameters, which would start at random. Other
-            errors are those of transformers.
+        ValueError: the saved model lacks parameters, which would start at random, or has some
+            that are not finite. Other errors are those of transformers.
     """
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         name, dtype="float32", local_files_only=local, trust_remote_code=False,
@@ -887,19 +887,37 @@ def load_model(name, *, local=False):
     if report["missing_keys"]:
         raise ValueError(f"it lacks {len(report['missing_keys'])} parameters, such as "
                          f"{min(report['missing_keys'])}: save the whole model")
+    for parameter, values in model.named_parameters():
+        if not values.isfinite().all():
+            raise ValueError(f"its parameter {parameter} has values that are not finite")
     # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
     return model, tokenizer
 
 
 def find_stop_ids(model, tokenizer):
-    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
-    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
-    token: stop on both, and on all end tokens in the model's generation_config."""
+    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
+    generation_config name, and the token that ends a turn in the chat template, which many
+    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
+    turns in <|im_end|>: stop on both."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
+             find_turn_end(tokenizer)}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+
+
+def find_turn_end(tokenizer):
+    """Return the id of the added token that the chat template writes after an assistant's
+    text, such as Llama 3's <|eot_id|>; None if there is none."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # it has no template, or one that refuses this chat
+        return None
+    _, said, after = text.rpartition("Hello.")
+    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
 
 
 def find_device(name):
@@ -937,11 +955,20 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.backends.cuda.matmul.allow_tf32 = True
         keep_logits_in_float32(model)
+        if torch.cuda.get_device_capability() < (8, 0):
+            # Before Ampere (a T4), the only kernel that shares keys and values among query
+            # heads stores a score for each pair of tokens: 25 GB for a row of 2,300 tokens.
+            sdpa_attention.use_gqa_in_sdpa = repeat_keys
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     return model.to(device).eval()
+
+
+def repeat_keys(attention_mask, key, value):
+    """Replace transformers' use_gqa_in_sdpa: keys and values are repeated for each head."""
+    return False
 
 
 def turn_off_dropout(model):
@@ -983,44 +1010,43 @@ def in_bfloat16(device):
 # ---- 8. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
-           if hasattr(signal, name)]  # Ctrl-C, kill, a closed terminal
+LOGS = "metrics.jsonl", "samples.jsonl"
 
 
 class Run:
     """Log the steps of `train`, save checkpoints, and continue from one.
 
-    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training step
-    and each evaluation), samples.jsonl (completions as text, with their verdicts) and
-    checkpoint/: model and tokenizer, which transformers can load, with the run's settings
-    and the state of its training.
+    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training
+    step and each evaluation), samples.jsonl (completions as text, with their verdicts) and
+    checkpoint/: model and tokenizer, which transformers can load, settings, and the state of
+    the training.
 
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a folder; with "" nothing is written, and the run only keeps its rows.
-        state: what `load_state` returns, to continue the run in `out`.
+        out: a new or empty folder; with "" nothing is written, and the run only keeps its
+            rows.
+        state: from `load_state`, to continue the run in `out`.
     """
 
     def __init__(self, cfg, policy=None, out="", state=None):
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = state or {"step": 0, "sizes": {}}
-        self.done = self.state["step"]
-        self.rows = []         # of the training steps of this process
-        self.stopped_by = None  # a signal's number
+        self.state = state
+        self.done = state["step"] if state else 0
+        self.rows = []          # of the training steps of this process
+        self.stopped_by = None  # the number of a signal
         self.bar = None
         self.started = self.last_save = time.time()
         if out:
             os.makedirs(out, exist_ok=True)
             write_json(os.path.join(out, "settings.json"), vars(cfg))
-            # Remove what was logged after the checkpoint.
-            for name, size in self.state["sizes"].items():
-                os.truncate(os.path.join(out, name), size)
+        if state:
+            cut_logs(out, state["sizes"])
 
     def begin(self, optimizer):
-        """Give the optimizer its state from the checkpoint."""
+        """Give the optimizer its state in the checkpoint, if there is one."""
         if self.done:
             optimizer.load_state_dict(self.state["optimizer"])
         self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
@@ -1045,18 +1071,17 @@ class Run:
 
     def show(self, row):
         """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
+        step, steps = row["step"], self.cfg.steps
         numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
         self.bar.set_postfix(numbers, refresh=False)
         self.bar.update()
-        step, steps = row["step"], self.cfg.steps
         if row["skipped"]:
-            say(f"step {step}: {row['skipped']} updates skipped, because their loss or gradient "
-                f"was not finite; samples.jsonl has the completions")
+            say(f"step {step}: {row['skipped']} updates skipped: loss or gradient not finite")
         if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
-            left = mean(row["seconds"] for row in self.rows) * (steps - step)
-            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s"
-                f"{f', about {in_time(left)} left' if step < steps else ''}")
+            left = (steps - step) * mean(row["seconds"] for row in self.rows)
+            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, "
+                f"about {in_time(left)} left")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
@@ -1072,12 +1097,11 @@ class Run:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
                             "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
-        self.append("metrics.jsonl", [row])
-        self.append("samples.jsonl", samples)
+        for name, rows in zip(LOGS, ([row], samples)):
+            self.append(name, rows)
 
     def append(self, name, rows):
-        """Append rows of JSON to a file. Values that JSON cannot represent are written with
-        str()."""
+        """Append rows of JSON to a file; what JSON cannot represent is written with str()."""
         if self.out:
             with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                 for row in rows:
@@ -1085,24 +1109,23 @@ class Run:
 
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes."""
-        late = time.time() - self.last_save > SAVE_SECONDS
-        if self.out and (late or self.stopped_by or step == self.cfg.steps):
+        last = self.stopped_by or step == self.cfg.steps
+        if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
             self.save(step, optimizer)
-            self.last_save = self.started = time.time()
-        if self.stopped_by or step == self.cfg.steps:
+            self.started = self.last_save = time.time()
+        if last:
             self.bar.close()
 
     def save(self, step, optimizer):
-        """Write a new checkpoint next to the one before, and replace that when it is whole.
+        """Write a checkpoint next to the one before, which it then replaces: killed at any
+        moment, one of them is whole.
 
-        The sizes of the logs tell a resumed run where to cut them. Random states are not
-        saved, because all randomness of a step is a function of seed and step.
+        A resumed run cuts the logs to their sizes of now. Random states are not saved,
+        because all randomness of a step is a function of seed and step.
         """
         path = os.path.join(self.out, "checkpoint")
         new, before = f"{path}.new", f"{path}.before"
-        sizes = {}
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            sizes[name] = os.path.getsize(os.path.join(self.out, name))
+        sizes = {name: os.path.getsize(os.path.join(self.out, name)) for name in LOGS}
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
@@ -1111,10 +1134,9 @@ class Run:
             torch.save({"step": step, "sizes": sizes, "optimizer": optimizer.state_dict()},
                        os.path.join(new, "training.pt"))
         except Exception as error:  # such as a full disk: each library raises its own type
-            raise SystemExit(f"error: cannot write the checkpoint of step {step} to {self.out} "
-                             f"({first_line(error)}): make room there, then "
-                             f"{self.how_to_continue()}")
-        # Killed at any moment, one of the two is whole.
+            raise SystemExit(f"error: cannot write the checkpoint of step {step} "
+                             f"({first_line(error)}): make room in {self.out}; "
+                             f"{how_to_continue(self.out)}")
         shutil.rmtree(before, ignore_errors=True)
         if os.path.isdir(path):
             os.rename(path, before)
@@ -1126,15 +1148,25 @@ class Run:
         if self.stopped_by:
             raise SystemExit(128 + number)
         self.stopped_by = number
-        # print could be what the signal has interrupted.
+        # Not with print, which the signal may have interrupted.
         with contextlib.suppress(OSError):
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
 
-    def how_to_continue(self):
-        """Return the command that continues the run, or say that there is no checkpoint."""
-        if not find_checkpoint(self.out):
-            return "start again: there is no checkpoint yet"
-        return f"continue with: python {shlex.join(own_program())} --resume --out {self.out}"
+
+@contextlib.contextmanager
+def signals_to(run):
+    """Let Ctrl-C, kill and a closed terminal end the run after its step. Ignored signals, as
+    under nohup, stay ignored."""
+    handlers = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = signal.signal(number, run.receive)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def find_checkpoint(out):
@@ -1146,28 +1178,42 @@ def find_checkpoint(out):
     return ""
 
 
+def how_to_continue(out):
+    if find_checkpoint(out):
+        return f"continue with --resume --out {out}"
+    return "there is no checkpoint to continue from"
+
+
 def load_state(out):
     """Load the state of a run's training: a dict of step, sizes (of the logs) and optimizer."""
-    path = os.path.join(find_checkpoint(out), "training.pt")
+    folder = find_checkpoint(out)
+    if not folder and any("reward" in row for row in read_rows(out)):
+        raise SystemExit(f"error: {out} has steps but no checkpoint: start a new run in another "
+                         "folder")
+    if not folder:
+        return {"step": 0, "sizes": {}}
     try:
-        return torch.load(path, "cpu", weights_only=True)
+        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
     except Exception as error:  # no such file, half a file: each has its own type
-        raise SystemExit(f"error: {path} cannot be read ({first_line(error)}), so the run cannot "
-                         f"be continued: start a new one, with --model {out}")
+        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
+                         f"start a new run with --model {folder}")
 
 
-@contextlib.contextmanager
-def signals_to(run):
-    """Let signals end the run after its step. Ignored ones (as under nohup) stay ignored."""
-    before = {}
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, run.receive)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def read_rows(out):
+    """Read a run's metrics.jsonl; the first row is the test before training."""
+    path = os.path.join(out, "metrics.jsonl")
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def cut_logs(out, sizes):
+    """Remove what was logged after the checkpoint."""
+    for name in LOGS:
+        path = os.path.join(out, name)
+        if os.path.isfile(path):
+            os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
 
 
 def write_json(path, content):
@@ -1175,23 +1221,19 @@ def write_json(path, content):
         json.dump(content, file, indent=1)
 
 
-def say(text):
-    """Print a line of a run. A reader that has gone (head, a closed terminal) does not end it:
-    later lines are discarded."""
-    try:
-        tqdm.write(text)  # next to a bar, print would garble it
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def first_line(error):
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
 def verdict_of(c):
     return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def say(text):
+    """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
+    and its lines are discarded."""
+    try:
+        tqdm.write(text)  # print would garble a bar
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def in_words(row):
@@ -1212,66 +1254,8 @@ def in_time(seconds):
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-# ---- What the tests of a run say, and what to change ----
-
-def describe_start(row, k):
-    """Describe the test before training: the rates that decide whether there is a learning
-    signal, and one thing to change if a rate is bad.
-
-    Args:
-        row: the row of the test.
-        k: samples per problem; 0 takes the greedy completions.
-    """
-    samples = f"@{k}" if k else ""
-    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
-    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
-    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
-    rates = f"{100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated"
-    if k > 1:
-        rates += f"; in {100 * equal:.0f}% of the groups all rewards are equal: no learning signal"
-    say(f"{f'{k} samples per problem' if k else 'greedy completions'}: {rates}")
-    ended = 1 - cut
-    if cut > 0.5 and formed > 0.5 * ended:
-        say("most completions are truncated, and those that end are well formed: raise "
-            "--max_new_tokens")
-    elif formed < 0.05:
-        say("almost no completion is well formed, so there is little to learn from. Read one in "
-            "samples.jsonl. If it is on its way to the form, raise --max_new_tokens. If not, show "
-            r"""the form by an example, such as --system 'For example, for 12+7 write: """
-            r"""12+7 = \boxed{19}', or use a larger Instruct model""")
-    elif correct == 0:
-        say("no completion is correct, so the model may learn only the form: use easier problems "
-            "or a better model")
-    elif equal > 0.9:
-        say(f"rewards are equal on most problems, because the model solves "
-            f"{'nearly all' if correct > 0.5 else 'too few'} of them: use "
-            f"{'harder' if correct > 0.5 else 'easier'} problems, or raise --group_size")
-
-
-def describe_end(before, after, steps, k):
-    """Compare the tests before and after training, and warn if something went wrong.
-
-    Args:
-        before, after: rows of the tests.
-        steps: rows of the training steps.
-        k: samples per problem; 0 takes the greedy completions.
-    """
-    if steps and all(row["equal_groups"] == 1 for row in steps):
-        say("rewards were equal within every group, so nothing was learned: use easier or harder "
-            "problems, or a reward that tells completions apart")
-    accuracy, reward = ("eval/accuracy", "eval/reward")
-    if k:
-        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
-    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
-               for key in (accuracy, reward)]
-    say(f"before -> after training: {', '.join(changes)}")
-    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
-    fallen = after[accuracy] < before[accuracy] - 2 * error
-    if fallen and after[reward] > before[reward]:
-        say("warning: the reward has risen and accuracy has fallen: the model is exploiting the "
-            "reward; read samples.jsonl")
-    elif fallen:
-        say("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 # ---- 9. Settings, and the program ----
@@ -1288,6 +1272,8 @@ class Config:
                          "file"] = "synthetic"
     eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
                               "by --data"] = ""
+    system: Annotated[str, "system prompt, in place of the task's own; none: the prompt is only "
+                           "the question"] = ""
     people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
         dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
     brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
@@ -1331,16 +1317,21 @@ class Config:
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
-def add_flag(parser, kind, name):
-    """Add the flag of a field of `kind`, a dataclass like Config."""
-    hint, text = typing.get_args(typing.get_type_hints(kind, include_extras=True)[name])
-    text = text.replace("%", "%%")
+def type_of(name):
+    """Return the type of a setting."""
+    return typing.get_type_hints(Config)[name]
+
+
+def add_flag(parser, name):
+    """Add the flag of a setting."""
+    hint = type_of(name)
+    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
     if hint is bool:
         parser.add_argument(f"--{name}", action="store_true", help=text)
         parser.add_argument(f"--no_{name}", action="store_false", dest=name,
                             help=argparse.SUPPRESS)
         return
-    default = getattr(kind(), name)
+    default = vars(Config())[name]
     if default != "":
         text += f" (default: {shown(default)})"
     if typing.get_origin(hint) is Literal:
@@ -1362,9 +1353,9 @@ def shown(value):
 # Numbers must be above 0, but these may be as low as this.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "group_size": 2}
-# What a resumed run may change: all else is part of its method.
-RESUMABLE = {"resume", "out", "steps", "device", "tokens_per_micro_batch", "sample_batch",
-             "gradient_checkpointing"}
+# A resumed run may change these: they are no part of its method.
+RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
+             "gradient_checkpointing").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -1379,7 +1370,7 @@ def main(argv=None, **defaults):
     try:
         cfg = read_settings(argv, **defaults)
         policy, task = load(cfg)
-        state = load_state(cfg.out) if cfg.resume and find_checkpoint(cfg.out) else None
+        state = load_state(cfg.out) if cfg.resume else None
         run = Run(cfg, policy, cfg.out or new_name(cfg), state)
         describe_run(policy, task, cfg, run)
         carry_out(policy, task, cfg, run)
@@ -1387,8 +1378,7 @@ def main(argv=None, **defaults):
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError:
         raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing; --resume takes all of "
-                         "these. A smaller --model and --beta 0 need less")
+                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)
@@ -1409,43 +1399,19 @@ def read_settings(argv=None, **defaults):
     a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
     own, except for RESUMABLE.
 
-    Args:
-        argv, defaults: as for `main`.
-
     Raises:
         SystemExit: one line that says what is wrong.
     """
     flags = read_flags(argv)
-    known = {field.name for field in dataclasses.fields(Config)}
     for name in defaults:
-        if name not in known:
-            raise SystemExit(f"error: main has no setting {name}{suggest(name, known)}")
-    named = {**defaults, **flags}
-    out = named.get("out", "")
-    if named.get("resume"):
-        saved = read_saved(out, known)
-        if not saved:
-            raise SystemExit(f"error: --resume needs --out and the folder of a run; {out!r} has "
-                             "no settings.json")
-        for name in flags:
-            if name not in RESUMABLE and flags[name] != saved.get(name):
-                raise SystemExit(f"error: --resume continues with the run's own --{name} "
-                                 f"{shown(saved.get(name))}: leave the flag out, or start a new "
-                                 "run")
-        cfg = Config(**{**saved, **flags})
+        if name not in vars(Config()):
+            raise SystemExit(f"error: main has no setting {name}{suggest(name, vars(Config()))}")
+    settings = {**defaults, **flags}
+    if settings.get("resume"):
+        cfg = Config(**{**read_own_settings(settings.get("out", ""), flags), **flags})
     else:
-        model = find_model(named.get("model", ""), named.get("task", Config.task))
-        saved = read_saved(model, known)
-        if "task" in saved and named.get("task", saved["task"]) != saved["task"]:
-            say(f"{model}/settings.json is for --task {saved['task']}: not used")
-            saved = {}
-        for name in ("model", "out", "resume", "eval_only"):
-            saved.pop(name, None)
-        cfg = Config(**{**saved, **named, "model": model})
-        own = [f"{name} {shown(value)}" for name, value in saved.items()
-               if name not in named and value != getattr(Config(), name)]
-        if own:
-            say(f"settings of {os.path.relpath(model)}: {', '.join(own)}")
+        settings["model"] = find_model(settings)
+        cfg = Config(**{**read_model_settings(settings), **settings})
     check_settings(cfg)
     return cfg
 
@@ -1455,70 +1421,97 @@ def read_flags(argv):
     parser = argparse.ArgumentParser(
         description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
         argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    fields = [field.name for field in dataclasses.fields(Config)]
-    for name in fields:
-        add_flag(parser, Config, name)
+    for name in vars(Config()):
+        add_flag(parser, name)
     words = []
     for word in sys.argv[1:] if argv is None else argv:
-        name, equals, value = str(word).partition("=")
-        words.append(name.replace("-", "_").replace("__", "--", 1) + equals + value
-                     if name.startswith("--") else str(word))
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            word = f"--{name.replace('-', '_')}{equals}{value}"
+        words.append(word)
     flags, unknown = parser.parse_known_args(words)
     if unknown:
-        raise SystemExit(f"error: there is no setting {unknown[0]}"
-                         f"{suggest(unknown[0].lstrip('-'), fields, '--')}; --help lists all")
+        hint = suggest(unknown[0].lstrip("-"), vars(Config()))
+        raise SystemExit(f"error: there is no setting {unknown[0]}{hint}; --help lists all")
     return vars(flags)
 
 
-def suggest(word, words, prefix=""):
+def suggest(word, words):
     """Return " (did you mean X?)" for the most similar word, or ""."""
     similar = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {prefix}{similar[0]}?)" if similar else ""
+    return f" (did you mean {similar[0]}?)" if similar else ""
 
 
-def find_model(name, task):
-    """Return the folder or hub name of the model that --model names: of a run's folder, its
-    checkpoint; without a name, the tiny model of the task."""
-    name = os.path.expanduser(name) or os.path.join(HERE, "pretrained", task)
-    if os.path.isdir(name):
-        return os.path.abspath(find_checkpoint(name) or name)
-    return "" if name.startswith(os.path.join(HERE, "pretrained")) else name
+def find_model(settings):
+    """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
+    tiny model of the task, or "" if it has none."""
+    name = os.path.expanduser(settings.get("model", ""))
+    tiny = os.path.join(HERE, "pretrained", settings.get("task", Config.task))
+    if not name:
+        return tiny if os.path.isdir(tiny) else ""
+    return os.path.abspath(find_checkpoint(name) or name) if os.path.isdir(name) else name
 
 
-def read_saved(folder, known):
-    """Read the known settings of a model's or a run's folder, as a dict; {} if it has none."""
-    paths = [os.path.join(folder, "settings.json"),
-             # of a run of version 0.2, and of its checkpoint
-             os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")]
-    for path in paths:
-        if folder and os.path.isfile(path):
-            try:
-                with open(path, encoding="utf-8") as file:
-                    saved = json.load(file)
-                if path == paths[0] or "shaping" in saved:  # else it is a model's config.json
-                    return {name: saved[name] for name in saved if name in known}
-            except (ValueError, TypeError) as error:
-                raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
-    return {}
+def read_model_settings(settings):
+    """Read settings.json in the folder of the model, and say what it changes."""
+    folder = settings["model"]
+    saved = read_saved(folder)
+    task = saved.get("task", Config.task)
+    if saved and settings.get("task", task) != task:
+        say(f"{folder} is for --task {task}: its settings are not used")
+        return {}
+    for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
+        saved.pop(name, None)
+    changes = [f"{name} {shown(value)}" for name, value in saved.items()
+               if name not in settings and value != vars(Config())[name]]
+    if changes:
+        say(f"settings of {folder}: {', '.join(changes)}")
+    return saved
+
+
+def read_own_settings(out, flags):
+    """Read the settings of a run that is resumed; the flags must not contradict them."""
+    saved = read_saved(out)
+    if not saved:
+        raise SystemExit(f"error: --resume needs --out and the folder of a run, not {out!r}")
+    for name, value in flags.items():
+        if name not in RESUMABLE and value != saved[name]:
+            raise SystemExit(f"error: --resume continues with the run's own --{name} "
+                             f"{shown(saved[name])}: leave the flag out, or start a new run")
+    return saved
+
+
+def read_saved(folder):
+    """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
+    path = os.path.join(folder, "settings.json")
+    for old in (os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")):
+        if not os.path.isfile(path) and os.path.isfile(old):  # version 0.2: a run, its checkpoint
+            path = old
+    if not folder or not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        return {name: saved[name] for name in vars(Config()) if name in saved}
+    except (ValueError, TypeError) as error:
+        raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
 
 
 def check_settings(cfg):
     """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
     tasks = import_tasks()
-    for name, value in vars(cfg).items():
-        check_value(name, value)
+    for name in vars(cfg):
+        check_value(cfg, name)
     if cfg.task not in tasks.TASKS:
         raise SystemExit(f"error: there is no --task {cfg.task}{suggest(cfg.task, tasks.TASKS)}: "
                          f"give one of {', '.join(tasks.TASKS)}")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: there is no tiny model pretrained/{cfg.task}")
-    if not cfg.resume and os.path.lexists(cfg.out) and not is_empty_folder(cfg.out):
-        hint = ", or add --resume to continue the run in it" if find_checkpoint(cfg.out) else ""
-        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder{hint}")
-    if cfg.resume and not find_checkpoint(cfg.out) and has_steps(cfg.out):
-        raise SystemExit(f"error: the run in {cfg.out} has steps but no checkpoint, so it cannot "
-                         "be continued: start a new run in another folder")
+                         f"folder: there is no tiny model in pretrained/{cfg.task}")
+    if cfg.out and not cfg.resume and os.path.lexists(cfg.out) and not (
+            os.path.isdir(cfg.out) and not os.listdir(cfg.out)):
+        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
+                         "--resume the run in it")
     if cfg.updates > cfg.prompts * cfg.group_size:
         raise SystemExit(f"error: --updates {cfg.updates} is more than a step's completions, "
                          f"--prompts {cfg.prompts} x --group_size {cfg.group_size}")
@@ -1526,67 +1519,55 @@ def check_settings(cfg):
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
     find_device(cfg.device)
     tasks.check_data(cfg)
-    least, most = token_weights(torch.tensor([0.0, 1.0]).log(), alpha=cfg.alpha, tau=cfg.tau,
-                                mu=cfg.mu, low=cfg.low, high=cfg.high)
-    if cfg.shaping == "sg" and least == most:  # w is monotone between them
-        say(f"warning: with these settings every token has the weight {least:.4g}: this is "
-            "plain GRPO")
+    w = token_weights(torch.tensor([0.0, 1.0]).log(), alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu,
+                      low=cfg.low, high=cfg.high)
+    if cfg.shaping == "sg" and w[0] == w[1]:  # w is monotone between them
+        say(f"warning: these settings make every weight {w[0]:.4g}: this is plain GRPO")
 
 
-def check_value(name, value):
+def check_value(cfg, name):
     """Raise SystemExit unless the setting has the right type and range."""
-    hint = typing.get_type_hints(Config, include_extras=True)[name].__origin__
+    value = getattr(cfg, name)
+    hint = type_of(name)
     least = LEAST.get(name)
-    words = "above 0" if least is None else f"{least} or more"
     if typing.get_origin(hint) is Literal:
         allowed = f"one of {', '.join(typing.get_args(hint))}"
         right = value in typing.get_args(hint)
-    elif hint == list[int]:
-        allowed = "whole numbers above 0"
-        right = isinstance(value, list) and value and all(type(x) is int and x > 0 for x in value)
     elif hint in (int, float):
-        allowed = f"a {'whole ' if hint is int else ''}number, {words}, up to 1e9"
+        allowed = f"{'a whole number' if hint is int else 'a number'}, " + (
+            "above 0" if least is None else f"{least} or more") + ", up to 1e9"
         right = type(value) in (int, hint) and value <= 1e9 and (
             value > 0 if least is None else value >= least)
+    elif hint == list[int]:
+        allowed = "a list of whole numbers"
+        right = isinstance(value, list) and value and all(type(x) is int for x in value)
     else:
         allowed = "a text" if hint is str else "true or false"
         right = type(value) is hint
     if not right:
-        raise SystemExit(f"error: --{name} must be {allowed}, not {shown(value)!r}")
-
-
-def is_empty_folder(path):
-    return os.path.isdir(path) and not os.listdir(path)
-
-
-def has_steps(out):
-    """Return whether the run in this folder has logged a training step."""
-    path = os.path.join(out, "metrics.jsonl")
-    return os.path.isfile(path) and '{"step": 1,' in open(path, encoding="utf-8").read()
+        raise SystemExit(f"error: --{name} must be {allowed}, not {shown(value)}")
 
 
 def load(cfg):
     """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
     tasks = import_tasks()
-    device = find_device(cfg.device)
-    name = find_checkpoint(cfg.out) if cfg.resume else ""
-    name = name or cfg.model
+    name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
     say(f"loading {name}")
     model, tokenizer = load_or_explain(name)
-    model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
+    model = prepare(model, find_device(cfg.device),
+                    gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
     say(f"preparing the problems of --task {cfg.task}")
     task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
-    for split in ("train", "valid", "test"):
-        if not getattr(task, split):
-            raise SystemExit(f"error: none of the {split} problems fits into the model's context: "
-                             "lower --max_new_tokens")
+    if not (task.train and task.valid and task.test):
+        raise SystemExit("error: no problem fits into the model's context: lower "
+                         "--max_new_tokens")
     return policy, task
 
 
 def load_or_explain(name):
     """Call load_model; if the model cannot be used, say why in one line."""
-    # The bar of transformers would garble our lines. The hub's, of a download, stays.
+    # transformers' bar would garble our lines. The hub's bar, of a download, stays.
     transformers.utils.logging.disable_progress_bar()
     huggingface_hub.utils.enable_progress_bars()
     try:
@@ -1603,66 +1584,45 @@ def new_name(cfg):
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def own_program():
-    """Return how this program was started, as words after `python`."""
-    module = sys.modules["__main__"].__spec__
-    if module and module.name != "__main__":
-        return ["-m", module.name.removesuffix(".__main__")]
-    return sys.argv[:1]
-
-
 def describe_run(policy, task, cfg, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    say(f"files of this run: {run.out}/")
-    if run.done:
-        say(f"resuming after step {run.done}")
+    begins = f"resuming after step {run.done}, " if run.done else ""
     device = policy.model.device
-    threads = torch.get_num_threads()
-    on_cpu = f" ({threads} threads; OMP_NUM_THREADS sets them)" if device.type == "cpu" else ""
+    threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
-    say(f"{policy.model.num_parameters():,} parameters on {device}{on_cpu}; {to_train}"
+    problem = task.train[0]
+    say(f"{begins}files of this run: {run.out}/")
+    say(f"{policy.model.num_parameters():,} parameters on {device}{threads}; {to_train}"
         f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
     if task.floor > 0.5:
-        say("warning: one constant answer is right on most test problems: a model can score high "
-            "without solving any; use other problems")
-    problem = task.train[0]
-    read = policy.tokenizer.decode(problem.prompt)
-    say(f"the first problem, as the model reads it, {len(problem.prompt)} tokens:\n{read}\n"
-        f"its answer: {problem.answer}")
+        say("warning: a constant answer is right on most test problems, so accuracy says little: "
+            "use other problems")
+    say(f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
+        f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
 
 
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
+    tasks = import_tasks()
     if not run.done:
         before = evaluate_split(policy, task, cfg, run, 0, "test")
         say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
         if cfg.eval_only:
             return
-        describe_start(before, cfg.eval_samples)
-    reference = load_reference(policy, cfg) if cfg.beta else None
+        say(tasks.describe_start(before, cfg.eval_samples))
+    reference = None
+    if cfg.beta:  # the initial policy
+        reference = prepare(load_or_explain(cfg.model)[0], policy.model.device)
     with signals_to(run):
         train(policy, task, cfg, run, reference)
     if run.stopped_by:
-        say(f"stopped by {signal.Signals(run.stopped_by).name}; {run.how_to_continue()}")
+        name = signal.Signals(run.stopped_by).name
+        say(f"stopped by {name}; {how_to_continue(run.out)}")
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
-    rows = read_rows(run.out)
-    steps = [row for row in rows if "split" not in row]
-    describe_end(rows[0], after, steps, cfg.eval_samples)
+    say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
     write_page(run.out)
-
-
-def load_reference(policy, cfg):
-    """Load the initial policy again, the reference of the KL."""
-    model, _ = load_or_explain(cfg.model)
-    return prepare(model, policy.model.device)
-
-
-def read_rows(out):
-    """Read the rows of a run's metrics.jsonl; the first is the test before training."""
-    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def write_page(out):
@@ -1671,8 +1631,8 @@ def write_page(out):
         from support import page
     except ModuleNotFoundError:
         say(f"transcripts: {out}/samples.jsonl")
-        return
-    say(f"for curves and transcripts, open {page.write(out)} in a browser")
+    else:
+        say(f"for curves and transcripts, open {page.write(out)} in a browser")
 
 
 if __name__ == "__main__":

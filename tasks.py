@@ -6,7 +6,7 @@ model that writes them is rewarded for fooling the verifier: nothing here execut
 and no verifier raises or hangs. The functions that make a task raise UserError on bad
 settings or data.
 
-This file needs jinja2 and tqdm, and datasets for data from the hub. With the optional folder
+This file needs tqdm, and datasets for data from the hub. With the optional folder
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
 sets and more; without it, only problems whose answer is a plain number are used.
 """
@@ -22,7 +22,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-import jinja2
 from tqdm import tqdm
 
 
@@ -42,7 +41,7 @@ class UserError(ValueError):
 # ---- What a task is ----
 
 class Problem(NamedTuple):
-    question: str
+    question: str            # or a list of chat messages, which a prompt begins with
     # passed to the verifier: a dict name -> role, one gold answer, or several
     answer: object
     # worked text that ends in the answer: the warm-up trains the tiny model on it
@@ -101,8 +100,10 @@ def most_frequent(answers):
 # ---- Prompts: a task's questions as the model reads them ----
 
 def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids. Problems whose prompt and
-    completion would not fit into the model's context are dropped, with a message."""
+    """Return the task with its prompts encoded as token ids, and with the system prompt that
+    cfg.system asks for. Problems whose prompt and completion would not fit into the model's
+    context are dropped, with a message."""
+    task = set_system(task, cfg.system)
     context = policy.model.config.get_text_config()
     context = getattr(context, "max_position_embeddings", math.inf)
     # With a tool, a completion is longer: support/tools.py says how long.
@@ -126,13 +127,17 @@ def encode_problems(task, policy, cfg):
     return task._replace(**encoded)
 
 
+def set_system(task, system):
+    """Return the task with another system prompt; "" keeps its own. With "none", prompts are
+    the questions and nothing else: the tiny models, whose settings.json says so, know no other
+    words."""
+    if system == "none":
+        return task._replace(system="", opening="")
+    return task._replace(system=system or task.system)
+
+
 def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
 
     Args:
         tokenizer, task, questions: the task gives the system prompt and the opening.
@@ -140,36 +145,170 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
             {"enable_thinking": false}.
 
     Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
+        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = json.loads(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
+    kwargs = read_template_kwargs(template_kwargs)
+    prompts = [write_prompt(tokenizer, task, question, kwargs)
+               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
+    texts = [text for text, _ in prompts]
     # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
+    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    for ids in encoded:
+        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+            ids.pop()
+    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
 
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
+def read_template_kwargs(text):
+    """Read the setting chat_template_kwargs as a dict."""
     try:
-        return tokenizer.apply_chat_template(both, **given)
-    except jinja2.TemplateError:
-        return tokenizer.apply_chat_template(one, **given)
+        kwargs = json.loads(text)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                        f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
+    return kwargs
+
+
+def write_prompt(tokenizer, task, question, kwargs):
+    """Write a prompt as text. Returns (text, tag).
+
+    The prompt ends with task.opening, such as <think>, unless the template has opened the
+    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal.
+    """
+    messages = list_messages(task.system, question)
+    if tokenizer.chat_template:
+        text = render_chat(tokenizer, messages, kwargs)
+    else:
+        text = "".join(message["content"] + "\n\n" for message in messages)
+    end = text.rstrip()
+    if task.opening == "<think>" and end.endswith("</think>"):
+        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
+                        f"--task {task.name} must contain them: give --chat_template_kwargs "
+                        "'{\"enable_thinking\": true}', or name another model")
+    for tag in (task.opening, "<think>"):
+        if tag and end.endswith(tag):
+            return text, tag
+    return text + task.opening, task.opening
+
+
+def list_messages(system, question):
+    """Return the messages of a chat: the system prompt, then the question, a text or itself a
+    list of messages. A list that begins with a system prompt keeps its own."""
+    if isinstance(question, str):
+        question = [{"role": "user", "content": question}]
+    try:
+        texts = [message[key] for message in question for key in ("role", "content")]
+        "".join(texts).encode()  # fails on other types, and on lone surrogates
+        own_system = texts[0] == "system" or not system
+    except (TypeError, LookupError, ValueError):
+        raise UserError("a question must be a text or a list of chat messages, such as "
+                        '[{"role": "user", "content": "1 + 1?"}], not '
+                        f"{question!r:.60}") from None
+    return question if own_system else [{"role": "system", "content": system}, *question]
+
+
+def render_chat(tokenizer, messages, kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
+    leaves the text out, as Phi-3's does, the first turn after it contains both texts."""
+    attempts = [messages]
+    if messages[0]["role"] == "system" and messages[1:]:
+        system, first, *rest = messages
+        both = system["content"] + "\n\n" + first["content"]
+        attempts.append([{**first, "content": both}, *rest])
+    for attempt in attempts:
+        try:
+            text = tokenizer.apply_chat_template(
+                attempt, **{**kwargs, "add_generation_prompt": True, "tokenize": False})
+        except Exception as error:  # a template is a program: it can raise anything
+            reason = str(error).partition("\n")[0]
+            fault = f"refuses a question ({type(error).__name__}: {reason})"
+            continue
+        lost = find_lost(attempt, text)
+        if not lost:
+            return text
+        fault = f"leaves out {lost[:40]!r}"
+    raise UserError(f"the chat template {fault}: name another model, or correct "
+                    "chat_template.jinja in the model's folder")
+
+
+def find_lost(messages, text):
+    """Return the first message that is not in the text, or "". White space may differ, and
+    templates may shorten what the assistant said."""
+    words = " ".join(text.split())
+    for message in messages:
+        content = " ".join(message["content"].split())
+        if message["role"] != "assistant" and content not in words:
+            return content
+    return ""
+
+
+# ---- What the tests of a run say, and what to change ----
+
+def describe_start(row, k):
+    """Describe the test before training: the rates that decide whether there is a learning
+    signal, and one thing to change if a rate is bad.
+
+    Args:
+        row: the row of the test in metrics.jsonl.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    samples = f"@{k}" if k else ""
+    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
+    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
+    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
+    lines = [f"{f'{k} samples per problem' if k else 'greedy completions'}: {formed:.0%} well "
+             f"formed, {cut:.0%} truncated"]
+    if k > 1:
+        lines[0] += f"; in {equal:.0%} of the groups all rewards are equal: no learning signal"
+    if cut > 0.5 and formed > (1 - cut) / 2:
+        lines.append("most completions are truncated, and most others are well formed: raise "
+                     "--max_new_tokens")
+    elif formed < 0.05:
+        lines.append(
+            "almost no completion is well formed, so there is little to learn from. Read some in "
+            "samples.jsonl. If they are on their way to an answer, raise --max_new_tokens. If "
+            r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
+            r"12+7 = \boxed{19}', or use a larger Instruct model")
+    elif correct == 0:
+        lines.append("no completion is correct, so the model may learn only the form: use easier "
+                     "problems (kk: --people 2 3) or a better model")
+    elif equal > 0.9 and correct > 0.5:
+        lines.append("the model solves nearly all problems: use harder ones (kk: --people 5 6 7)")
+    elif equal > 0.9:
+        lines.append("the model solves too few problems: use easier ones (kk: --people 2 3), or "
+                     "raise --group_size")
+    return "\n".join(lines)
+
+
+def describe_end(rows, after, k):
+    """Compare the tests before and after training, and warn if something went wrong.
+
+    Args:
+        rows: all rows of metrics.jsonl; the first is the test before training.
+        after: the row of the test after training.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    before, *later = rows
+    accuracy, reward = "eval/accuracy", "eval/reward"
+    if k:
+        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
+    changes = []
+    for key in (accuracy, reward):
+        changes.append(f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}")
+    lines = [f"before -> after training: {', '.join(changes)}"]
+    if all(row.get("equal_groups", 1) == 1 for row in later):
+        lines.append("rewards were equal within every group, so nothing was learned")
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    fallen = after[accuracy] < before[accuracy] - 2 * error
+    if fallen and after[reward] > before[reward]:
+        lines.append("warning: the reward has risen and accuracy has fallen: the model is "
+                     "exploiting the reward; read samples.jsonl")
+    elif fallen:
+        lines.append("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+    return "\n".join(lines)
 
 
 # ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----
@@ -982,8 +1121,9 @@ TASKS = {"kk": kk_task, "math": math_task}
 
 
 def check_data(cfg):
-    """Raise UserError if the data that the settings name does not exist, before anything is
-    loaded."""
+    """Raise UserError if the data that the settings name does not exist, or the variables for
+    the chat template are not a JSON object, before anything is loaded."""
+    read_template_kwargs(cfg.chat_template_kwargs)
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
     if TASKS[cfg.task] is math_task:

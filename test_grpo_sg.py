@@ -1257,10 +1257,161 @@ def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
         tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
-# ==== The model and the program ====
+# ==== Prompts, and the tokens that end a turn ====
 
 CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{{ '<|im_start|>assistant\n' }}")
+CHAT_PROMPT = "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+# Written for these tests, with the structure of real ones.
+GEMMA = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else 'user' }}\n"
+         "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
+PHI = ("{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}<|end|><|assistant|>"
+       "{% elif m['role'] == 'assistant' %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}")
+LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
+         "<|eot_id|>{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}")
+MISTRAL = ("<s>{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}"
+           "[INST] {{ m['content'] }} [/INST]{% endif %}{% endfor %}")
+CLOSED = CHAT + "{{ '<think>\n\n</think>\n\n' }}"
+
+
+def chat_task(**fields):
+    return tasks.Task("any", "Be good.", [], [], [], None, 0.0)._replace(**fields)
+
+
+@pytest.mark.parametrize("template, prompt", [
+    (None, "Be good.\n\nWho?\n\n<think>"),
+    (CHAT, CHAT_PROMPT + "<think>"),
+    (CHAT + "<think>", CHAT_PROMPT + "<think>"),             # it opens the thoughts itself
+    (CHAT + "{{ '<think>\n' }}", CHAT_PROMPT + "<think>\n"),
+    (MISTRAL, "<s>[INST] Be good. [/INST][INST] Who? [/INST]<think>"),
+    (GEMMA, "<start_of_turn>user\nBe good.\n\nWho?<end_of_turn>\n<start_of_turn>model\n<think>"),
+    (PHI, "<|user|>Be good.\n\nWho?<|end|><|assistant|><think>"),  # it leaves out the system role
+    ("{{ messages[0]['content'] }}", "Be good.\n\nWho?<think>"),
+    (LAST_MESSAGE, "Be good.\n\nWho?<think>"),
+    # This one strips the tags from the instructions.
+    ("{% for m in messages %}{{ m.content.replace('good', '') if m.role == 'system' else m.content }}{% endfor %}",
+     "Be good.\n\nWho?<think>")])
+def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
+    """Without the instructions a model cannot know the format, and earns -3 for every completion. The
+    opening is the response's."""
+    tokenizer = byte_tokenizer(template)
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"])
+    assert tokenizer.decode(ids) == prompt and opening == "<think>"
+
+
+@pytest.mark.parametrize("template, message", [
+    (CLOSED, "closes the thoughts in the prompt, but responses to --task any must contain them: give --chat"),
+    ("Hello.", "the chat template leaves out 'Be good. Who.': name another model"),
+    ("{{ '' }}", "the chat template leaves out 'Be good. Who.': name another model"),
+    ("{{ raise_exception('no\nquestions') }}", r"refuses a question \(TemplateError: no\): name another model"),
+    ("{{ 1 + 'x' }}", r"refuses a question \(TypeError: .*\): name another model")])
+def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(template, message):
+    with pytest.raises(tasks.UserError, match=message):
+        tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
+
+
+def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
+    tokenizer = byte_tokenizer(CLOSED)
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
+    switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
+    (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
+                                           '{"thinking": true}')
+    assert tokenizer.decode(ids) == CHAT_PROMPT + "<think>" and opening == "<think>"
+
+
+@pytest.mark.parametrize("kwargs", ["{", "[1]", "5", "enable_thinking=false"])
+def test_variables_for_the_template_must_be_a_json_object(kwargs):
+    with pytest.raises(tasks.UserError, match="--chat_template_kwargs must be a JSON object"):
+        tasks.check_data(grpo_sg.Config(chat_template_kwargs=kwargs))
+    with pytest.raises(tasks.UserError, match="refuses a question"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], '{"messages": []}')
+
+
+def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+
+
+def test_a_question_may_be_a_chat():
+    tokenizer = byte_tokenizer(CHAT)
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "Who?"}]
+    own = [{"role": "system", "content": "Be bad."}, *chat]
+    (first, _), (second, _) = tasks.encode_prompts(tokenizer, chat_task(), [chat, own])
+    turns = ("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+             "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
+    assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
+    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+
+
+@pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
+def test_a_question_that_is_neither_text_nor_chat_is_refused(question):
+    with pytest.raises(tasks.UserError, match="a question must be a text or a list of chat messages"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), [question])
+
+
+@pytest.mark.parametrize("name, opening", [("kk", "<think>"), ("math", "")])
+def test_the_system_prompt_can_be_replaced(name, opening):
+    tokenizer = byte_tokenizer(CHAT)
+    policy = grpo_sg.Policy(build_model(vocab_size=260), tokenizer, {0})
+    system = "Write 1+1 = \\boxed{2}."
+    cfg = grpo_sg.Config(task=name, people=[3], system=system, train_problems=5, eval_problems=5)
+    problem = tasks.encode_problems(tasks.TASKS[name](cfg), policy, cfg).test[0]
+    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem.question}<|im_end|>"
+    assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
+
+
+@pytest.mark.parametrize("name", ["kk", "math"])
+def test_a_tiny_model_reads_only_the_question(name):
+    """It knows the words of the questions and solutions, and no others."""
+    flags = f"--task {name} --train_problems 5 --eval_problems 5"
+    policy, task = grpo_sg.load(grpo_sg.read_settings(flags.split()))
+    for problem in task.test:
+        assert policy.tokenizer.decode(problem.prompt) == problem.question and problem.opening == ""
+        assert policy.tokenizer.unk_token_id not in problem.prompt
+
+
+@pytest.mark.parametrize("template, end", [
+    (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
+    ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
+    (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
+    (LAST_MESSAGE, "<|endoftext|>"), ("{{ messages[0].content }}", "<|endoftext|>"),
+    ("{{ raise_exception('no') }}", "<|endoftext|>")])
+def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
+    """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
+    base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
+    would be truncated, and every reward -3."""
+    tokenizer = byte_tokenizer(template, ["<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>"])
+    model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
+    last = tokenizer.convert_tokens_to_ids(end)
+    model.transformer.ln_f.weight.data.zero_()
+    model.transformer.ln_f.bias.data.copy_(100 * model.transformer.wte.weight[last])
+    stops = grpo_sg.find_stop_ids(model, tokenizer)
+    assert stops == {0, 2, last}
+    task = chat_task(verify=lambda response, answer: tasks.Verdict(False, response == ""))
+    problem = tasks.Problem("Who?", "", prompt=[50, 60])
+    completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
+        max_new_tokens=4), n=1, temperature=1.0, seed=0)
+    assert completion.tokens == [last] and completion.reward == -0.5
+
+
+def test_all_end_tokens_that_the_model_names_end_a_completion():
+    tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
+    for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
+        model.generation_config.eos_token_id = named
+        assert grpo_sg.find_stop_ids(model, tokenizer) == stops
+
+
+# ==== The model and the program ====
+
 SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
          "--max_new_tokens 8")
 
@@ -1325,17 +1476,6 @@ def test_a_model_that_lacks_parameters_is_refused(tmp_path, capsys):
     error = run_program(f"--model {tmp_path}/model {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
     assert "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight" in error
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("template", [CHAT, CHAT + "<think>", None])
-def test_a_prompt_ends_with_the_opening_of_the_response(template):
-    """A tag that the prompt opens is the response's."""
-    task = tasks.Task("any", "Be good.", [], [], [], None, 0.0, opening="<think>")
-    tokenizer = byte_tokenizer(template)
-    (ids, opening), = tasks.encode_prompts(tokenizer, task, ["Who?"])
-    assert opening == "<think>" and tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
@@ -1441,14 +1581,15 @@ def word_tokenizer(words, pattern=None):
         unk_token="[UNK]", chat_template=LAST_MESSAGE)
 
 
-def byte_tokenizer(template):
+def byte_tokenizer(template, added=()):
     """Build a tokenizer with a token per byte and three special tokens, 259 in all, like
-    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0."""
+    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0. added:
+    further special tokens."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
     numbers = {word: i for i, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, []))
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens([*specials, *added])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
