@@ -238,7 +238,8 @@ def main():
         try:
             tokens = view(given.runs[0], given.task)
         except (SystemExit, OSError, ValueError) as error:  # a model or data that are gone
-            print(f"the page will not show tokens: {error}", file=sys.stderr)
+            print(f"the page will not show tokens: {error}. If a script defines the run's task, "
+                  "name it with --task", file=sys.stderr)
     try:
         print(write(*given.runs, tokens=tokens))
     except OSError as error:

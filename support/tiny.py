@@ -32,15 +32,15 @@ from support.tools import Tool, encode_tool_answer
 from tasks import UserError
 
 # Settings of a run that starts from a tiny model. On a GPU it would wait for the CPU.
-TINY = dict(train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4, lr=2e-4,
-            temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768, sample_batch=1024,
-            device="cpu")
+TINY = dict(system="none", train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
+            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
+            sample_batch=1024, device="cpu")
 PUZZLES = dict(people=[3], brief=True)  # kk's own
 # How a new tiny model is trained (for task.warmup steps), and how a loaded one: texts in a
 # step, learning rate, betas of AdamW.
 NEW = dict(batch=64, lr=5e-3, betas=(0.8, 0.95))
 LOADED = dict(steps=60, batch=16, lr=2e-5, betas=(0.9, 0.99))
-OF_A_RUN = ("model", "out", "resume", "eval_only", "seed")  # not in settings.json
+NOT_SAVED = ("model", "out", "resume", "eval_only", "seed")
 
 
 # ---- The tiny model ----
@@ -99,9 +99,10 @@ def calls_of(task, text):
     return task.write.find_calls(text) if isinstance(task.write, Tool) else []
 
 
-def write_script(tokenizer, task, problem, text):
+def write_script(tokenizer, task, problem, text, end):
     """Return (ids, mask) of a prompt and a scripted completion with the tool's answers, as
-    a rollout would make them. mask: True on tokens that the policy writes."""
+    a rollout would make them. mask: True on tokens that the policy writes; end: the token that
+    ends its turn."""
     def encode(part):
         return tokenizer(part, add_special_tokens=False)["input_ids"]
     ids = list(problem.prompt)
@@ -114,7 +115,7 @@ def write_script(tokenizer, task, problem, text):
         ids += turn + answer
         mask += [True] * len(turn) + [False] * len(answer)
         written = call
-    turn = [*encode(text.removeprefix(written)), tokenizer.eos_token_id]
+    turn = [*encode(text.removeprefix(written)), end]
     return torch.tensor(ids + turn), torch.tensor(mask + [True] * len(turn))
 
 
@@ -136,6 +137,9 @@ def fine_tune(policy, task, cfg, *, steps, batch, lr, betas, rise, shortcuts=0.0
     """
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr, betas=betas, weight_decay=0,
                                   fused=True)
+    end = grpo_sg.find_turn_end(policy.tokenizer)
+    if end is None:
+        end = policy.tokenizer.eos_token_id
     policy.model.train(cfg.gradient_checkpointing)  # dropout is 0
     rng = random.Random(cfg.seed)
     bar = tqdm(range(1, steps + 1), "training", mininterval=1, disable=None)
@@ -143,7 +147,7 @@ def fine_tune(policy, task, cfg, *, steps, batch, lr, betas, rise, shortcuts=0.0
         scripts = []
         for problem in rng.sample(task.train, min(batch, len(task.train))):
             text = problem.shortcut if rng.random() < shortcuts else problem.solution
-            scripts.append(write_script(policy.tokenizer, task, problem, text))
+            scripts.append(write_script(policy.tokenizer, task, problem, text, end))
         loss = add_gradient(policy.model, scripts, cfg)
         optimizer.param_groups[0]["lr"] = lr * min(1, step / rise, 2 - 2 * step / steps)
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
@@ -194,19 +198,16 @@ def find_task(name):
     return new[0]
 
 
-def choose_settings(task, model, flags):
-    """Return the settings of a run with the new model: the flags; then those of `model`, or
-    for a tiny model TINY; then Config's."""
-    known = vars(grpo_sg.Config())
-    if model:
-        model = grpo_sg.find_model(model, task)
-        saved = grpo_sg.read_saved(model, known)
-        if saved.get("task", task) != task:
-            saved = {}
+def choose_settings(settings):
+    """Return the Config of a run with the new model. Each setting comes from the first that
+    has it: the flags, in `settings`; those of the model, or for a tiny one TINY; Config."""
+    if settings["model"]:
+        settings["model"] = grpo_sg.find_model(settings)
+        saved = grpo_sg.read_model_settings(settings)
     else:
-        saved = TINY | (PUZZLES if task == "kk" else {})
-    own = {"task": task, "model": model or "tiny", "out": "", "resume": False, "eval_only": False}
-    cfg = grpo_sg.Config(**{**saved, **flags, **own})
+        settings["model"] = "tiny"
+        saved = TINY | (PUZZLES if settings["task"] == "kk" else {})
+    cfg = grpo_sg.Config(**{**saved, **settings})
     grpo_sg.check_settings(cfg)
     return cfg
 
@@ -261,57 +262,52 @@ def save(policy, cfg, folder):
     usual = grpo_sg.Config()
     settings = {"task": cfg.task}
     for name, value in vars(cfg).items():
-        if name not in OF_A_RUN and value != getattr(usual, name):
+        if name not in NOT_SAVED and value != getattr(usual, name):
             settings[name] = value
     grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
 
 
 def read_flags(argv):
-    """Parse the flags. Returns (those of this command, the other settings), two dicts."""
+    """Parse the flags. Returns (those of this command, those of grpo_sg.py), two dicts."""
     parser = argparse.ArgumentParser(
         prog="python -m support.tiny", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
     parser.add_argument("task", help="a task, or the path of a script that registers one")
     parser.add_argument("--model", default="", metavar="TEXT",
                         help="folder or hub name of a model to fine-tune; default: a tiny one")
+    parser.add_argument("--out", default="", metavar="TEXT",
+                        help="folder to write, new or empty; default: one in pretrained/, which "
+                             "is replaced")
     parser.add_argument("--steps", type=int, metavar="N",
                         help=f"default: the task's warmup for a tiny model, else {LOADED['steps']}")
     parser.add_argument("--batch", type=int, metavar="N",
                         help=f"texts in a step; default: {NEW['batch']}, or {LOADED['batch']}")
     parser.add_argument("--lr", type=float, metavar="X",
                         help=f"learning rate; default: {NEW['lr']}, or {LOADED['lr']}")
-    parser.add_argument("--out", default="", metavar="TEXT",
-                        help="the folder to write; default: one in pretrained/")
     own, settings = parser.parse_known_args(argv)
     return vars(own), grpo_sg.read_flags(settings)
-
-
-def choose_folder(out, task, model):
-    """Return the folder to write. Only a default one may exist: it is replaced."""
-    if out and os.path.lexists(out) and not grpo_sg.is_empty_folder(out):
-        raise SystemExit(f"error: --out {out} exists: name a new or empty folder")
-    name = f"{task}-{os.path.basename(model)}" if model else task
-    return out or os.path.join(grpo_sg.HERE, "pretrained", name)
 
 
 def main(argv=None):
     transformers.utils.logging.disable_progress_bar()  # it would garble our lines
     own, settings = read_flags(argv)
     task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
-    script = task if task.endswith(".py") else "grpo_sg.py"
     for name, value in own.items():
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     try:
-        task = find_task(task)
-        folder = choose_folder(out, task, model)
-        cfg = choose_settings(task, model, settings)
+        name = find_task(task)
+        cfg = choose_settings({**settings, "task": name, "model": model, "out": out})
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
+        if model:
+            name = f"{name}-{os.path.basename(cfg.model)}"
+        folder = out or os.path.join(grpo_sg.HERE, "pretrained", name)
         save(policy, cfg, folder)
     except (UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
     except KeyboardInterrupt:
         raise SystemExit("interrupted: nothing was written")
+    script = task if task.endswith(".py") else "grpo_sg.py"
     folder = os.path.relpath(folder)
     grpo_sg.say(f"wrote {folder}; train it with RL: python {script} --model {folder}")
 

@@ -100,9 +100,9 @@ def view(folder, script=""):
     """
     if script:
         find_task(script)
-    saved = grpo_sg.read_saved(folder, vars(grpo_sg.Config()))
-    model = grpo_sg.find_model(saved.get("model", ""), saved.get("task", ""))
-    cfg = grpo_sg.Config(**{**saved, "model": model, "out": "", "resume": False})
+    saved = grpo_sg.read_saved(folder)
+    saved |= {"model": grpo_sg.find_model(saved), "out": "", "resume": False}
+    cfg = grpo_sg.Config(**saved)
     grpo_sg.check_settings(cfg)
     policy, task = grpo_sg.load(cfg)
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
