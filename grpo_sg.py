@@ -40,6 +40,7 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import json
 import math
@@ -1080,8 +1081,8 @@ class Run:
         if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
             left = (steps - step) * mean(row["seconds"] for row in self.rows)
-            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, "
-                f"about {in_time(left)} left")
+            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, about "
+                f"{datetime.timedelta(seconds=round(left))} left")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
@@ -1098,14 +1099,10 @@ class Run:
                             "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
         for name, rows in zip(LOGS, ([row], samples)):
-            self.append(name, rows)
-
-    def append(self, name, rows):
-        """Append rows of JSON to a file; what JSON cannot represent is written with str()."""
-        if self.out:
-            with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
-                for row in rows:
-                    file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
+            if self.out:
+                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
+                    for row in rows:  # what JSON cannot represent is written with str()
+                        file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
 
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes."""
@@ -1135,8 +1132,8 @@ class Run:
                        os.path.join(new, "training.pt"))
         except Exception as error:  # such as a full disk: each library raises its own type
             raise SystemExit(f"error: cannot write the checkpoint of step {step} "
-                             f"({first_line(error)}): make room in {self.out}; "
-                             f"{how_to_continue(self.out)}")
+                             f"({first_line(error)}): make room on the disk of {self.out}; "
+                             "--resume continues from the checkpoint before, if there is one")
         shutil.rmtree(before, ignore_errors=True)
         if os.path.isdir(path):
             os.rename(path, before)
@@ -1178,25 +1175,23 @@ def find_checkpoint(out):
     return ""
 
 
-def how_to_continue(out):
-    if find_checkpoint(out):
-        return f"continue with --resume --out {out}"
-    return "there is no checkpoint to continue from"
-
-
-def load_state(out):
-    """Load the state of a run's training: a dict of step, sizes (of the logs) and optimizer."""
-    folder = find_checkpoint(out)
-    if not folder and any("reward" in row for row in read_rows(out)):
-        raise SystemExit(f"error: {out} has steps but no checkpoint: start a new run in another "
-                         "folder")
+def load_state(cfg):
+    """Load the state of the training of the run in cfg.out: a dict of step, sizes (of the logs)
+    and optimizer."""
+    folder = find_checkpoint(cfg.out)
     if not folder:
+        if any("reward" in row for row in read_rows(cfg.out)):
+            raise SystemExit(f"error: {cfg.out} has steps but no checkpoint: start a new run")
         return {"step": 0, "sizes": {}}
     try:
-        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
     except Exception as error:  # no such file, half a file: each has its own type
         raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
                          f"start a new run with --model {folder}")
+    if state["step"] > cfg.steps:
+        raise SystemExit(f"error: --steps {cfg.steps}, but the run in {cfg.out} has already done "
+                         f"{state['step']}")
+    return state
 
 
 def read_rows(out):
@@ -1246,12 +1241,6 @@ def in_words(row):
             plus_minus = "" if error is None else f" ± {error:.3f}"
             words.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
     return ", ".join(words)
-
-
-def in_time(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def first_line(error):
@@ -1317,39 +1306,6 @@ class Config:
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
-def type_of(name):
-    """Return the type of a setting."""
-    return typing.get_type_hints(Config)[name]
-
-
-def add_flag(parser, name):
-    """Add the flag of a setting."""
-    hint = type_of(name)
-    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
-    if hint is bool:
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
-                            help=argparse.SUPPRESS)
-        return
-    default = vars(Config())[name]
-    if default != "":
-        text += f" (default: {shown(default)})"
-    if typing.get_origin(hint) is Literal:
-        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
-    elif hint == list[int]:
-        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
-    else:
-        metavar = {int: "N", float: "X", str: "TEXT"}[hint]
-        parser.add_argument(f"--{name}", type=hint, metavar=metavar, help=text)
-
-
-def shown(value):
-    """Format a setting as one would type it."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 # Numbers must be above 0, but these may be as low as this.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "group_size": 2}
@@ -1366,13 +1322,18 @@ def main(argv=None, **defaults):
         argv: a list of flags; by default those of the process.
         defaults: a script's own default settings, such as main(task="mine").
     """
-    tasks = import_tasks()
+    sys.path.append(HERE)  # for a file that is installed
+    try:
+        import tasks
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
+                         "The functions of grpo_sg.py do not: import them")
     try:
         cfg = read_settings(argv, **defaults)
         policy, task = load(cfg)
-        state = load_state(cfg.out) if cfg.resume else None
+        state = load_state(cfg) if cfg.resume else None
         run = Run(cfg, policy, cfg.out or new_name(cfg), state)
-        describe_run(policy, task, cfg, run)
+        describe_run(policy, task, run)
         carry_out(policy, task, cfg, run)
     except (tasks.UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
@@ -1384,16 +1345,6 @@ def main(argv=None, **defaults):
         raise SystemExit(128 + signal.SIGINT)
 
 
-def import_tasks():
-    sys.path.append(HERE)  # for a file that is installed
-    try:
-        import tasks
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
-                         "The functions of grpo_sg.py do not: import them")
-    return tasks
-
-
 def read_settings(argv=None, **defaults):
     """Return the checked settings, a Config. Each comes from the first that has it: the flags;
     a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
@@ -1402,91 +1353,104 @@ def read_settings(argv=None, **defaults):
     Raises:
         SystemExit: one line that says what is wrong.
     """
-    flags = read_flags(argv)
-    for name in defaults:
-        if name not in vars(Config()):
-            raise SystemExit(f"error: main has no setting {name}{suggest(name, vars(Config()))}")
-    settings = {**defaults, **flags}
+    flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
+    settings = parse([*as_flags(defaults), *flags])
     if settings.get("resume"):
-        cfg = Config(**{**read_own_settings(settings.get("out", ""), flags), **flags})
+        settings = parse(flags)
+        saved = read_saved(settings.get("out", ""))
+        if not saved:
+            raise SystemExit("error: --resume needs --out and the folder of a run")
+        for name, value in settings.items():
+            if name not in RESUMABLE and value != saved[name]:
+                raise SystemExit(f"error: --resume keeps the run's own --{name} {saved[name]}: "
+                                 "leave the flag out, or start a new run")
     else:
         settings["model"] = find_model(settings)
-        cfg = Config(**{**read_model_settings(settings), **settings})
+        saved = read_saved(settings["model"])
+        if "task" in saved and settings.get("task", saved["task"]) != saved["task"]:
+            say(f"{settings['model']} was made for --task {saved['task']}: its settings.json is "
+                "not used")
+            saved = {}
+        for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
+            saved.pop(name, None)
+        changes = as_flags({name: value for name, value in saved.items()
+                            if name not in settings and value != vars(Config())[name]})
+        if changes:
+            say(f"from settings.json in {settings['model']}: {' '.join(changes)}")
+    cfg = Config(**{**parse(as_flags(saved)), **settings})
     check_settings(cfg)
     return cfg
 
 
-def read_flags(argv):
+def parse(flags):
     """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}."""
     parser = argparse.ArgumentParser(
         description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
-        argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    for name in vars(Config()):
-        add_flag(parser, name)
+        argument_default=argparse.SUPPRESS, allow_abbrev=False, exit_on_error=False)
+    known = vars(Config())
+    for name, default in known.items():
+        add_flag(parser, name, default)
     words = []
-    for word in sys.argv[1:] if argv is None else argv:
+    for word in flags:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             word = f"--{name.replace('-', '_')}{equals}{value}"
         words.append(word)
-    flags, unknown = parser.parse_known_args(words)
+    try:
+        settings, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise SystemExit(f"error: {error}")
     if unknown:
-        hint = suggest(unknown[0].lstrip("-"), vars(Config()))
+        similar = difflib.get_close_matches(unknown[0].lstrip("-").partition("=")[0], known, 1)
+        hint = f" (did you mean --{similar[0]}?)" if similar else ""
         raise SystemExit(f"error: there is no setting {unknown[0]}{hint}; --help lists all")
-    return vars(flags)
+    return vars(settings)
 
 
-def suggest(word, words):
-    """Return " (did you mean X?)" for the most similar word, or ""."""
-    similar = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {similar[0]}?)" if similar else ""
+def add_flag(parser, name, default):
+    """Add the flag of a setting."""
+    hint = typing.get_type_hints(Config)[name]
+    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
+    if default not in ("", False):
+        text += f" (default: {' '.join(map(str, default)) if hint == list[int] else default})"
+    if hint is bool:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
+                            help=argparse.SUPPRESS)
+    elif typing.get_origin(hint) is Literal:
+        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
+    elif hint == list[int]:
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
+    else:
+        parser.add_argument(f"--{name}", type=hint, metavar=hint.__name__.upper(), help=text)
+
+
+def as_flags(settings):
+    """Return a dict of settings as the flags that one would type."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no_{name}")
+        elif isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
 def find_model(settings):
     """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
-    tiny model of the task, or "" if it has none."""
-    name = os.path.expanduser(settings.get("model", ""))
+    tiny model of the task."""
     tiny = os.path.join(HERE, "pretrained", settings.get("task", Config.task))
-    if not name:
-        return tiny if os.path.isdir(tiny) else ""
-    return os.path.abspath(find_checkpoint(name) or name) if os.path.isdir(name) else name
-
-
-def read_model_settings(settings):
-    """Read settings.json in the folder of the model, and say what it changes."""
-    folder = settings["model"]
-    saved = read_saved(folder)
-    task = saved.get("task", Config.task)
-    if saved and settings.get("task", task) != task:
-        say(f"{folder} is for --task {task}: its settings are not used")
-        return {}
-    for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
-        saved.pop(name, None)
-    changes = [f"{name} {shown(value)}" for name, value in saved.items()
-               if name not in settings and value != vars(Config())[name]]
-    if changes:
-        say(f"settings of {folder}: {', '.join(changes)}")
-    return saved
-
-
-def read_own_settings(out, flags):
-    """Read the settings of a run that is resumed; the flags must not contradict them."""
-    saved = read_saved(out)
-    if not saved:
-        raise SystemExit(f"error: --resume needs --out and the folder of a run, not {out!r}")
-    for name, value in flags.items():
-        if name not in RESUMABLE and value != saved[name]:
-            raise SystemExit(f"error: --resume continues with the run's own --{name} "
-                             f"{shown(saved[name])}: leave the flag out, or start a new run")
-    return saved
+    name = os.path.expanduser(settings.get("model", "")) or tiny
+    if not os.path.isdir(name):
+        return "" if name == tiny else name
+    return os.path.abspath(find_checkpoint(name) or name)
 
 
 def read_saved(folder):
     """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
     path = os.path.join(folder, "settings.json")
-    for old in (os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")):
-        if not os.path.isfile(path) and os.path.isfile(old):  # version 0.2: a run, its checkpoint
-            path = old
     if not folder or not os.path.isfile(path):
         return {}
     try:
@@ -1499,60 +1463,38 @@ def read_saved(folder):
 
 def check_settings(cfg):
     """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
-    tasks = import_tasks()
-    for name in vars(cfg):
-        check_value(cfg, name)
+    import tasks
+    for name, value in vars(cfg).items():
+        if type(value) in (int, float):
+            least = LEAST.get(name, 1 if type(value) is int else 1e-12)
+            if not least <= value <= 1e9:
+                raise SystemExit(f"error: --{name} must be from {least} to 1e9, not {value}")
     if cfg.task not in tasks.TASKS:
-        raise SystemExit(f"error: there is no --task {cfg.task}{suggest(cfg.task, tasks.TASKS)}: "
-                         f"give one of {', '.join(tasks.TASKS)}")
+        raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
+                         f"{', '.join(tasks.TASKS)}")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
                          f"folder: there is no tiny model in pretrained/{cfg.task}")
-    if cfg.out and not cfg.resume and os.path.lexists(cfg.out) and not (
-            os.path.isdir(cfg.out) and not os.listdir(cfg.out)):
-        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
-                         "--resume the run in it")
     if cfg.updates > cfg.prompts * cfg.group_size:
         raise SystemExit(f"error: --updates {cfg.updates} is more than a step's completions, "
                          f"--prompts {cfg.prompts} x --group_size {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
+    if os.path.exists(cfg.out) and not cfg.resume:
+        if os.path.isfile(cfg.out) or os.listdir(cfg.out):
+            raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
+                             "--resume the run in it")
     find_device(cfg.device)
     tasks.check_data(cfg)
-    w = token_weights(torch.tensor([0.0, 1.0]).log(), alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu,
-                      low=cfg.low, high=cfg.high)
-    if cfg.shaping == "sg" and w[0] == w[1]:  # w is monotone between them
+    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
+    if w is not None and w[0] == w[1]:  # w is monotone between them
         say(f"warning: these settings make every weight {w[0]:.4g}: this is plain GRPO")
-
-
-def check_value(cfg, name):
-    """Raise SystemExit unless the setting has the right type and range."""
-    value = getattr(cfg, name)
-    hint = type_of(name)
-    least = LEAST.get(name)
-    if typing.get_origin(hint) is Literal:
-        allowed = f"one of {', '.join(typing.get_args(hint))}"
-        right = value in typing.get_args(hint)
-    elif hint in (int, float):
-        allowed = f"{'a whole number' if hint is int else 'a number'}, " + (
-            "above 0" if least is None else f"{least} or more") + ", up to 1e9"
-        right = type(value) in (int, hint) and value <= 1e9 and (
-            value > 0 if least is None else value >= least)
-    elif hint == list[int]:
-        allowed = "a list of whole numbers"
-        right = isinstance(value, list) and value and all(type(x) is int for x in value)
-    else:
-        allowed = "a text" if hint is str else "true or false"
-        right = type(value) is hint
-    if not right:
-        raise SystemExit(f"error: --{name} must be {allowed}, not {shown(value)}")
 
 
 def load(cfg):
     """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
-    tasks = import_tasks()
+    import tasks
     name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
-    say(f"loading {name}")
     model, tokenizer = load_or_explain(name)
     model = prepare(model, find_device(cfg.device),
                     gradient_checkpointing=cfg.gradient_checkpointing)
@@ -1567,6 +1509,7 @@ def load(cfg):
 
 def load_or_explain(name):
     """Call load_model; if the model cannot be used, say why in one line."""
+    say(f"loading {name}")
     # transformers' bar would garble our lines. The hub's bar, of a download, stays.
     transformers.utils.logging.disable_progress_bar()
     huggingface_hub.utils.enable_progress_bars()
@@ -1584,26 +1527,27 @@ def new_name(cfg):
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def describe_run(policy, task, cfg, run):
+def describe_run(policy, task, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    begins = f"resuming after step {run.done}, " if run.done else ""
+    if run.done:
+        say(f"resuming after step {run.done}")
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
-    to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
     problem = task.train[0]
-    say(f"{begins}files of this run: {run.out}/")
-    say(f"{policy.model.num_parameters():,} parameters on {device}{threads}; {to_train}"
-        f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    say(f"files of this run: {run.out}/\n"
+        f"{policy.model.num_parameters():,} parameters on {device}{threads}; "
+        f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best constant "
+        f"answer: {task.floor:.2f} right)\n"
+        f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
+        f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
     if task.floor > 0.5:
         say("warning: a constant answer is right on most test problems, so accuracy says little: "
             "use other problems")
-    say(f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
-        f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
 
 
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
-    tasks = import_tasks()
+    import tasks
     if not run.done:
         before = evaluate_split(policy, task, cfg, run, 0, "test")
         say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
@@ -1616,23 +1560,16 @@ def carry_out(policy, task, cfg, run):
     with signals_to(run):
         train(policy, task, cfg, run, reference)
     if run.stopped_by:
-        name = signal.Signals(run.stopped_by).name
-        say(f"stopped by {name}; {how_to_continue(run.out)}")
+        say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
+            f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
     say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
-    write_page(run.out)
-
-
-def write_page(out):
-    """Write the run's page, if the optional folder support/ is there."""
-    try:
+    say(f"transcripts: {run.out}/samples.jsonl")
+    with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
         from support import page
-    except ModuleNotFoundError:
-        say(f"transcripts: {out}/samples.jsonl")
-    else:
-        say(f"for curves and transcripts, open {page.write(out)} in a browser")
+        say(f"curves: {page.write(run.out)}")
 
 
 if __name__ == "__main__":
