@@ -1357,7 +1357,8 @@ def read_settings(argv=None, **defaults):
     settings = parse([*as_flags(defaults), *flags])
     if settings.get("resume"):
         settings = parse(flags)
-        saved = read_saved(settings.get("out", ""))
+        out = settings.get("out", "")
+        saved = read_saved(find_checkpoint(out) or out)
         if not saved:
             raise SystemExit("error: --resume needs --out and the folder of a run")
         for name, value in settings.items():

@@ -1700,7 +1700,7 @@ def test_a_resumed_run_may_add_steps_but_not_change_its_method(whole, model_fold
 
 @pytest.mark.parametrize("damage, message", [
     ("checkpoint", "has steps but no checkpoint: start a new run"), ("checkpoint/training.pt", "training.pt cannot be read"),
-    ("checkpoint/model.safetensors", "cannot be used"), ("settings.json", "--resume needs --out and the folder of a run")])
+    ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
 def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, whole, model_folder, tmp_path, capsys):
     path = tmp_path / "whole" / damage
     shutil.rmtree(path) if path.is_dir() else path.unlink()
