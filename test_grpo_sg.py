@@ -1176,6 +1176,15 @@ def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
     assert capsys.readouterr().out == "only 33 of 50 test puzzles: there are no others with 2 people\n"
 
 
+def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
+    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], train_problems=2, eval_problems=40))
+    right = 0
+    for n in (2, 3):
+        answers = [str(list(problem.answer.values())) for problem in task.test if len(problem.answer) == n]
+        right += max(answers.count(answer) for answer in answers)
+    assert task.floor == pytest.approx(right / 40)
+
+
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
     """As in Logic-RL."""
     row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
@@ -1434,6 +1443,16 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
         max_new_tokens=4), n=1, temperature=1.0, seed=0)
     assert completion.tokens == [last] and completion.reward == -0.5
+
+
+def test_the_tag_that_ends_the_prompt_is_part_of_the_response():
+    """Otherwise no completion of a real model would be well formed. The stop token is not part of it."""
+    policy, task, cfg = build_toy()
+    task = task._replace(verify=lambda response, answer: tasks.Verdict(False, response == "<think>yes"))
+    with mock.patch.object(grpo_sg, "sample", lambda *a, **settings: [[2, 0]]):
+        completion, = grpo_sg.rollout(policy, task, [task.train[0]._replace(opening="<think>")], cfg, n=1,
+                                      temperature=1.0, seed=0)
+    assert completion.formatted and completion.transcript == completion.response == "<think>yes"
 
 
 def test_all_end_tokens_that_the_model_names_end_a_completion():
