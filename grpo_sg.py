@@ -40,6 +40,7 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import json
 import math
@@ -47,7 +48,6 @@ import os
 import platform
 import random
 import secrets
-import shlex
 import shutil
 import signal
 import sys
@@ -63,12 +63,12 @@ if "microsoft" not in platform.release():
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import huggingface_hub
-import jinja2
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from tqdm import tqdm
+from transformers.integrations import sdpa_attention
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -865,7 +865,7 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
-# ---- 7. The model: loading, prompts, its device ----
+# ---- 7. The model: loading, its stop tokens, its device ----
 
 def load_model(name, *, local=False):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
@@ -879,8 +879,8 @@ def load_model(name, *, local=False):
         (model, tokenizer), the parameters in float32.
 
     Raises:
-        ValueError: the saved model lacks parameters, which would start at random. Other
-            errors are those of transformers.
+        ValueError: the saved model lacks parameters, which would start at random, or has some
+            that are not finite. Other errors are those of transformers.
     """
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         name, dtype="float32", local_files_only=local, trust_remote_code=False,
@@ -888,91 +888,37 @@ def load_model(name, *, local=False):
     if report["missing_keys"]:
         raise ValueError(f"it lacks {len(report['missing_keys'])} parameters, such as "
                          f"{min(report['missing_keys'])}: save the whole model")
+    for parameter, values in model.named_parameters():
+        if not values.isfinite().all():
+            raise ValueError(f"its parameter {parameter} has values that are not finite")
     # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
     return model, tokenizer
 
 
 def find_stop_ids(model, tokenizer):
-    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
-    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
-    token: stop on both, and on all end tokens in the model's generation_config."""
+    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
+    generation_config name, and the token that ends a turn in the chat template, which many
+    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
+    turns in <|im_end|>: stop on both."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
+             find_turn_end(tokenizer)}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
 
 
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids. Problems whose prompt and
-    completion would not fit into the model's context are dropped, with a message."""
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
-    # With a tool, a completion is longer: support/tools.py says how long.
-    longest = getattr(task.write, "longest", None)
-    longest = longest(cfg) if longest else cfg.max_new_tokens
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-    return task._replace(**encoded)
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
-    """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = json.loads(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
-    # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
-
-
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
+def find_turn_end(tokenizer):
+    """Return the id of the added token that the chat template writes after an assistant's
+    text, such as Llama 3's <|eot_id|>; None if there is none."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     try:
-        return tokenizer.apply_chat_template(both, **given)
-    except jinja2.TemplateError:
-        return tokenizer.apply_chat_template(one, **given)
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # it has no template, or one that refuses this chat
+        return None
+    _, said, after = text.rpartition("Hello.")
+    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
 
 
 def find_device(name):
@@ -1010,11 +956,20 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.backends.cuda.matmul.allow_tf32 = True
         keep_logits_in_float32(model)
+        if torch.cuda.get_device_capability() < (8, 0):
+            # Before Ampere (a T4), the only kernel that shares keys and values among query
+            # heads stores a score for each pair of tokens: 25 GB for a row of 2,300 tokens.
+            sdpa_attention.use_gqa_in_sdpa = repeat_keys
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     return model.to(device).eval()
+
+
+def repeat_keys(attention_mask, key, value):
+    """Replace transformers' use_gqa_in_sdpa: keys and values are repeated for each head."""
+    return False
 
 
 def turn_off_dropout(model):
@@ -1056,44 +1011,43 @@ def in_bfloat16(device):
 # ---- 8. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
-           if hasattr(signal, name)]  # Ctrl-C, kill, a closed terminal
+LOGS = "metrics.jsonl", "samples.jsonl"
 
 
 class Run:
     """Log the steps of `train`, save checkpoints, and continue from one.
 
-    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training step
-    and each evaluation), samples.jsonl (completions as text, with their verdicts) and
-    checkpoint/: model and tokenizer, which transformers can load, with the run's settings
-    and the state of its training.
+    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training
+    step and each evaluation), samples.jsonl (completions as text, with their verdicts) and
+    checkpoint/: model and tokenizer, which transformers can load, settings, and the state of
+    the training.
 
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a folder; with "" nothing is written, and the run only keeps its rows.
-        state: what `load_state` returns, to continue the run in `out`.
+        out: a new or empty folder; with "" nothing is written, and the run only keeps its
+            rows.
+        state: from `load_state`, to continue the run in `out`.
     """
 
     def __init__(self, cfg, policy=None, out="", state=None):
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = state or {"step": 0, "sizes": {}}
-        self.done = self.state["step"]
-        self.rows = []         # of the training steps of this process
-        self.stopped_by = None  # a signal's number
+        self.state = state
+        self.done = state["step"] if state else 0
+        self.rows = []          # of the training steps of this process
+        self.stopped_by = None  # the number of a signal
         self.bar = None
         self.started = self.last_save = time.time()
         if out:
             os.makedirs(out, exist_ok=True)
             write_json(os.path.join(out, "settings.json"), vars(cfg))
-            # Remove what was logged after the checkpoint.
-            for name, size in self.state["sizes"].items():
-                os.truncate(os.path.join(out, name), size)
+        if state:
+            cut_logs(out, state["sizes"])
 
     def begin(self, optimizer):
-        """Give the optimizer its state from the checkpoint."""
+        """Give the optimizer its state in the checkpoint, if there is one."""
         if self.done:
             optimizer.load_state_dict(self.state["optimizer"])
         self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
@@ -1118,18 +1072,17 @@ class Run:
 
     def show(self, row):
         """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
+        step, steps = row["step"], self.cfg.steps
         numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
         self.bar.set_postfix(numbers, refresh=False)
         self.bar.update()
-        step, steps = row["step"], self.cfg.steps
         if row["skipped"]:
-            say(f"step {step}: {row['skipped']} updates skipped, because their loss or gradient "
-                f"was not finite; samples.jsonl has the completions")
+            say(f"step {step}: {row['skipped']} updates skipped: loss or gradient not finite")
         if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
-            left = mean(row["seconds"] for row in self.rows) * (steps - step)
-            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s"
-                f"{f', about {in_time(left)} left' if step < steps else ''}")
+            left = (steps - step) * mean(row["seconds"] for row in self.rows)
+            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, about "
+                f"{datetime.timedelta(seconds=round(left))} left")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
@@ -1145,37 +1098,31 @@ class Run:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
                             "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
-        self.append("metrics.jsonl", [row])
-        self.append("samples.jsonl", samples)
-
-    def append(self, name, rows):
-        """Append rows of JSON to a file. Values that JSON cannot represent are written with
-        str()."""
-        if self.out:
-            with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
-                for row in rows:
-                    file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
+        for name, rows in zip(LOGS, ([row], samples)):
+            if self.out:
+                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
+                    for row in rows:  # what JSON cannot represent is written with str()
+                        file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
 
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes."""
-        late = time.time() - self.last_save > SAVE_SECONDS
-        if self.out and (late or self.stopped_by or step == self.cfg.steps):
+        last = self.stopped_by or step == self.cfg.steps
+        if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
             self.save(step, optimizer)
-            self.last_save = self.started = time.time()
-        if self.stopped_by or step == self.cfg.steps:
+            self.started = self.last_save = time.time()
+        if last:
             self.bar.close()
 
     def save(self, step, optimizer):
-        """Write a new checkpoint next to the one before, and replace that when it is whole.
+        """Write a checkpoint next to the one before, which it then replaces: killed at any
+        moment, one of them is whole.
 
-        The sizes of the logs tell a resumed run where to cut them. Random states are not
-        saved, because all randomness of a step is a function of seed and step.
+        A resumed run cuts the logs to their sizes of now. Random states are not saved,
+        because all randomness of a step is a function of seed and step.
         """
         path = os.path.join(self.out, "checkpoint")
         new, before = f"{path}.new", f"{path}.before"
-        sizes = {}
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            sizes[name] = os.path.getsize(os.path.join(self.out, name))
+        sizes = {name: os.path.getsize(os.path.join(self.out, name)) for name in LOGS}
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
@@ -1184,10 +1131,9 @@ class Run:
             torch.save({"step": step, "sizes": sizes, "optimizer": optimizer.state_dict()},
                        os.path.join(new, "training.pt"))
         except Exception as error:  # such as a full disk: each library raises its own type
-            raise SystemExit(f"error: cannot write the checkpoint of step {step} to {self.out} "
-                             f"({first_line(error)}): make room there, then "
-                             f"{self.how_to_continue()}")
-        # Killed at any moment, one of the two is whole.
+            raise SystemExit(f"error: cannot write the checkpoint of step {step} "
+                             f"({first_line(error)}): make room on the disk of {self.out}; "
+                             "--resume continues from the checkpoint before, if there is one")
         shutil.rmtree(before, ignore_errors=True)
         if os.path.isdir(path):
             os.rename(path, before)
@@ -1199,15 +1145,25 @@ class Run:
         if self.stopped_by:
             raise SystemExit(128 + number)
         self.stopped_by = number
-        # print could be what the signal has interrupted.
+        # Not with print, which the signal may have interrupted.
         with contextlib.suppress(OSError):
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
 
-    def how_to_continue(self):
-        """Return the command that continues the run, or say that there is no checkpoint."""
-        if not find_checkpoint(self.out):
-            return "start again: there is no checkpoint yet"
-        return f"continue with: python {shlex.join(own_program())} --resume --out {self.out}"
+
+@contextlib.contextmanager
+def signals_to(run):
+    """Let Ctrl-C, kill and a closed terminal end the run after its step. Ignored signals, as
+    under nohup, stay ignored."""
+    handlers = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = signal.signal(number, run.receive)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def find_checkpoint(out):
@@ -1219,28 +1175,40 @@ def find_checkpoint(out):
     return ""
 
 
-def load_state(out):
-    """Load the state of a run's training: a dict of step, sizes (of the logs) and optimizer."""
-    path = os.path.join(find_checkpoint(out), "training.pt")
+def load_state(cfg):
+    """Load the state of the training of the run in cfg.out: a dict of step, sizes (of the logs)
+    and optimizer."""
+    folder = find_checkpoint(cfg.out)
+    if not folder:
+        if any("reward" in row for row in read_rows(cfg.out)):
+            raise SystemExit(f"error: {cfg.out} has steps but no checkpoint: start a new run")
+        return {"step": 0, "sizes": {}}
     try:
-        return torch.load(path, "cpu", weights_only=True)
+        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
     except Exception as error:  # no such file, half a file: each has its own type
-        raise SystemExit(f"error: {path} cannot be read ({first_line(error)}), so the run cannot "
-                         f"be continued: start a new one, with --model {out}")
+        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
+                         f"start a new run with --model {folder}")
+    if state["step"] > cfg.steps:
+        raise SystemExit(f"error: --steps {cfg.steps}, but the run in {cfg.out} has already done "
+                         f"{state['step']}")
+    return state
 
 
-@contextlib.contextmanager
-def signals_to(run):
-    """Let signals end the run after its step. Ignored ones (as under nohup) stay ignored."""
-    before = {}
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, run.receive)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def read_rows(out):
+    """Read a run's metrics.jsonl; the first row is the test before training."""
+    path = os.path.join(out, "metrics.jsonl")
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def cut_logs(out, sizes):
+    """Remove what was logged after the checkpoint."""
+    for name in LOGS:
+        path = os.path.join(out, name)
+        if os.path.isfile(path):
+            os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
 
 
 def write_json(path, content):
@@ -1248,23 +1216,19 @@ def write_json(path, content):
         json.dump(content, file, indent=1)
 
 
-def say(text):
-    """Print a line of a run. A reader that has gone (head, a closed terminal) does not end it:
-    later lines are discarded."""
-    try:
-        tqdm.write(text)  # next to a bar, print would garble it
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def first_line(error):
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
 def verdict_of(c):
     return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def say(text):
+    """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
+    and its lines are discarded."""
+    try:
+        tqdm.write(text)  # print would garble a bar
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def in_words(row):
@@ -1279,72 +1243,8 @@ def in_words(row):
     return ", ".join(words)
 
 
-def in_time(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-# ---- What the tests of a run say, and what to change ----
-
-def describe_start(row, k):
-    """Describe the test before training: the rates that decide whether there is a learning
-    signal, and one thing to change if a rate is bad.
-
-    Args:
-        row: the row of the test.
-        k: samples per problem; 0 takes the greedy completions.
-    """
-    samples = f"@{k}" if k else ""
-    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
-    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
-    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
-    rates = f"{100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated"
-    if k > 1:
-        rates += f"; in {100 * equal:.0f}% of the groups all rewards are equal: no learning signal"
-    say(f"{f'{k} samples per problem' if k else 'greedy completions'}: {rates}")
-    ended = 1 - cut
-    if cut > 0.5 and formed > 0.5 * ended:
-        say("most completions are truncated, and those that end are well formed: raise "
-            "--max_new_tokens")
-    elif formed < 0.05:
-        say("almost no completion is well formed, so there is little to learn from. Read one in "
-            "samples.jsonl. If it is on its way to the form, raise --max_new_tokens. If not, show "
-            r"""the form by an example, such as --system 'For example, for 12+7 write: """
-            r"""12+7 = \boxed{19}', or use a larger Instruct model""")
-    elif correct == 0:
-        say("no completion is correct, so the model may learn only the form: use easier problems "
-            "or a better model")
-    elif equal > 0.9:
-        say(f"rewards are equal on most problems, because the model solves "
-            f"{'nearly all' if correct > 0.5 else 'too few'} of them: use "
-            f"{'harder' if correct > 0.5 else 'easier'} problems, or raise --group_size")
-
-
-def describe_end(before, after, steps, k):
-    """Compare the tests before and after training, and warn if something went wrong.
-
-    Args:
-        before, after: rows of the tests.
-        steps: rows of the training steps.
-        k: samples per problem; 0 takes the greedy completions.
-    """
-    if steps and all(row["equal_groups"] == 1 for row in steps):
-        say("rewards were equal within every group, so nothing was learned: use easier or harder "
-            "problems, or a reward that tells completions apart")
-    accuracy, reward = ("eval/accuracy", "eval/reward")
-    if k:
-        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
-    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
-               for key in (accuracy, reward)]
-    say(f"before -> after training: {', '.join(changes)}")
-    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
-    fallen = after[accuracy] < before[accuracy] - 2 * error
-    if fallen and after[reward] > before[reward]:
-        say("warning: the reward has risen and accuracy has fallen: the model is exploiting the "
-            "reward; read samples.jsonl")
-    elif fallen:
-        say("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 # ---- 9. Settings, and the program ----
@@ -1361,6 +1261,8 @@ class Config:
                          "file"] = "synthetic"
     eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
                               "by --data"] = ""
+    system: Annotated[str, "system prompt, in place of the task's own; none: the prompt is only "
+                           "the question"] = ""
     people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
         dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
     brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
@@ -1404,40 +1306,12 @@ class Config:
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
-def add_flag(parser, kind, name):
-    """Add the flag of a field of `kind`, a dataclass like Config."""
-    hint, text = typing.get_args(typing.get_type_hints(kind, include_extras=True)[name])
-    text = text.replace("%", "%%")
-    if hint is bool:
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
-                            help=argparse.SUPPRESS)
-        return
-    default = getattr(kind(), name)
-    if default != "":
-        text += f" (default: {shown(default)})"
-    if typing.get_origin(hint) is Literal:
-        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
-    elif hint == list[int]:
-        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
-    else:
-        metavar = {int: "N", float: "X", str: "TEXT"}[hint]
-        parser.add_argument(f"--{name}", type=hint, metavar=metavar, help=text)
-
-
-def shown(value):
-    """Format a setting as one would type it."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 # Numbers must be above 0, but these may be as low as this.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "group_size": 2}
-# What a resumed run may change: all else is part of its method.
-RESUMABLE = {"resume", "out", "steps", "device", "tokens_per_micro_batch", "sample_batch",
-             "gradient_checkpointing"}
+# A resumed run may change these: they are no part of its method.
+RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
+             "gradient_checkpointing").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -1448,33 +1322,27 @@ def main(argv=None, **defaults):
         argv: a list of flags; by default those of the process.
         defaults: a script's own default settings, such as main(task="mine").
     """
-    tasks = import_tasks()
-    try:
-        cfg = read_settings(argv, **defaults)
-        policy, task = load(cfg)
-        state = load_state(cfg.out) if cfg.resume and find_checkpoint(cfg.out) else None
-        run = Run(cfg, policy, cfg.out or new_name(cfg), state)
-        describe_run(policy, task, cfg, run)
-        carry_out(policy, task, cfg, run)
-    except (tasks.UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing; --resume takes all of "
-                         "these. A smaller --model and --beta 0 need less")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT)
-
-
-def import_tasks():
     sys.path.append(HERE)  # for a file that is installed
     try:
         import tasks
     except ModuleNotFoundError as error:
         raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
                          "The functions of grpo_sg.py do not: import them")
-    return tasks
+    try:
+        cfg = read_settings(argv, **defaults)
+        policy, task = load(cfg)
+        state = load_state(cfg) if cfg.resume else None
+        run = Run(cfg, policy, cfg.out or new_name(cfg), state)
+        describe_run(policy, task, run)
+        carry_out(policy, task, cfg, run)
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT)
 
 
 def read_settings(argv=None, **defaults):
@@ -1482,184 +1350,168 @@ def read_settings(argv=None, **defaults):
     a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
     own, except for RESUMABLE.
 
-    Args:
-        argv, defaults: as for `main`.
-
     Raises:
         SystemExit: one line that says what is wrong.
     """
-    flags = read_flags(argv)
-    known = {field.name for field in dataclasses.fields(Config)}
-    for name in defaults:
-        if name not in known:
-            raise SystemExit(f"error: main has no setting {name}{suggest(name, known)}")
-    named = {**defaults, **flags}
-    out = named.get("out", "")
-    if named.get("resume"):
-        saved = read_saved(out, known)
+    flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
+    settings = parse([*as_flags(defaults), *flags])
+    if settings.get("resume"):
+        settings = parse(flags)
+        out = settings.get("out", "")
+        saved = read_saved(find_checkpoint(out) or out)
         if not saved:
-            raise SystemExit(f"error: --resume needs --out and the folder of a run; {out!r} has "
-                             "no settings.json")
-        for name in flags:
-            if name not in RESUMABLE and flags[name] != saved.get(name):
-                raise SystemExit(f"error: --resume continues with the run's own --{name} "
-                                 f"{shown(saved.get(name))}: leave the flag out, or start a new "
-                                 "run")
-        cfg = Config(**{**saved, **flags})
+            raise SystemExit("error: --resume needs --out and the folder of a run")
+        for name, value in settings.items():
+            if name not in RESUMABLE and value != saved[name]:
+                raise SystemExit(f"error: --resume keeps the run's own --{name} {saved[name]}: "
+                                 "leave the flag out, or start a new run")
     else:
-        model = find_model(named.get("model", ""), named.get("task", Config.task))
-        saved = read_saved(model, known)
-        if "task" in saved and named.get("task", saved["task"]) != saved["task"]:
-            say(f"{model}/settings.json is for --task {saved['task']}: not used")
+        settings["model"] = find_model(settings)
+        saved = read_saved(settings["model"])
+        if "task" in saved and settings.get("task", saved["task"]) != saved["task"]:
+            say(f"{settings['model']} was made for --task {saved['task']}: its settings.json is "
+                "not used")
             saved = {}
-        for name in ("model", "out", "resume", "eval_only"):
+        for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
             saved.pop(name, None)
-        cfg = Config(**{**saved, **named, "model": model})
-        own = [f"{name} {shown(value)}" for name, value in saved.items()
-               if name not in named and value != getattr(Config(), name)]
-        if own:
-            say(f"settings of {os.path.relpath(model)}: {', '.join(own)}")
+        changes = as_flags({name: value for name, value in saved.items()
+                            if name not in settings and value != vars(Config())[name]})
+        if changes:
+            say(f"from settings.json in {settings['model']}: {' '.join(changes)}")
+    cfg = Config(**{**parse(as_flags(saved)), **settings})
     check_settings(cfg)
     return cfg
 
 
-def read_flags(argv):
+def parse(flags):
     """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}."""
     parser = argparse.ArgumentParser(
         description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
-        argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    fields = [field.name for field in dataclasses.fields(Config)]
-    for name in fields:
-        add_flag(parser, Config, name)
+        argument_default=argparse.SUPPRESS, allow_abbrev=False, exit_on_error=False)
+    known = vars(Config())
+    for name, default in known.items():
+        add_flag(parser, name, default)
     words = []
-    for word in sys.argv[1:] if argv is None else argv:
-        name, equals, value = str(word).partition("=")
-        words.append(name.replace("-", "_").replace("__", "--", 1) + equals + value
-                     if name.startswith("--") else str(word))
-    flags, unknown = parser.parse_known_args(words)
+    for word in flags:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            word = f"--{name.replace('-', '_')}{equals}{value}"
+        words.append(word)
+    try:
+        settings, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise SystemExit(f"error: {error}")
     if unknown:
-        raise SystemExit(f"error: there is no setting {unknown[0]}"
-                         f"{suggest(unknown[0].lstrip('-'), fields, '--')}; --help lists all")
-    return vars(flags)
+        similar = difflib.get_close_matches(unknown[0].lstrip("-").partition("=")[0], known, 1)
+        hint = f" (did you mean --{similar[0]}?)" if similar else ""
+        raise SystemExit(f"error: there is no setting {unknown[0]}{hint}; --help lists all")
+    return vars(settings)
 
 
-def suggest(word, words, prefix=""):
-    """Return " (did you mean X?)" for the most similar word, or ""."""
-    similar = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {prefix}{similar[0]}?)" if similar else ""
+def add_flag(parser, name, default):
+    """Add the flag of a setting."""
+    hint = typing.get_type_hints(Config)[name]
+    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
+    if default not in ("", False):
+        text += f" (default: {' '.join(map(str, default)) if hint == list[int] else default})"
+    if hint is bool:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
+                            help=argparse.SUPPRESS)
+    elif typing.get_origin(hint) is Literal:
+        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
+    elif hint == list[int]:
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
+    else:
+        parser.add_argument(f"--{name}", type=hint, metavar=hint.__name__.upper(), help=text)
 
 
-def find_model(name, task):
-    """Return the folder or hub name of the model that --model names: of a run's folder, its
-    checkpoint; without a name, the tiny model of the task."""
-    name = os.path.expanduser(name) or os.path.join(HERE, "pretrained", task)
-    if os.path.isdir(name):
-        return os.path.abspath(find_checkpoint(name) or name)
-    return "" if name.startswith(os.path.join(HERE, "pretrained")) else name
+def as_flags(settings):
+    """Return a dict of settings as the flags that one would type."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no_{name}")
+        elif isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
-def read_saved(folder, known):
-    """Read the known settings of a model's or a run's folder, as a dict; {} if it has none."""
-    paths = [os.path.join(folder, "settings.json"),
-             # of a run of version 0.2, and of its checkpoint
-             os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")]
-    for path in paths:
-        if folder and os.path.isfile(path):
-            try:
-                with open(path, encoding="utf-8") as file:
-                    saved = json.load(file)
-                if path == paths[0] or "shaping" in saved:  # else it is a model's config.json
-                    return {name: saved[name] for name in saved if name in known}
-            except (ValueError, TypeError) as error:
-                raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
-    return {}
+def find_model(settings):
+    """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
+    tiny model of the task."""
+    tiny = os.path.join(HERE, "pretrained", settings.get("task", Config.task))
+    name = os.path.expanduser(settings.get("model", "")) or tiny
+    if not os.path.isdir(name):
+        return "" if name == tiny else name
+    return os.path.abspath(find_checkpoint(name) or name)
+
+
+def read_saved(folder):
+    """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
+    path = os.path.join(folder, "settings.json")
+    if not folder or not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        return {name: saved[name] for name in vars(Config()) if name in saved}
+    except (ValueError, TypeError) as error:
+        raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
 
 
 def check_settings(cfg):
     """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
-    tasks = import_tasks()
+    import tasks
     for name, value in vars(cfg).items():
-        check_value(name, value)
+        if type(value) in (int, float):
+            least = LEAST.get(name, 1 if type(value) is int else 1e-12)
+            if not least <= value <= 1e9:
+                raise SystemExit(f"error: --{name} must be from {least} to 1e9, not {value}")
     if cfg.task not in tasks.TASKS:
-        raise SystemExit(f"error: there is no --task {cfg.task}{suggest(cfg.task, tasks.TASKS)}: "
-                         f"give one of {', '.join(tasks.TASKS)}")
+        raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
+                         f"{', '.join(tasks.TASKS)}")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: there is no tiny model pretrained/{cfg.task}")
-    if not cfg.resume and os.path.lexists(cfg.out) and not is_empty_folder(cfg.out):
-        hint = ", or add --resume to continue the run in it" if find_checkpoint(cfg.out) else ""
-        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder{hint}")
-    if cfg.resume and not find_checkpoint(cfg.out) and has_steps(cfg.out):
-        raise SystemExit(f"error: the run in {cfg.out} has steps but no checkpoint, so it cannot "
-                         "be continued: start a new run in another folder")
+                         f"folder: there is no tiny model in pretrained/{cfg.task}")
     if cfg.updates > cfg.prompts * cfg.group_size:
         raise SystemExit(f"error: --updates {cfg.updates} is more than a step's completions, "
                          f"--prompts {cfg.prompts} x --group_size {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
+    if os.path.exists(cfg.out) and not cfg.resume:
+        if os.path.isfile(cfg.out) or os.listdir(cfg.out):
+            raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
+                             "--resume the run in it")
     find_device(cfg.device)
     tasks.check_data(cfg)
-    least, most = token_weights(torch.tensor([0.0, 1.0]).log(), alpha=cfg.alpha, tau=cfg.tau,
-                                mu=cfg.mu, low=cfg.low, high=cfg.high)
-    if cfg.shaping == "sg" and least == most:  # w is monotone between them
-        say(f"warning: with these settings every token has the weight {least:.4g}: this is "
-            "plain GRPO")
-
-
-def check_value(name, value):
-    """Raise SystemExit unless the setting has the right type and range."""
-    hint = typing.get_type_hints(Config, include_extras=True)[name].__origin__
-    least = LEAST.get(name)
-    words = "above 0" if least is None else f"{least} or more"
-    if typing.get_origin(hint) is Literal:
-        allowed = f"one of {', '.join(typing.get_args(hint))}"
-        right = value in typing.get_args(hint)
-    elif hint == list[int]:
-        allowed = "whole numbers above 0"
-        right = isinstance(value, list) and value and all(type(x) is int and x > 0 for x in value)
-    elif hint in (int, float):
-        allowed = f"a {'whole ' if hint is int else ''}number, {words}, up to 1e9"
-        right = type(value) in (int, hint) and value <= 1e9 and (
-            value > 0 if least is None else value >= least)
-    else:
-        allowed = "a text" if hint is str else "true or false"
-        right = type(value) is hint
-    if not right:
-        raise SystemExit(f"error: --{name} must be {allowed}, not {shown(value)!r}")
-
-
-def is_empty_folder(path):
-    return os.path.isdir(path) and not os.listdir(path)
-
-
-def has_steps(out):
-    """Return whether the run in this folder has logged a training step."""
-    path = os.path.join(out, "metrics.jsonl")
-    return os.path.isfile(path) and '{"step": 1,' in open(path, encoding="utf-8").read()
+    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
+    if w is not None and w[0] == w[1]:  # w is monotone between them
+        say(f"warning: these settings make every weight {w[0]:.4g}: this is plain GRPO")
 
 
 def load(cfg):
     """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
-    tasks = import_tasks()
-    device = find_device(cfg.device)
-    name = find_checkpoint(cfg.out) if cfg.resume else ""
-    name = name or cfg.model
-    say(f"loading {name}")
+    import tasks
+    name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
     model, tokenizer = load_or_explain(name)
-    model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
+    model = prepare(model, find_device(cfg.device),
+                    gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
     say(f"preparing the problems of --task {cfg.task}")
-    task = encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
-    for split in ("train", "valid", "test"):
-        if not getattr(task, split):
-            raise SystemExit(f"error: none of the {split} problems fits into the model's context: "
-                             "lower --max_new_tokens")
+    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
+    if not (task.train and task.valid and task.test):
+        raise SystemExit("error: no problem fits into the model's context: lower "
+                         "--max_new_tokens")
     return policy, task
 
 
 def load_or_explain(name):
     """Call load_model; if the model cannot be used, say why in one line."""
-    # The bar of transformers would garble our lines. The hub's, of a download, stays.
+    say(f"loading {name}")
+    # transformers' bar would garble our lines. The hub's bar, of a download, stays.
     transformers.utils.logging.disable_progress_bar()
     huggingface_hub.utils.enable_progress_bars()
     try:
@@ -1676,76 +1528,49 @@ def new_name(cfg):
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def own_program():
-    """Return how this program was started, as words after `python`."""
-    module = sys.modules["__main__"].__spec__
-    if module and module.name != "__main__":
-        return ["-m", module.name.removesuffix(".__main__")]
-    return sys.argv[:1]
-
-
-def describe_run(policy, task, cfg, run):
+def describe_run(policy, task, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    say(f"files of this run: {run.out}/")
     if run.done:
         say(f"resuming after step {run.done}")
     device = policy.model.device
-    threads = torch.get_num_threads()
-    on_cpu = f" ({threads} threads; OMP_NUM_THREADS sets them)" if device.type == "cpu" else ""
-    to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
-    say(f"{policy.model.num_parameters():,} parameters on {device}{on_cpu}; {to_train}"
-        f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
-    if task.floor > 0.5:
-        say("warning: one constant answer is right on most test problems: a model can score high "
-            "without solving any; use other problems")
+    threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
-    read = policy.tokenizer.decode(problem.prompt)
-    say(f"the first problem, as the model reads it, {len(problem.prompt)} tokens:\n{read}\n"
-        f"its answer: {problem.answer}")
+    say(f"files of this run: {run.out}/\n"
+        f"{policy.model.num_parameters():,} parameters on {device}{threads}; "
+        f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best constant "
+        f"answer: {task.floor:.2f} right)\n"
+        f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
+        f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
+    if task.floor > 0.5:
+        say("warning: a constant answer is right on most test problems, so accuracy says little: "
+            "use other problems")
 
 
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
+    import tasks
     if not run.done:
         before = evaluate_split(policy, task, cfg, run, 0, "test")
         say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
         if cfg.eval_only:
             return
-        describe_start(before, cfg.eval_samples)
-    reference = load_reference(policy, cfg) if cfg.beta else None
+        say(tasks.describe_start(before, cfg.eval_samples))
+    reference = None
+    if cfg.beta:  # the initial policy
+        reference = prepare(load_or_explain(cfg.model)[0], policy.model.device)
     with signals_to(run):
         train(policy, task, cfg, run, reference)
     if run.stopped_by:
-        say(f"stopped by {signal.Signals(run.stopped_by).name}; {run.how_to_continue()}")
+        say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
+            f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
-    rows = read_rows(run.out)
-    steps = [row for row in rows if "split" not in row]
-    describe_end(rows[0], after, steps, cfg.eval_samples)
-    write_page(run.out)
-
-
-def load_reference(policy, cfg):
-    """Load the initial policy again, the reference of the KL."""
-    model, _ = load_or_explain(cfg.model)
-    return prepare(model, policy.model.device)
-
-
-def read_rows(out):
-    """Read the rows of a run's metrics.jsonl; the first is the test before training."""
-    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def write_page(out):
-    """Write the run's page, if the optional folder support/ is there."""
-    try:
+    say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
+    say(f"transcripts: {run.out}/samples.jsonl")
+    with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
         from support import page
-    except ModuleNotFoundError:
-        say(f"transcripts: {out}/samples.jsonl")
-        return
-    say(f"for curves and transcripts, open {page.write(out)} in a browser")
+        say(f"curves: {page.write(run.out)}")
 
 
 if __name__ == "__main__":

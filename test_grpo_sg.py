@@ -20,8 +20,8 @@ import operator
 import os
 import random
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -723,7 +723,7 @@ def test_greedy_completions_belong_to_their_prompts():
     policy, task, cfg = build_toy(sample_batch=4)
     questions = [" ".join(words) for words in itertools.permutations(WORDS[2:8], 2)]
     task = task._replace(train=[tasks.Problem(question, "yes") for question in questions])
-    problems = grpo_sg.encode_problems(task, policy, cfg).train
+    problems = tasks.encode_problems(task, policy, cfg).train
     alone = []
     for question in questions:
         prompt = policy.tokenizer(question)["input_ids"]
@@ -1302,16 +1302,39 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert len(sets["test"]) == 100 and len({problem.question for problem in found["train"]}) == 100
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
-    rng = random.Random(0)
-    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(3000)}) == 41  # all there are, of two people
-    assert 200 < len(tasks.kk_split("train", 1000, [2], 0, brief=True)) < 1000  # it ends
+
+
+def test_puzzles_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
+    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
+    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
+        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+    assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
+
+
+def test_two_people_have_enough_puzzles_for_every_split():
+    """Logically equivalent wording would leave 3 to test on, all with one answer."""
+    problems = {split: tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")}
+    assert {split: len(found) for split, found in problems.items()} == {"train": 267, "valid": 35, "test": 33}
+    answers = [tuple(problem.answer.values()) for problem in problems["test"]]
+    assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
+    texts = {split: {up_to_names(problem) for problem in found} for split, found in problems.items()}
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+
+
+def up_to_names(problem):
+    """Return a brief puzzle of two people, Ada and Alice, in whichever order of the two sorts first."""
+    first, second = re.fullmatch(r"Ada: (.*)\. Alice: (.*)\.", problem.question).groups()
+    exchange = {"Ada": "Alice", "Alice": "Ada"}
+    exchanged = [re.sub("Ada|Alice", lambda name: exchange[name[0]], claim) for claim in (second, first)]
+    return min((first, second), tuple(exchanged))
 
 
 def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
-    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 20, [2, 3], 0)]
-    assert (sizes.count(2), sizes.count(3)) == (3, 17) and capsys.readouterr().out == ""
-    assert len(tasks.kk_split("test", 20, [2], 0)) == 3
-    assert capsys.readouterr().out == "only 3 of 20 test puzzles: there are no others with 2 people\n"
+    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 100, [2, 3], 0)]
+    assert (sizes.count(2), sizes.count(3)) == (33, 67) and capsys.readouterr().out == ""
+    assert len(tasks.kk_split("test", 50, [2], 0)) == 33
+    assert capsys.readouterr().out == "only 33 of 50 test puzzles: there are no others with 2 people\n"
 
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
@@ -1452,10 +1475,171 @@ def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
         tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
-# ==== The model and the program ====
+# ==== Prompts, and the tokens that end a turn ====
 
 CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{{ '<|im_start|>assistant\n' }}")
+CHAT_PROMPT = "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+# Written for these tests, with the structure of real ones.
+GEMMA = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else 'user' }}\n"
+         "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
+PHI = ("{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}<|end|><|assistant|>"
+       "{% elif m['role'] == 'assistant' %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}")
+LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
+         "<|eot_id|>{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}")
+MISTRAL = ("<s>{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}"
+           "[INST] {{ m['content'] }} [/INST]{% endif %}{% endfor %}")
+CLOSED = CHAT + "{{ '<think>\n\n</think>\n\n' }}"
+
+
+def chat_task(**fields):
+    return tasks.Task("any", "Be good.", [], [], [], None, 0.0)._replace(**fields)
+
+
+@pytest.mark.parametrize("template, prompt", [
+    (None, "Be good.\n\nWho?\n\n<think>"),
+    (CHAT, CHAT_PROMPT + "<think>"),
+    (CHAT + "<think>", CHAT_PROMPT + "<think>"),             # it opens the thoughts itself
+    (CHAT + "{{ '<think>\n' }}", CHAT_PROMPT + "<think>\n"),
+    (MISTRAL, "<s>[INST] Be good. [/INST][INST] Who? [/INST]<think>"),
+    (GEMMA, "<start_of_turn>user\nBe good.\n\nWho?<end_of_turn>\n<start_of_turn>model\n<think>"),
+    (PHI, "<|user|>Be good.\n\nWho?<|end|><|assistant|><think>"),  # it leaves out the system role
+    ("{{ messages[0]['content'] }}", "Be good.\n\nWho?<think>"),
+    (LAST_MESSAGE, "Be good.\n\nWho?<think>"),
+    # This one strips the tags from the instructions.
+    ("{% for m in messages %}{{ m.content.replace('good', '') if m.role == 'system' else m.content }}{% endfor %}",
+     "Be good.\n\nWho?<think>")])
+def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
+    """Without the instructions a model cannot know the format, and earns -3 for every completion. The
+    opening is the response's."""
+    tokenizer = byte_tokenizer(template)
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"])
+    assert tokenizer.decode(ids) == prompt and opening == "<think>"
+
+
+@pytest.mark.parametrize("template, message", [
+    (CLOSED, "closes the thoughts in the prompt, but responses to --task any must contain them: give --chat"),
+    ("Hello.", "the chat template leaves out 'Be good. Who.': name another model"),
+    ("{{ '' }}", "the chat template leaves out 'Be good. Who.': name another model"),
+    ("{{ raise_exception('no\nquestions') }}", r"refuses a question \(TemplateError: no\): name another model"),
+    ("{{ 1 + 'x' }}", r"refuses a question \(TypeError: .*\): name another model")])
+def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(template, message):
+    with pytest.raises(tasks.UserError, match=message):
+        tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
+
+
+def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
+    tokenizer = byte_tokenizer(CLOSED)
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
+    switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
+    (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
+                                           '{"thinking": true}')
+    assert tokenizer.decode(ids) == CHAT_PROMPT + "<think>" and opening == "<think>"
+
+
+@pytest.mark.parametrize("kwargs", ["{", "[1]", "5", "enable_thinking=false"])
+def test_variables_for_the_template_must_be_a_json_object(kwargs):
+    with pytest.raises(tasks.UserError, match="--chat_template_kwargs must be a JSON object"):
+        tasks.check_data(grpo_sg.Config(chat_template_kwargs=kwargs))
+    with pytest.raises(tasks.UserError, match="refuses a question"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], '{"messages": []}')
+
+
+def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+
+
+def test_a_question_may_be_a_chat():
+    tokenizer = byte_tokenizer(CHAT)
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "Who?"}]
+    own = [{"role": "system", "content": "Be bad."}, *chat]
+    (first, _), (second, _) = tasks.encode_prompts(tokenizer, chat_task(), [chat, own])
+    turns = ("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+             "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
+    assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
+    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+
+
+def test_a_chat_in_a_file_is_a_question(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{i} + 1?"}] for i in range(12)]
+    path.write_text("\n".join(json.dumps({"question": chat, "answer": "1"}) for chat in chats))
+    task = tasks.math_task(grpo_sg.Config(task="math", data=str(path), eval_data=str(path), eval_only=True))
+    assert [problem.question for problem in task.test] == chats
+    held_out = [tasks.Problem(chats[3], "1")]
+    assert len(tasks.drop_questions(task.test, held_out)) == 11
+
+
+@pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
+def test_a_question_that_is_neither_text_nor_chat_is_refused(question):
+    with pytest.raises(tasks.UserError, match="a question must be a text or a list of chat messages"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), [question])
+
+
+@pytest.mark.parametrize("name, opening", [("kk", "<think>"), ("math", "")])
+def test_the_system_prompt_can_be_replaced(name, opening):
+    tokenizer = byte_tokenizer(CHAT)
+    policy = grpo_sg.Policy(build_model(vocab_size=260), tokenizer, {0})
+    system = "Write 1+1 = \\boxed{2}."
+    cfg = grpo_sg.Config(task=name, people=[3], system=system, train_problems=5, eval_problems=5)
+    problem = tasks.encode_problems(tasks.TASKS[name](cfg), policy, cfg).test[0]
+    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem.question}<|im_end|>"
+    assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
+
+
+@pytest.mark.parametrize("name", ["kk", "math"])
+def test_a_tiny_model_reads_only_the_question(name):
+    """It knows the words of the questions and solutions, and no others."""
+    flags = f"--task {name} --train_problems 5 --eval_problems 5"
+    policy, task = grpo_sg.load(grpo_sg.read_settings(flags.split()))
+    for problem in task.test:
+        assert policy.tokenizer.decode(problem.prompt) == problem.question and problem.opening == ""
+        assert policy.tokenizer.unk_token_id not in problem.prompt
+
+
+@pytest.mark.parametrize("template, end", [
+    (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
+    ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
+    (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
+    (LAST_MESSAGE, "<|endoftext|>"), ("{{ messages[0].content }}", "<|endoftext|>"),
+    ("{{ raise_exception('no') }}", "<|endoftext|>")])
+def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
+    """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
+    base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
+    would be truncated, and every reward -3."""
+    tokenizer = byte_tokenizer(template, ["<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>"])
+    model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
+    last = tokenizer.convert_tokens_to_ids(end)
+    model.transformer.ln_f.weight.data.zero_()
+    model.transformer.ln_f.bias.data.copy_(100 * model.transformer.wte.weight[last])
+    stops = grpo_sg.find_stop_ids(model, tokenizer)
+    assert stops == {0, 2, last}
+    task = chat_task(verify=lambda response, answer: tasks.Verdict(False, response == ""))
+    problem = tasks.Problem("Who?", "", prompt=[50, 60])
+    completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
+        max_new_tokens=4), n=1, temperature=1.0, seed=0)
+    assert completion.tokens == [last] and completion.reward == -0.5
+
+
+def test_all_end_tokens_that_the_model_names_end_a_completion():
+    tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
+    for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
+        model.generation_config.eos_token_id = named
+        assert grpo_sg.find_stop_ids(model, tokenizer) == stops
+
+
+# ==== The model and the program ====
+
 SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
          "--max_new_tokens 8")
 
@@ -1469,18 +1653,17 @@ def save_model(folder, template=CHAT, model=None):
     return tokenizer
 
 
-def run_program(text, capsys):
-    """Return what grpo_sg.run_program prints, or its last error line if it fails."""
+def run_program(text, capsys, **defaults):
+    """Return what grpo_sg.main prints, or its error line if it fails."""
     try:
-        grpo_sg.run_program(text.split())
+        grpo_sg.main(text.split(), **defaults)
     except SystemExit as stop:
-        error = capsys.readouterr().err
-        return stop.code if isinstance(stop.code, str) else error
+        return stop.code if isinstance(stop.code, str) else capsys.readouterr().err
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_saves_it(flags, tmp_path, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, capsys):
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
     rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
@@ -1491,53 +1674,330 @@ def test_the_program_trains_a_saved_model_and_saves_it(flags, tmp_path, capsys):
     # The output of a test is no terminal: lines, no bar.
     assert f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy" in printed
     assert "test before training: accuracy 0.000 ± 0.000, reward" in printed
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["people"]
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
+    # The checkpoint has the settings of its run: no flag but --model is needed.
+    printed = run_program(f"--eval_only --model {tmp_path}/run --out {tmp_path}/test", capsys)
+    assert "--max_new_tokens=8" in printed
+    assert rows_of(tmp_path / "test" / "metrics.jsonl") == [{**rows[-1], "step": 0}]
+
+
+def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_the_defaults(tmp_path, capsys):
+    save_model(tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps(
+        {"task": "math", "steps": 1, "lr": 0.5, "people": [2, 3], "brief": True, "out": "gone", "unknown": 1}))
+    cfg = grpo_sg.read_settings(["--model", str(tmp_path), "--group-size=4", "--steps", "3", "--no_brief"],
+                                steps=2, lr=0.25, task="math")
+    assert (cfg.steps, cfg.lr, cfg.people, cfg.brief, cfg.group_size) == (3, 0.25, [2, 3], False, 4)
+    assert (cfg.out, cfg.beta, cfg.model) == ("", 0.0, str(tmp_path))
+    assert "--lr=0.5" not in capsys.readouterr().out  # the script's is used
+    other = grpo_sg.read_settings(["--model", str(tmp_path), "--task", "kk"])
+    assert other.steps == 350 and "its settings.json is not used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, message", [
     ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
-    ("--model ./nowhere", "error: --model ./nowhere cannot be used"), ("--modle x", "unrecognized arguments: --modle x"),
+    ("--model ./nowhere", "error: --model ./nowhere cannot be used"),
+    ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: there is no setting x;"),
     ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
-    ("--model x --device tpu", "invalid choice: 'tpu'"), ("--steps x", "invalid int value: 'x'"),
-    ("--model x --out /proc/run", "error: ")])
+    ("--model x --task kk --people 9", "error: --people must be sizes from 2 to 8, not 9"),
+    ("--device tpu", "error: argument --device: invalid choice: 'tpu'"), ("--steps x", "error: argument --steps: invalid int value: 'x'"),
+    ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be from 2 to 1e9, not 1"),
+    ("--model x --updates 0", "--updates must be from 1 to 1e9, not 0"), ("--model x --tau 0", "--tau must be from 1e-12 to"),
+    ("--model x --lr nan", "--lr must be from 1e-12"), ("--model x --seed -1", "--seed must be from 0 to"),
+    ("--model x --seed 99999999999999", "--seed must be from 0 to"), ("--model x --eval_samples -1", "--eval_samples must be from 0 to"),
+    ("--model x --eval_problems 0", "--eval_problems must be from 1 to"), ("--model x --train_problems 0", "--train_problems must be"),
+    ("--model x --low 2", "error: --low 2.0 is above --high 1.4"), ("--model x --updates 999", "error: --updates 999 is more than"),
+    ("--model x --chat_template_kwargs 5", "error: --chat_template_kwargs must be a JSON object"),
+    ("--resume", "error: --resume needs --out and the folder of a run"), ("--model x --device cuda", "error: --device cuda: here PyTorch")])
 def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
-    if "nowhere" not in text and "/proc" not in text:
+    monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))  # without pretrained/
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if "nowhere" not in text:
         monkeypatch.setattr(grpo_sg, "load_model", None)
-    if "/proc" in text:
-        save_model(tmp_path / "model")
-        text = f"--model {tmp_path}/model {SMALL} --brief --people 3 --out /proc/run"
-    error = run_program(f"{text} --train_problems 9 --eval_problems 9" if "data" in text else text, capsys)
-    assert message in error and "Traceback" not in error
+    error = run_program(text, capsys)
+    assert message in error and "\n" not in error.strip()
 
 
-def test_a_model_that_lacks_parameters_is_refused(tmp_path, capsys):
-    """They would start at random, without a word."""
+def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_path, capsys):
+    assert "there is no setting --stepz=3 (did you mean --steps?)" in run_program("", capsys, stepz=3)
+    (tmp_path / "settings.json").write_text('{"steps": "many"}')
+    assert "invalid int value: 'many'" in run_program(f"--model {tmp_path}", capsys)
+    (tmp_path / "settings.json").write_text("[")
+    assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
+
+
+@pytest.mark.parametrize("fault", ["lacks", "nan"])
+def test_a_model_with_missing_or_broken_parameters_is_refused(fault, tmp_path, capsys):
+    """Missing ones would start at random, without a word."""
     model = build_model(vocab_size=260)
-    del model.model.layers[1].mlp.up_proj
+    if fault == "lacks":
+        del model.model.layers[1].mlp.up_proj
+    else:
+        model.model.norm.weight.data[0] = math.nan
     save_model(tmp_path / "model", model=model)
     error = run_program(f"--model {tmp_path}/model {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
-    assert "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight" in error
-    assert not (tmp_path / "run").exists()
+    words = {"lacks": "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight",
+             "nan": "its parameter model.norm.weight has values that are not finite"}
+    assert words[fault] in error and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("template", [CHAT, CHAT + "<think>", None])
-def test_a_prompt_ends_with_the_opening_of_the_response(template):
-    """A tag that the prompt opens is the response's."""
-    task = tasks.Task("any", "Be good.", [], [], [], None, 0.0, opening="<think>")
-    tokenizer = byte_tokenizer(template)
-    (ids, opening), = grpo_sg.encode_prompts(tokenizer, task, ["Who?"])
-    assert opening == "<think>" and tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>" if template else "Be good.\n\nWho?\n\n<think>")
+@pytest.mark.parametrize("settings, warns", [({"tau": 9}, True), ({"tau": 9, "shaping": "none"}, False), ({}, False)])
+def test_settings_that_make_all_weights_equal_are_announced(settings, warns, tmp_path, capsys):
+    """With tau = 9, sigmoid(pi / 9) is almost constant, and all weights are clipped to 1: GRPO."""
+    grpo_sg.read_settings(["--model", str(tmp_path)], **settings)
+    assert ("every weight 1: this is plain GRPO" in capsys.readouterr().out) == warns
+
+
+# ==== A run that is interrupted ====
+
+def reward_by_length(completion):
+    """Give an untrained model's completions different rewards."""
+    return len(completion.response) % 3
+
+
+def start(model, out, capsys, flags="--steps 4"):
+    """Start a run of an untrained model in the folder `out`, or resume it. Returns the exit status."""
+    if "--resume" not in flags:
+        flags = (f"{flags} --model {model} --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
+                 "--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001")
+    make = tasks.TASKS["kk"]
+    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=tasks.TASKS["reward"])):
+        try:
+            grpo_sg.main([*flags.split(), "--out", str(out)])
+        except SystemExit as stop:
+            return stop.code
+
+
+def contents_of(out):
+    """Return all that a run has written, except for times."""
+    rows = rows_of(out / "metrics.jsonl")
+    for row in rows:
+        for name in ("seconds", "seconds_sampling", "seconds_update", "tokens_per_second"):
+            row.pop(name, None)
+    state = torch.load(out / "checkpoint" / "training.pt", weights_only=True)
+    return rows, rows_of(out / "samples.jsonl"), state["step"], parameters_of(
+        grpo_sg.load_model(out / "checkpoint", local=True)[0]).tolist()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    save_model(tmp_path_factory.mktemp("run") / "model")
+    return tmp_path_factory.getbasetemp() / "run0" / "model"
+
+
+@pytest.fixture(autouse=True)
+def default_reward(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "reward", reward_by_length)
+
+
+class Event:
+    """Call `happen` before the number-th call of the function."""
+
+    def __init__(self, function, number, happen):
+        self.function, self.number, self.happen, self.calls = function, number, happen, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self.number:
+            self.happen()
+        return self.function(*args, **kwargs)
+
+
+def send(name):
+    """Return a function that sends this process the signal."""
+    def happen():
+        os.kill(os.getpid(), getattr(signal, name))
+    return happen
+
+
+def die():
+    raise SystemExit("killed")
+
+
+@pytest.fixture
+def whole(model_folder, tmp_path, capsys):
+    """Return the contents of an uninterrupted run."""
+    assert start(model_folder, tmp_path / "whole", capsys) is None
+    return contents_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("where, number, happen, status", [
+    ("sample", 6, send("SIGINT"), 130), ("learn", 2, send("SIGTERM"), 143),  # in a rollout, in an update
+    ("evaluate", 3, send("SIGINT"), 130),                                   # in a validation
+    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])           # with no time to save
+def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
+        where, number, happen, status, whole, model_folder, tmp_path, capsys, monkeypatch):
+    """Bit for bit: on a CPU equal seeds give equal runs."""
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+    with mock.patch.object(grpo_sg, where, Event(getattr(grpo_sg, where), number, happen)):
+        assert start(model_folder, tmp_path / "run", capsys) == status
+    printed = capsys.readouterr().out
+    assert "killed" == status or f"continue with --resume --out {tmp_path}/run" in printed
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert "resuming after step" in capsys.readouterr().out
+    assert contents_of(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("where, number", [
+    ("shutil.rmtree", 5), ("os.rename", 2), ("os.rename", 3), ("torch.save", 2)])
+def test_a_run_killed_while_it_saves_keeps_a_whole_checkpoint(
+        where, number, whole, model_folder, tmp_path, capsys, monkeypatch):
+    """Each save renames twice, except for the first: between the two only the checkpoint before is whole."""
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+    module, name = where.split(".")
+    module = {"os": os, "shutil": shutil, "torch": torch}[module]
+    with mock.patch.object(module, name, Event(getattr(module, name), number, die)):
+        assert start(model_folder, tmp_path / "run", capsys) == "killed"
+    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert contents_of(tmp_path / "run") == whole
+
+
+def test_a_second_signal_ends_a_run_at_once(model_folder, tmp_path, capsys):
+    def twice():
+        send("SIGINT")()
+        send("SIGINT")()
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, twice)):
+        assert start(model_folder, tmp_path / "run", capsys) == 130
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    # Not one step was logged, so the run can begin again.
+    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert [row["step"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_signal_before_training_ends_the_program_at_once(model_folder, tmp_path, capsys):
+    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, send("SIGINT"))):
+        assert start(model_folder, tmp_path / "run", capsys) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(whole, model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+
+    def fill():
+        raise OSError(28, "No space left on device")
+    with mock.patch.object(torch, "save", Event(torch.save, 3, fill)):
+        error = start(model_folder, tmp_path / "run", capsys)
+    assert error.startswith("error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")
+    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert contents_of(tmp_path / "run") == whole
+
+
+def test_a_resumed_run_may_add_steps_but_not_change_its_method(whole, model_folder, tmp_path, capsys):
+    out = tmp_path / "whole"
+    assert "--resume keeps the run's own --lr 0.001" in start(model_folder, out, capsys, "--resume --lr 0.01")
+    assert "--steps 3, but the run in" in start(model_folder, out, capsys, "--resume --steps 3")
+    assert contents_of(out) == whole
+    assert start(model_folder, out, capsys, "--resume --steps 5 --sample_batch 7") is None
+    assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("damage, message", [
+    ("checkpoint", "has steps but no checkpoint: start a new run"), ("checkpoint/training.pt", "training.pt cannot be read"),
+    ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
+def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, whole, model_folder, tmp_path, capsys):
+    path = tmp_path / "whole" / damage
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    logs = (tmp_path / "whole" / "samples.jsonl").read_text()
+    assert message in start(model_folder, tmp_path / "whole", capsys, "--resume")
+    assert (tmp_path / "whole" / "samples.jsonl").read_text() == logs
+
+
+@pytest.mark.parametrize("reward, message", [
+    (lambda c: math.nan, "error: reward must return a finite number, not nan"), (lambda c: c.nothing, None)])
+def test_a_users_wrong_value_is_one_line_and_a_users_bug_keeps_its_traceback(
+        reward, message, model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "reward", reward)
+    if message:
+        assert start(model_folder, tmp_path / "run", capsys).startswith(message)
+    else:
+        with pytest.raises(AttributeError, match="nothing"):
+            start(model_folder, tmp_path / "run", capsys)
+
+
+def test_a_verdict_must_be_two_truth_values(capsys):
+    policy, task, cfg = build_toy(change={"verify": lambda response, answer: 0.5})
+    with pytest.raises(SystemExit, match=r"error: verify must return \(correct, formatted\)"):
+        grpo_sg.rollout(policy, task, task.test, cfg, n=1, temperature=0, seed=0)
+
+
+def test_a_reader_that_goes_away_does_not_end_a_run(monkeypatch):
+    """As `python grpo_sg.py | head -2` or a closed terminal."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(sys, "stdout", open(writer, "w"))
+    os.close(reader)
+    grpo_sg.say("one")
+    grpo_sg.say("two")
+    sys.stdout.close()
+
+
+def test_a_full_gpu_is_one_line_that_says_what_to_lower(tmp_path, capsys):
+    save_model(tmp_path)
+
+    def fail(*args):
+        raise torch.OutOfMemoryError("CUDA")
+    with mock.patch.object(grpo_sg, "carry_out", fail):
+        error = run_program(f"--model {tmp_path} {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
+    assert "error: out of GPU memory: lower --tokens_per_micro_batch" in error
+
+
+# ==== What is said about a run ====
+
+@pytest.mark.parametrize("formed, cut, right, equal, words", [
+    (0.97, 0.02, 0.66, 0.41, None),
+    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),   # those that end are well formed
+    (0.00, 1.00, 0.00, 1.00, "show the form by an example, such as --system"),  # it may never begin an answer
+    (0.04, 0.30, 0.00, 0.95, "show the form by an example, such as --system"),
+    (0.80, 0.10, 0.00, 0.60, "no completion is correct"),
+    (1.00, 0.00, 0.98, 0.95, "use harder ones"),
+    (1.00, 0.00, 0.02, 0.95, "use easier ones (kk: --people 2 3), or raise --group_size")])
+def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):
+    row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
+    rates, *advice = tasks.describe_start(row, 4).split("\n")
+    assert rates == (f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated; in "
+                     f"{100 * equal:.0f}% of the groups all rewards are equal: no learning signal")
+    assert words in advice[0] if words else not advice
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("accuracy, reward, equal, words", [
+    (0.6, 2.0, 0.5, None), (0.45, 0.5, 0.5, None),  # lower by 1.8 standard errors of the difference
+    (0.35, 2.0, 0.5, "warning: the reward has risen and accuracy has fallen: the model is exploiting"),
+    (0.35, 0.5, 0.5, "warning: accuracy has fallen: a lower --lr"), (0.5, 1.0, 1.0, "rewards were equal within every group")])
+def test_a_fall_in_accuracy_and_a_run_without_a_signal_are_announced(accuracy, reward, equal, words, k):
+    names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
+
+    def test(accuracy, reward, error):
+        return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error, f"eval/{names[1]}": reward}
+    rows = [test(0.5, 1.0, 0.0225), {"equal_groups": 1.0}, {"equal_groups": equal}]
+    first, *lines = tasks.describe_end(rows, test(accuracy, reward, 0.0165), k).split("\n")
+    assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
+                     f"{names[1]} 1.000 -> {reward:.3f}")
+    assert lines[0].startswith(words) if words else not lines
+
+
+def test_a_row_has_means_over_its_updates():
+    """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
+    update = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clipped": 1.0, "kls": 2.0, "entropies": 30.0,
+              "weights": 12.0, "unlikely": 5.0}
+    other = {**update, "norm": 3.0, "loss": 0.25, "count": 30.0, "kls": 6.0}
+    assert grpo_sg.average_updates([update, other]) == {
+        "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
+        "entropy": 60 / 40, "weight_mean": 24 / 40, "low_prob_frac": 10 / 40}
+    for key in ("norm", "loss"):
+        bad = grpo_sg.average_updates([update, {**update, key: math.nan}])
+        assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
+    assert grpo_sg.average_updates([{**update, "loss": math.inf}])["loss"] is None
+    empty = grpo_sg.average_updates([])
+    assert empty.pop("grad_norm") == empty.pop("skipped") == 0 and set(empty.values()) == {None}
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
     """The context must also hold a completion."""
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
-    short = grpo_sg.encode_problems(task, policy, cfg)
+    short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
 
@@ -1549,55 +2009,6 @@ def test_a_quiet_sampler_prints_nothing(capsys):
             with mock.patch.object(grpo_sg, "tqdm", wraps=grpo_sg.tqdm) as bar:
                 sample(build_model(), [[5]], max_new_tokens=2, stop_ids=[], progress=progress)
             assert bar.call_args.kwargs["disable"] is (None if shown else True)
-
-
-@pytest.mark.parametrize("missing", ["support.checks", "jinja2"])
-def test_a_broken_support_folder_is_not_taken_for_a_missing_one(missing, tmp_path):
-    """Without support/ run_program is started; with a part of it missing, the part is named."""
-    (tmp_path / "support").mkdir()
-    (tmp_path / "support" / "cli.py").write_text(f"raise ModuleNotFoundError('no part', name='{missing}')")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {HERE!r}]; import grpo_sg; grpo_sg.main([])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert "no part" in done.stderr and "name a model" not in done.stderr
-
-
-@pytest.mark.parametrize("settings, message", [
-    ({"group_size": 1}, "--group_size 1: at least 2"), ({"updates": 0}, "--updates 0: at least 1"),
-    ({"tau": 0.0}, "--tau 0.0: it must be above 0"), ({"lr": float("nan")}, "--lr nan: it must be above 0"),
-    ({"chat_template_kwargs": "x"}, "--chat_template_kwargs x: not JSON")])
-def test_a_setting_that_cannot_work_is_refused_before_anything_is_loaded(settings, message):
-    with pytest.raises(tasks.UserError, match=message):
-        grpo_sg.check_settings(grpo_sg.Config(model="none", **settings), tasks)
-
-
-def stop_ignoring_ctrl_c():
-    """In the background of a shell SIGINT is ignored, and a child inherits this."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_ctrl_c_during_the_imports_ends_the_program_silently(tmp_path):
-    """torch.py stands for a library that takes long to import."""
-    (tmp_path / "torch.py").write_text("import sys, time; print('importing', flush=True); time.sleep(60)")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    program = subprocess.Popen([sys.executable, os.path.join(HERE, "grpo_sg.py")], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=stop_ignoring_ctrl_c)
-    assert program.stdout.readline() == "importing\n"
-    program.send_signal(signal.SIGINT)
-    _, error = program.communicate(timeout=60)
-    assert program.returncode == -signal.SIGINT and error == ""
-
-
-@pytest.mark.parametrize("given, expected", [("", "expandable_segments:True None"),
-                                             ("PYTORCH_ALLOC_CONF=A", "A None"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A")])
-def test_the_allocators_variable_is_set_before_torch_is_imported_unless_the_user_set_it(given, expected):
-    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    code = ("import os, sys; sys.modules['torch'] = None\ntry: import grpo_sg\n"
-            f"except ImportError: print(*map(os.environ.get, {names}))")
-    environment = {key: value for key, value in os.environ.items() if key not in names}
-    environment.update([given.split("=")] if given else [])
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment,
-                           cwd=HERE, timeout=60)
-    assert found.stdout.strip() == expected
 
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====
@@ -1636,14 +2047,15 @@ def word_tokenizer(words, pattern=None):
         unk_token="[UNK]", chat_template=LAST_MESSAGE)
 
 
-def byte_tokenizer(template):
+def byte_tokenizer(template, added=()):
     """Build a tokenizer with a token per byte and three special tokens, 259 in all, like
-    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0."""
+    real models' byte-level BPE without merges. Its end token is <|endoftext|>, 0. added:
+    further special tokens."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
     numbers = {word: i for i, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, []))
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens([*specials, *added])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
@@ -1669,7 +2081,7 @@ def build_toy(seed=0, dropout=0.0, change=None, **settings):
                         attention_dropout=dropout)
     model.generation_config.eos_token_id = 0
     policy = grpo_sg.Policy(model, word_tokenizer(WORDS), {0})
-    return policy, grpo_sg.encode_problems(task._replace(**change or {}), policy, cfg), cfg
+    return policy, tasks.encode_problems(task._replace(**change or {}), policy, cfg), cfg
 
 
 def parameters_of(model):
