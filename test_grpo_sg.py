@@ -1712,7 +1712,6 @@ def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_
     ("--model x --lr nan", "--lr must be from 1e-12"), ("--model x --seed -1", "--seed must be from 0 to"),
     ("--model x --seed 99999999999999", "--seed must be from 0 to"), ("--model x --eval_samples -1", "--eval_samples must be from 0 to"),
     ("--model x --eval_problems 0", "--eval_problems must be from 1 to"), ("--model x --train_problems 0", "--train_problems must be"),
-    ("--model x --low 2", "error: --low 2.0 is above --high 1.4"), ("--model x --updates 999", "error: --updates 999 is more than"),
     ("--model x --chat_template_kwargs 5", "error: --chat_template_kwargs must be a JSON object"),
     ("--resume", "error: --resume needs --out and the folder of a run"), ("--model x --device cuda", "error: --device cuda: here PyTorch")])
 def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
