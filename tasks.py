@@ -114,6 +114,7 @@ def encode_problems(task, policy, cfg):
         problems = getattr(task, split)
         questions = [problem.question for problem in problems]
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        check_words(policy.tokenizer, prompts)
         encoded[split] = [problem._replace(prompt=prompt, opening=opening)
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]
@@ -125,6 +126,16 @@ def encode_problems(task, policy, cfg):
                   f"completion of up to {longest}: lower --max_new_tokens by "
                   f"{most + longest - context} to keep them")
     return task._replace(**encoded)
+
+
+def check_words(tokenizer, prompts):
+    """Raise UserError if the tokenizer does not know many of the prompts' words, as a tiny
+    model's does not know those of another task."""
+    ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > len(ids) / 20:
+        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
+                        "model was made for another task or other settings; name another --model")
 
 
 def set_system(task, system):
