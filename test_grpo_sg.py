@@ -1525,10 +1525,13 @@ def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(templ
         tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
 
 
-def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
+def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
     tokenizer = byte_tokenizer(CLOSED)
     (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
+    (ids, opening), = tasks.encode_prompts(byte_tokenizer(CHAT + "<think>"), chat_task(system=""), ["Who?"])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert opening == "<think>"  # the response contains the thoughts, because this template opens them
     switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
     (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
                                            '{"thinking": true}')
@@ -1549,6 +1552,9 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+    tokenizer.chat_template = CHAT  # a template writes the special tokens itself
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids) == CHAT_PROMPT
 
 
 def test_a_question_may_be_a_chat():
@@ -1606,7 +1612,7 @@ def test_a_tiny_model_reads_only_the_question(name):
     (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
-    (LAST_MESSAGE, "<|endoftext|>"), ("{{ messages[0].content }}", "<|endoftext|>"),
+    (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
     ("{{ raise_exception('no') }}", "<|endoftext|>")])
 def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
@@ -1640,7 +1646,8 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
     tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
     for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
         model.generation_config.eos_token_id = named
-        assert grpo_sg.find_stop_ids(model, tokenizer) == stops
+        for tokenizer.eos_token in ("<|endoftext|>", "<|im_end|>"):
+            assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
 # ==== The model and the program ====
