@@ -25,35 +25,30 @@ norms grow with 1 - pi); the weight makes them count for less than likely ones. 
 loop is `train`, in section 5: sample, compare, learn.
 
 Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
-rollouts, training, evaluation. Whoever reads for the method can skip sections 7 to 9: loading
-a model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
+rollouts, training, evaluation. To learn the method, you can skip sections 7 to 9: loading a
+model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
 value networks, reward models, LoRA, several GPUs, inference engines.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk
-    python grpo_sg.py --eval_only --model runs/NAME/checkpoint
-
-With the optional folder support/ it needs no flags and no network: `python grpo_sg.py` trains
-a tiny model on a CPU in about half a minute.
+    python grpo_sg.py                                      train the tiny model in pretrained/
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk  train a real one
+    python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
+    python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
 """
-if __name__ == "__main__":
-    # The imports take seconds. If Ctrl-C raised an exception, some of them would abort with
-    # pages of text; until `main` starts, it ends the process silently.
-    import signal
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # and not ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import argparse
-import copy
+import contextlib
 import dataclasses
+import datetime
+import difflib
 import json
 import math
 import os
 import platform
 import random
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -63,18 +58,17 @@ import warnings
 from statistics import fmean as mean
 from typing import Annotated, Literal
 
-# PyTorch reads this setting when it is imported, so import this file before torch.
-# Expandable segments avoid CUDA memory fragmentation from sequences that grow token by
-# token. (They do not work on WSL; the first variable is the setting's older name.)
-if "microsoft" not in platform.release() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+# Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
+if "microsoft" not in platform.release():
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-import jinja2
+import huggingface_hub
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from tqdm import tqdm
+from transformers.integrations import sdpa_attention
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -114,7 +108,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
-        (P, G) float32. Exactly 0 in a group of equal rewards.
+        (P, G) float32. Exactly 0 in a group whose rewards are equal up to rounding.
 
     Raises:
         AssertionError: for other shapes.
@@ -126,8 +120,14 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     difference = (R - R.mean(1, keepdim=True)).float()
     A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
-    equal = R.amax(1, keepdim=True) == R.amin(1, keepdim=True)
-    return A.masked_fill(equal, 0.0)
+    return A.masked_fill(are_equal(R), 0.0)
+
+
+def are_equal(rewards):
+    """Return for each group, (P, G), whether its rewards are equal up to rounding, as
+    0.1 * 3 and 0.3 are: (P, 1)."""
+    spread = rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True)
+    return spread <= 1e-12 * rewards.abs().amax(1, keepdim=True)
 
 
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
@@ -171,58 +171,75 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
             ref_logps.
     """
-    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
-    for x in (old_logps, mask, weights, ref_logps):
-        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
-    shape = advantages.shape
-    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
-    by_completion = loss_agg_mode == "seq-mean-token-mean"
-    assert by_completion or loss_agg_mode == "token-mean", f"no mode {loss_agg_mode!r}"
-    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
+    check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
+                         loss_agg_mode)
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
+
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
     # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
-    # The KL to the reference. Without a reference it is only logged: it is then
-    # the KL to the policy that sampled.
-    kl_to = old_logps if ref_logps is None else ref_logps
-    log_ref_ratio = (kl_to.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
-    # The k3 estimator (joschu.net/blog/kl-approx.html): >= 0, and 0 if both agree. It is an
-    # unbiased estimate of the KL only while pi_theta = pi_old; its gradient is biased even
-    # then. expm1(x) is more accurate near 0 than exp(x) - 1.
-    kl = torch.expm1(log_ref_ratio) - log_ref_ratio
-    if beta:
-        objective = objective - beta * kl  # not times w, which scales only the advantage
+    if beta:  # not times w, which scales only the advantage
+        objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
-    lengths = mask.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+    by_completion = loss_agg_mode == "seq-mean-token-mean"
     count = mask.any(1).sum() if by_completion else mask.sum()
-
-    def total(x):
-        x = x.masked_fill(~mask, 0.0)
-        if by_completion:
-            x = x / lengths
-        return x.sum()
-
     if denominator is None:
         denominator = count.clamp(min=1)
-    loss = -total(objective) / denominator
+    loss = -total(objective, mask, by_completion) / denominator
+
     with torch.no_grad():
-        held_back = clipped * A < r * A  # by the clip
-        unlikely = logps < math.log(1/3)  # by default, roughly the tokens with w < U
-        sums = {"count": count,
-                "clipped": total(held_back.float()),
-                "kls": total(kl),
-                # of the policy that sampled, in nats, estimated from the sampled tokens
-                "entropies": total(-old_logps.to(logps.dtype)),
-                "weights": total(w),
-                "unlikely": total(unlikely.float())}
+        statistics = {
+            "clipped": (clipped * A < r * A).float(),  # held back by the clip
+            # the KL to the reference; without one, to the policy that sampled
+            "kls": estimate_kl(logps, old_logps if ref_logps is None else ref_logps, mask),
+            # of the policy that sampled, in nats, estimated from the sampled tokens
+            "entropies": -old_logps.to(logps.dtype),
+            "weights": w,
+            # by default, roughly the tokens with w < U
+            "unlikely": (logps < math.log(1/3)).float()}
+        sums = {"count": count}
+        for name, values in statistics.items():
+            sums[name] = total(values, mask, by_completion)
     return loss, sums
+
+
+def check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
+                         loss_agg_mode):
+    """Raise AssertionError if arguments of grpo_sg_loss do not fit together."""
+    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
+    for x in (old_logps, mask, weights, ref_logps):
+        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
+    shape = advantages.shape
+    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
+    modes = ("token-mean", "seq-mean-token-mean")
+    assert loss_agg_mode in modes, f"no mode {loss_agg_mode!r}"
+    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
+
+
+def estimate_kl(logps, ref_logps, mask):
+    """Estimate KL(pi_theta, pi_ref) at each token, (B, T), by k3
+    (joschu.net/blog/kl-approx.html): >= 0, and 0 if both policies agree.
+
+    It is unbiased only while pi_theta = pi_old; its gradient is biased even then.
+    """
+    log_ratio = (ref_logps.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
+    # expm1(x) is more accurate near 0 than exp(x) - 1.
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def total(x, mask, by_completion):
+    """Sum x, (B, T), over the tokens in the mask; by_completion: sum the token means of the
+    completions."""
+    x = x.masked_fill(~mask, 0.0)
+    if by_completion:
+        x = x / mask.sum(1, keepdim=True).clamp(min=1)
+    return x.sum()
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -298,8 +315,8 @@ class Cache(transformers.DynamicCache):
     """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
     float32, which would take twice the memory."""
 
-    def update(self, keys, values, *more, **named):
-        return super().update(keys.to(values.dtype), values, *more, **named)
+    def update(self, keys, values, *args, **kwargs):
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
 
 
 def next_logits(model, ids, attention, position, cache):
@@ -437,10 +454,6 @@ class Policy:
     model: torch.nn.Module
     tokenizer: object
     stop_ids: set[int]         # many models have several tokens that end a completion
-    # extras/gpu replaces these: by a sampler that records its decode step (--sampler graph),
-    # and by an AdamW that keeps its averages in host memory (--offload).
-    sampler: object = sample
-    AdamW: type = torch.optim.AdamW
 
 
 @dataclasses.dataclass
@@ -523,12 +536,11 @@ def write_completions(policy, completions, cfg, generator, temperature):
 
 
 def sample_in_parts(policy, contexts, cfg, generator, temperature, stopping_criteria=None):
-    """Sample a completion of each context with the policy's sampler, at most
-    cfg.sample_batch at once."""
+    """Sample a completion of each context, at most cfg.sample_batch at once."""
     completions = []
     for start in range(0, len(contexts), cfg.sample_batch):
         with in_bfloat16(policy.model.device):
-            completions += policy.sampler(
+            completions += sample(
                 policy.model, contexts[start:start + cfg.sample_batch], generator=generator,
                 max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
                 temperature=temperature, stopping_criteria=stopping_criteria)
@@ -541,18 +553,23 @@ def grade(c, policy, task):
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    correct, formatted = task.verify(c.response, c.problem.answer)
-    c.correct = bool(correct)
+    verdict = task.verify(c.response, c.problem.answer)
+    if not isinstance(verdict, tuple) or [type(x) for x in verdict] != [bool, bool]:
+        raise SystemExit(f"error: verify must return (correct, formatted), True or False each, "
+                         f"not {verdict!r:.60}, for {c.response!r:.200}")
+    c.correct, c.formatted = verdict
     # A completion that was cut off counts as badly formed.
-    c.formatted = bool(formatted) and not c.truncated
+    c.formatted = c.formatted and not c.truncated
     # In tasks.py: +3 correct, -0.5 well formed but wrong, -3 badly formed.
     c.reward = float(task.reward(c))
+    if not math.isfinite(c.reward):
+        raise SystemExit(f"error: reward must return a finite number, not {c.reward}, for "
+                         f"{c.response!r:.200}")
 
 
 def set_advantages(completions, group_size):
     """Set c.advantage of each: how its reward compares with those of its group."""
     rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
-    assert rewards.isfinite().all(), "task.reward returned a number that is not finite"
     advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
     for c, A in zip(completions, advantages.flatten().tolist()):
         c.advantage = A
@@ -575,13 +592,10 @@ def train(policy, task, cfg, run=None, reference=None):
     """
     assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
     run = run or Run(cfg)
-    optimizer = policy.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
-                             weight_decay=0, fused=True)
-    for step in run.steps(optimizer):
-        # Evaluate the policy after the previous step. Doing this here, not at the end of a
-        # step, lets a resumed run do it, too. The command line tests after the last step.
-        if step > 1 and (step - 1) % cfg.eval_every == 0:
-            evaluate_split(policy, task, cfg, run, step - 1, "valid")
+    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
+                                  weight_decay=0, fused=True)
+    run.begin(optimizer)
+    for step in range(run.done + 1, cfg.steps + 1):
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
@@ -597,6 +611,12 @@ def train(policy, task, cfg, run=None, reference=None):
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = make_step_row(step, completions, updates, cfg.group_size)
         run.log_step(row, completions, time.time() - started)
+        # The command line tests after the last step.
+        if step % cfg.eval_every == 0 and step < cfg.steps:
+            evaluate_split(policy, task, cfg, run, step, "valid")
+        run.save_if_due(step, optimizer)
+        if run.stopped_by:  # a signal, such as Ctrl-C
+            break
     return run.rows
 
 
@@ -616,20 +636,19 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
     # completions that carry no learning signal (A = 0).
-    parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
+    split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # old_logps come from token_logps, as logps do, because the sampler rounds
-        # differently. Those of the later updates are needed now, before the first update
-        # changes the policy. The first update uses its own logps.
-        for batches in parts[1:]:
+        for i, batches in enumerate(split):
             for batch in batches:
-                batch.old_logps = compute_logps(model, batch, cfg)
-        if cfg.beta:
-            for batches in parts:
-                for batch in batches:
+                # pi_old, before any update changes the policy. It comes from token_logps,
+                # as pi_theta does, because the sampler rounds differently. In the first
+                # update pi_theta is still pi_old: `update` then saves this forward pass.
+                if i > 0:
+                    batch.old_logps = compute_logps(model, batch, cfg)
+                if cfg.beta:
                     batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
-    for minibatch, batches in zip(minibatches, parts):
+    for minibatch, batches in zip(minibatches, split):
         if not batches:  # A = 0 everywhere
             continue
         # Divide the loss by the number of all tokens that the policy wrote, also those with
@@ -651,22 +670,20 @@ def update(model, optimizer, batches, denominator, cfg):
     the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they
     are, and the log counts the update as skipped.
     """
-    found = []
+    sums_of_batches = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
-        old_logps = batch.old_logps
-        if old_logps is None:  # the first update: nothing has changed since the rollout
-            old_logps = logps.detach()
+        old_logps = logps.detach() if batch.old_logps is None else batch.old_logps
         loss, sums = grpo_sg_loss(
             logps, old_logps, batch.advantages, batch.mask,
             weights=weigh(logps, cfg), ref_logps=batch.ref_logps,
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
             loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
         loss.backward()
-        found.append({**sums, "loss": loss.detach()})
+        sums_of_batches.append({**sums, "loss": loss.detach()})
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    totals = dict.fromkeys(found[0], 0.0)
-    for sums in found:  # only now, because float() waits for the GPU
+    totals = dict.fromkeys(sums_of_batches[0], 0.0)
+    for sums in sums_of_batches:  # only now, because float() waits for the GPU
         for key, value in sums.items():
             totals[key] += float(value)
     totals["norm"] = float(norm)
@@ -713,7 +730,7 @@ class Batch:
     ids: Tensor                       # (B, T)
     mask: Tensor                      # (B, T) bool: what the policy wrote
     advantages: Tensor                # (B,)
-    old_logps: Tensor | None = None   # (B, T); None before the first update: logps themselves
+    old_logps: Tensor | None = None   # (B, T); None in the first update: logps themselves
     ref_logps: Tensor | None = None   # (B, T); None without a KL
 
 
@@ -759,15 +776,15 @@ def average_updates(updates):
     means over what was trained on. Statistics are None if there was no update, or if a
     value is not finite."""
     norms = []
-    for found in updates:
-        if math.isfinite(found["norm"]) and math.isfinite(found["loss"]):
-            norms.append(found["norm"])
-    means = {"loss": sum(found["loss"] for found in updates) / max(1, len(updates))}
-    count = sum(found["count"] for found in updates)
+    for totals in updates:
+        if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
+            norms.append(totals["norm"])
+    means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
+    count = sum(totals["count"] for totals in updates)
     columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
                "weight_mean": "weights", "low_prob_frac": "unlikely"}
     for column, key in columns.items():
-        means[column] = sum(found[key] for found in updates) / max(1, count)
+        means[column] = sum(totals[key] for totals in updates) / max(1, count)
     for key, value in means.items():
         if not updates or not math.isfinite(value):
             means[key] = None  # JSON has no NaN
@@ -810,9 +827,10 @@ def add_samples(row, drawn, n):
     means = average_completions(drawn)
     row[f"eval/format_rate@{n}"] = means["format_rate"]
     row[f"eval/truncated@{n}"] = means["truncated"]
-    row[f"eval/equal_groups@{n}"] = mean(len(set(each)) == 1 for each in rewards)
+    equal = are_equal(torch.tensor(rewards, dtype=torch.float64))
+    row[f"eval/equal_groups@{n}"] = equal.double().mean().item()
     add_mean(row, f"eval/avg@{n}", [c / n for c in solved])
-    add_mean(row, f"eval/reward@{n}", [sum(each) / n for each in rewards])
+    add_mean(row, f"eval/reward@{n}", [sum(group) / n for group in rewards])
     k = 2
     while k <= n:
         add_mean(row, f"eval/pass@{k}", [pass_at_k(n, c, k) for c in solved])
@@ -847,7 +865,7 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
-# ---- 7. The model: loading, prompts, its device ----
+# ---- 7. The model: loading, its stop tokens, its device ----
 
 def load_model(name, *, local=False):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
@@ -861,8 +879,8 @@ def load_model(name, *, local=False):
         (model, tokenizer), the parameters in float32.
 
     Raises:
-        ValueError: the saved model lacks parameters, which would start at random. Other
-            errors are those of transformers.
+        ValueError: the saved model lacks parameters, which would start at random, or has some
+            that are not finite. Other errors are those of transformers.
     """
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         name, dtype="float32", local_files_only=local, trust_remote_code=False,
@@ -870,104 +888,50 @@ def load_model(name, *, local=False):
     if report["missing_keys"]:
         raise ValueError(f"it lacks {len(report['missing_keys'])} parameters, such as "
                          f"{min(report['missing_keys'])}: save the whole model")
+    for parameter, values in model.named_parameters():
+        if not values.isfinite().all():
+            raise ValueError(f"its parameter {parameter} has values that are not finite")
     # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
     return model, tokenizer
 
 
 def find_stop_ids(model, tokenizer):
-    """Return the ids that end a completion. Qwen's chat turns end in <|im_end|>, texts of
-    its base models in <|endoftext|>, and the tokenizer names only one of them as its end
-    token: stop on both, and on all end tokens in the model's generation_config."""
+    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
+    generation_config name, and the token that ends a turn in the chat template, which many
+    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
+    turns in <|im_end|>: stop on both."""
     words = tokenizer.get_vocab()
     configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id}
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
+             find_turn_end(tokenizer)}
     return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
 
 
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids. Problems whose prompt and
-    completion would not fit into the model's context are dropped, with a message."""
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
-    # With a tool, a completion is longer: support/tools.py says how long.
-    longest = getattr(task.write, "longest", None)
-    longest = longest(cfg) if longest else cfg.max_new_tokens
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-    return task._replace(**encoded)
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    A prompt that contains the system prompt ends with task.opening, such as <think>.
-    Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal. Nothing is added if the template already opens
-    the thoughts, or closes them because thinking is turned off.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, or "".
-    """
-    tags = [tag for tag in (task.opening, "<think>") if tag]
-    given = json.loads(template_kwargs)
-    texts, openings = [], []
-    for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None):
-        text = f"{task.system}\n\n{question}\n\n"
-        if tokenizer.chat_template:
-            text = render_chat(tokenizer, task.system, question, given)
-        opened = text.rstrip().endswith((*tags, "</think>"))
-        if task.opening and task.system in text and not opened:
-            text += task.opening
-        texts.append(text)
-        ends = [tag for tag in tags if text.rstrip().endswith(tag)]
-        openings.append(ends[0] if ends else "")
-    # One call for all of them is much faster.
-    ids = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    return list(zip(ids, openings))
-
-
-def render_chat(tokenizer, system, question, template_kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does,
-    the user's turn contains both texts."""
-    both = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    one = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    given = {**template_kwargs, "add_generation_prompt": True, "tokenize": False}
+def find_turn_end(tokenizer):
+    """Return the id of the added token that the chat template writes after an assistant's
+    text, such as Llama 3's <|eot_id|>; None if there is none."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     try:
-        return tokenizer.apply_chat_template(both, **given)
-    except jinja2.TemplateError:
-        return tokenizer.apply_chat_template(one, **given)
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # it has no template, or one that refuses this chat
+        return None
+    _, said, after = text.rpartition("Hello.")
+    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
 
 
 def find_device(name):
     """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
-    otherwise the CPU. Raises ValueError if PyTorch cannot use the device."""
+    otherwise the CPU. Raises SystemExit if PyTorch cannot use the device."""
     usable = {"cpu": True, "cuda": torch.cuda.is_available(),
               "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return "cuda" if usable["cuda"] else "cpu"
     if not usable[name]:
-        names = " and ".join(each for each in usable if usable[each])
-        raise ValueError(f"--device {name}: here PyTorch {torch.__version__} (built for CUDA "
-                         f"{torch.version.cuda}) can use {names}")
+        names = " and ".join(device for device in usable if usable[device])
+        raise SystemExit(f"error: --device {name}: here PyTorch {torch.__version__} (built for "
+                         f"CUDA {torch.version.cuda}) can use {names}")
     return name
 
 
@@ -992,11 +956,20 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.backends.cuda.matmul.allow_tf32 = True
         keep_logits_in_float32(model)
+        if torch.cuda.get_device_capability() < (8, 0):
+            # Before Ampere (a T4), the only kernel that shares keys and values among query
+            # heads stores a score for each pair of tokens: 25 GB for a row of 2,300 tokens.
+            sdpa_attention.use_gqa_in_sdpa = repeat_keys
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     return model.to(device).eval()
+
+
+def repeat_keys(attention_mask, key, value):
+    """Replace transformers' use_gqa_in_sdpa: keys and values are repeated for each head."""
+    return False
 
 
 def turn_off_dropout(model):
@@ -1038,52 +1011,47 @@ def in_bfloat16(device):
 # ---- 8. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
+LOGS = "metrics.jsonl", "samples.jsonl"
 
 
 class Run:
-    """Log the steps of `train`, and save checkpoints.
+    """Log the steps of `train`, save checkpoints, and continue from one.
 
-    The folder `out` gets config.json (the settings), metrics.jsonl (a row of numbers for each
-    training step and each evaluation), samples.jsonl (completions as text, with their
-    verdicts) and checkpoint/ (model and tokenizer, which transformers can load). support/run.py
-    adds what a long run needs: resuming, signals, a page with curves.
+    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training
+    step and each evaluation), samples.jsonl (completions as text, with their verdicts) and
+    checkpoint/: model and tokenizer, which transformers can load, settings, and the state of
+    the training.
 
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a new or empty folder; with "" nothing is written, and the run only keeps its rows.
+        out: a new or empty folder; with "" nothing is written, and the run only keeps its
+            rows.
+        state: from `load_state`, to continue the run in `out`.
     """
 
-    def __init__(self, cfg, policy=None, out=""):
+    def __init__(self, cfg, policy=None, out="", state=None):
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.done = 0   # steps of the checkpoint that this run continues
-        self.rows = []  # of the training steps of this process
+        self.state = state
+        self.done = state["step"] if state else 0
+        self.rows = []          # of the training steps of this process
+        self.stopped_by = None  # the number of a signal
         self.bar = None
         self.started = self.last_save = time.time()
         if out:
             os.makedirs(out, exist_ok=True)
-            with open(os.path.join(out, "config.json"), "w", encoding="utf-8") as file:
-                json.dump(vars(cfg), file)
+            write_json(os.path.join(out, "settings.json"), vars(cfg))
+        if state:
+            cut_logs(out, state["sizes"])
 
-    def steps(self, optimizer):
-        """Yield the numbers of the remaining steps. Save after the last, and every ten
-        minutes."""
-        self.bar = tqdm(range(self.done + 1, self.cfg.steps + 1), "training",
-                        initial=self.done, total=self.cfg.steps, disable=None)
-        for step in self.bar:
-            self.started = time.time()
-            yield step
-            if step == self.cfg.steps or time.time() - self.last_save > SAVE_SECONDS:
-                self.save()
-
-    def save(self):
-        if self.out:
-            folder = os.path.join(self.out, "checkpoint")
-            self.policy.model.save_pretrained(folder)
-            self.policy.tokenizer.save_pretrained(folder)
-            self.last_save = time.time()
+    def begin(self, optimizer):
+        """Give the optimizer its state in the checkpoint, if there is one."""
+        if self.done:
+            optimizer.load_state_dict(self.state["optimizer"])
+        self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
+        self.started = self.last_save = time.time()
 
     def log_step(self, row, completions, seconds_update):
         """Log a step's row and one group of its completions, if possible one with unequal
@@ -1100,21 +1068,27 @@ class Run:
         self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
         self.rows.append(row)
         self.show(row)
+        self.started = time.time()
 
     def show(self, row):
         """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
+        step, steps = row["step"], self.cfg.steps
         numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
-        self.bar.set_postfix(numbers)
-        step = row["step"]
-        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == self.cfg.steps):
+        self.bar.set_postfix(numbers, refresh=False)
+        self.bar.update()
+        if row["skipped"]:
+            say(f"step {step}: {row['skipped']} updates skipped: loss or gradient not finite")
+        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
-            print(f"step {step} of {self.cfg.steps}: {words}, {row['seconds']:.1f} s", flush=True)
+            left = (steps - step) * mean(row["seconds"] for row in self.rows)
+            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, about "
+                f"{datetime.timedelta(seconds=round(left))} left")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
         self.log(row, completions)
         if row["split"] == "valid" and self.bar.disable:
-            print(f"validation after step {row['step']}: {in_words(row)}", flush=True)
+            say(f"validation after step {row['step']}: {in_words(row)}")
         self.started = time.time()  # a step's time excludes the evaluation
 
     def log(self, row, completions):
@@ -1122,24 +1096,124 @@ class Run:
         samples = []
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
-                            "question": c.problem.question, "answer": as_json(c.problem.answer),
+                            "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
-        self.append("metrics.jsonl", [row])
-        self.append("samples.jsonl", samples)
+        for name, rows in zip(LOGS, ([row], samples)):
+            if self.out:
+                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
+                    for row in rows:  # what JSON cannot represent is written with str()
+                        file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
 
-    def append(self, name, rows):
-        """Append rows of JSON to a file. Values that JSON cannot represent are written with
-        str()."""
-        if self.out:
-            with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
-                for row in rows:
-                    file.write(json.dumps(row, default=str) + "\n")
+    def save_if_due(self, step, optimizer):
+        """Save after the last step, after a signal, and every ten minutes."""
+        last = self.stopped_by or step == self.cfg.steps
+        if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
+            self.save(step, optimizer)
+            self.started = self.last_save = time.time()
+        if last:
+            self.bar.close()
 
-    def report_test(self, row):
-        """Print the result of a test."""
-        when = "before" if row["step"] == 0 else "after"
-        when = "" if self.cfg.eval_only else f" {when} training"
-        print(f"test{when}: {in_words(row)}", flush=True)
+    def save(self, step, optimizer):
+        """Write a checkpoint next to the one before, which it then replaces: killed at any
+        moment, one of them is whole.
+
+        A resumed run cuts the logs to their sizes of now. Random states are not saved,
+        because all randomness of a step is a function of seed and step.
+        """
+        path = os.path.join(self.out, "checkpoint")
+        new, before = f"{path}.new", f"{path}.before"
+        sizes = {name: os.path.getsize(os.path.join(self.out, name)) for name in LOGS}
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            self.policy.model.save_pretrained(new)
+            self.policy.tokenizer.save_pretrained(new)
+            write_json(os.path.join(new, "settings.json"), vars(self.cfg))
+            torch.save({"step": step, "sizes": sizes, "optimizer": optimizer.state_dict()},
+                       os.path.join(new, "training.pt"))
+        except Exception as error:  # such as a full disk: each library raises its own type
+            raise SystemExit(f"error: cannot write the checkpoint of step {step} "
+                             f"({first_line(error)}): make room on the disk of {self.out}; "
+                             "--resume continues from the checkpoint before, if there is one")
+        shutil.rmtree(before, ignore_errors=True)
+        if os.path.isdir(path):
+            os.rename(path, before)
+        os.rename(new, path)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def receive(self, number, frame):
+        """Handle a signal: the first ends the run after its step, a second ends it at once."""
+        if self.stopped_by:
+            raise SystemExit(128 + number)
+        self.stopped_by = number
+        # Not with print, which the signal may have interrupted.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
+
+
+@contextlib.contextmanager
+def signals_to(run):
+    """Let Ctrl-C, kill and a closed terminal end the run after its step. Ignored signals, as
+    under nohup, stay ignored."""
+    handlers = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = signal.signal(number, run.receive)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def find_checkpoint(out):
+    """Return the folder of a run's newest whole checkpoint, or ""."""
+    # The second is there if the program was killed between two renames.
+    for name in ("checkpoint", "checkpoint.before"):
+        if os.path.isdir(os.path.join(out, name)):
+            return os.path.join(out, name)
+    return ""
+
+
+def load_state(cfg):
+    """Load the state of the training of the run in cfg.out: a dict of step, sizes (of the logs)
+    and optimizer."""
+    folder = find_checkpoint(cfg.out)
+    if not folder:
+        if any("reward" in row for row in read_rows(cfg.out)):
+            raise SystemExit(f"error: {cfg.out} has steps but no checkpoint: start a new run")
+        return {"step": 0, "sizes": {}}
+    try:
+        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+    except Exception as error:  # no such file, half a file: each has its own type
+        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
+                         f"start a new run with --model {folder}")
+    if state["step"] > cfg.steps:
+        raise SystemExit(f"error: --steps {cfg.steps}, but the run in {cfg.out} has already done "
+                         f"{state['step']}")
+    return state
+
+
+def read_rows(out):
+    """Read a run's metrics.jsonl; the first row is the test before training."""
+    path = os.path.join(out, "metrics.jsonl")
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def cut_logs(out, sizes):
+    """Remove what was logged after the checkpoint."""
+    for name in LOGS:
+        path = os.path.join(out, name)
+        if os.path.isfile(path):
+            os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
+
+
+def write_json(path, content):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
 
 
 def verdict_of(c):
@@ -1147,40 +1221,48 @@ def verdict_of(c):
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
 
 
-def as_json(answer):
-    """Return the answer, or its text if JSON cannot represent it."""
+def say(text):
+    """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
+    and its lines are discarded."""
     try:
-        json.dumps(answer, default=str)
-    except (TypeError, ValueError):  # a key that is not a string
-        return str(answer)
-    return answer
+        tqdm.write(text)  # print would garble a bar
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def in_words(row):
     """Format the means in a row that have a standard error, KEY_se. (That of a single problem
     is None.)"""
-    parts = []
+    words = []
     for key, value in row.items():
         if f"{key}_se" in row:
             error = row[f"{key}_se"]
             plus_minus = "" if error is None else f" ± {error:.3f}"
-            parts.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
-    return ", ".join(parts)
+            words.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
+    return ", ".join(words)
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 # ---- 9. Settings, and the program ----
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the command line. Defaults are for a real model on a GPU.
-    `train` and `evaluate` read only the settings from shaping on, except device, eval_only
-    and out."""
-    model: Annotated[str, "hub name or folder of a causal language model"] = ""
+    """The settings, each a flag of the command line. Defaults are for a real model on a GPU;
+    settings.json in a model's folder has others, for that model. `train` and `evaluate` read
+    only the settings from shaping on, except device, eval_only, resume and out."""
+    model: Annotated[str, "hub name, or folder of a model or a run; default: the tiny model "
+                          "pretrained/TASK"] = ""
     task: Annotated[str, "what to learn, such as kk or math"] = "kk"
     data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "
                          "file"] = "synthetic"
     eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
                               "by --data"] = ""
+    system: Annotated[str, "system prompt, in place of the task's own; none: the prompt is only "
+                           "the question"] = ""
     people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
         dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
     brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
@@ -1219,128 +1301,219 @@ class Config:
     eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
     eval_samples: Annotated[int, "k of avg@k and pass@k on the test set; 0: greedy only"] = 4
     eval_only: Annotated[bool, "only run the test, no training"] = False
+    resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
     seed: Annotated[int, "of all random choices"] = 0
     out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
 
 
-def add_flag(parser, kind, name):
-    """Add the flag of a field of `kind`, a dataclass like Config."""
-    hint, text = typing.get_args(typing.get_type_hints(kind, include_extras=True)[name])
-    text = text.replace("%", "%%")
-    if hint is bool:
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
-                            help=argparse.SUPPRESS)
-        return
-    default = getattr(kind(), name)
-    if default != "":
-        text += f" (default: {shown(default)})"
-    if typing.get_origin(hint) is Literal:
-        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
-    elif hint == list[int]:
-        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
-    else:
-        metavar = {int: "N", float: "X", str: "TEXT"}[hint]
-        parser.add_argument(f"--{name}", type=hint, metavar=metavar, help=text)
-
-
-def shown(value):
-    """Format a setting as one would type it."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+# Numbers must be above 0, but these may be as low as this.
+LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
+         "eval_samples": 0, "group_size": 2}
+# A resumed run may change these: they are no part of its method.
+RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
+             "gradient_checkpointing").split()
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main(argv=None, **defaults):
-    """Run the command line: that of support/ if it is next to this file, else `run_program`.
+    """Run the command line: load a model, make the problems, test, train and test again.
 
     Args:
         argv: a list of flags; by default those of the process.
-        defaults: a script's own default settings, such as main(task="mine"); flags replace
-            them.
+        defaults: a script's own default settings, such as main(task="mine").
     """
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # for a file that is installed
-    try:
-        from support import cli
-        program = cli.main
-    except ModuleNotFoundError as error:
-        if error.name not in ("support", "tasks"):  # a part of support/, or a package: say which
-            raise
-        program = run_program
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    program(argv, **defaults)
-
-
-def run_program(argv=None, **defaults):
-    """Load a model, make the problems, test, train and test again."""
+    sys.path.append(HERE)  # for a file that is installed
     try:
         import tasks
     except ModuleNotFoundError as error:
         raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
                          "The functions of grpo_sg.py do not: import them")
-    parser = argparse.ArgumentParser(
-        description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
-        argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    for field in dataclasses.fields(Config):
-        add_flag(parser, Config, field.name)
     try:
-        cfg = Config(**{**defaults, **vars(parser.parse_args(argv))})
-        check_settings(cfg, tasks)
-        policy, task = load(cfg, tasks)
-        run = Run(cfg, policy, cfg.out or new_name(cfg))
-        describe_run(policy, task, cfg, run)
-        carry_out(policy, task, cfg, run, copy.deepcopy(policy.model) if cfg.beta else None)
+        cfg = read_settings(argv, **defaults)
+        policy, task = load(cfg)
+        state = load_state(cfg) if cfg.resume else None
+        run = Run(cfg, policy, cfg.out or new_name(cfg), state)
+        describe_run(policy, task, run)
+        carry_out(policy, task, cfg, run)
     except (tasks.UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
     except KeyboardInterrupt:
-        print("interrupted: a checkpoint is saved every ten minutes and at the end",
-              file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)
 
 
-def check_settings(cfg, tasks):
-    """Raise UserError if a setting cannot be used, before anything is loaded."""
+def read_settings(argv=None, **defaults):
+    """Return the checked settings, a Config. Each comes from the first that has it: the flags;
+    a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
+    own, except for RESUMABLE.
+
+    Raises:
+        SystemExit: one line that says what is wrong.
+    """
+    flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
+    settings = parse([*as_flags(defaults), *flags])
+    if settings.get("resume"):
+        settings = parse(flags)
+        out = settings.get("out", "")
+        saved = read_saved(find_checkpoint(out) or out)
+        if not saved:
+            raise SystemExit("error: --resume needs --out and the folder of a run")
+        for name, value in settings.items():
+            if name not in RESUMABLE and value != saved[name]:
+                raise SystemExit(f"error: --resume keeps the run's own --{name} {saved[name]}: "
+                                 "leave the flag out, or start a new run")
+    else:
+        settings["model"] = find_model(settings)
+        saved = read_saved(settings["model"])
+        if "task" in saved and settings.get("task", saved["task"]) != saved["task"]:
+            say(f"{settings['model']} was made for --task {saved['task']}: its settings.json is "
+                "not used")
+            saved = {}
+        for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
+            saved.pop(name, None)
+        changes = as_flags({name: value for name, value in saved.items()
+                            if name not in settings and value != vars(Config())[name]})
+        if changes:
+            say(f"from settings.json in {settings['model']}: {' '.join(changes)}")
+    cfg = Config(**{**parse(as_flags(saved)), **settings})
+    check_settings(cfg)
+    return cfg
+
+
+def parse(flags):
+    """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}."""
+    parser = argparse.ArgumentParser(
+        description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
+        argument_default=argparse.SUPPRESS, allow_abbrev=False, exit_on_error=False)
+    known = vars(Config())
+    for name, default in known.items():
+        add_flag(parser, name, default)
+    words = []
+    for word in flags:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            word = f"--{name.replace('-', '_')}{equals}{value}"
+        words.append(word)
+    try:
+        settings, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise SystemExit(f"error: {error}")
+    if unknown:
+        similar = difflib.get_close_matches(unknown[0].lstrip("-").partition("=")[0], known, 1)
+        hint = f" (did you mean --{similar[0]}?)" if similar else ""
+        raise SystemExit(f"error: there is no setting {unknown[0]}{hint}; --help lists all")
+    return vars(settings)
+
+
+def add_flag(parser, name, default):
+    """Add the flag of a setting."""
+    hint = typing.get_type_hints(Config)[name]
+    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
+    if default not in ("", False):
+        text += f" (default: {' '.join(map(str, default)) if hint == list[int] else default})"
+    if hint is bool:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
+                            help=argparse.SUPPRESS)
+    elif typing.get_origin(hint) is Literal:
+        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
+    elif hint == list[int]:
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
+    else:
+        parser.add_argument(f"--{name}", type=hint, metavar=hint.__name__.upper(), help=text)
+
+
+def as_flags(settings):
+    """Return a dict of settings as the flags that one would type."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no_{name}")
+        elif isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def find_model(settings):
+    """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
+    tiny model of the task."""
+    tiny = os.path.join(HERE, "pretrained", settings.get("task", Config.task))
+    name = os.path.expanduser(settings.get("model", "")) or tiny
+    if not os.path.isdir(name):
+        return "" if name == tiny else name
+    return os.path.abspath(find_checkpoint(name) or name)
+
+
+def read_saved(folder):
+    """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
+    path = os.path.join(folder, "settings.json")
+    if not folder or not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        return {name: saved[name] for name in vars(Config()) if name in saved}
+    except (ValueError, TypeError) as error:
+        raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
+
+
+def check_settings(cfg):
+    """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
+    import tasks
+    for name, value in vars(cfg).items():
+        if type(value) in (int, float):
+            least = LEAST.get(name, 1 if type(value) is int else 1e-12)
+            if not least <= value <= 1e9:
+                raise SystemExit(f"error: --{name} must be from {least} to 1e9, not {value}")
     if cfg.task not in tasks.TASKS:
-        raise tasks.UserError(f"there is no --task {cfg.task}: give one of "
-                              f"{', '.join(tasks.TASKS)}")
+        raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
+                         f"{', '.join(tasks.TASKS)}")
     if not cfg.model:
-        raise tasks.UserError("name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder; "
-                              "the tiny model that needs no network is in support/")
-    if os.path.isdir(cfg.out) and os.listdir(cfg.out) or os.path.isfile(cfg.out):
-        raise tasks.UserError(f"--out {cfg.out} exists: name a new or empty folder")
-    least = {"group_size": 2, "updates": 1, "prompts": 1, "steps": 1, "eval_every": 1,
-             "max_new_tokens": 1, "sample_batch": 1}
-    for name, smallest in least.items():
-        if getattr(cfg, name) < smallest:
-            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: at least {smallest}")
-    for name in ("lr", "temperature", "tau"):
-        if not getattr(cfg, name) > 0:
-            raise tasks.UserError(f"--{name} {getattr(cfg, name)}: it must be above 0")
-    try:
-        json.loads(cfg.chat_template_kwargs)
-    except ValueError as error:
-        raise tasks.UserError(f"--chat_template_kwargs {cfg.chat_template_kwargs}: not JSON: "
-                              f"{error}")
+        raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
+                         f"folder: there is no tiny model in pretrained/{cfg.task}")
+    if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
+        if not cfg.resume:
+            raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
+                             "--resume the run in it")
+    find_device(cfg.device)
+    tasks.check_data(cfg)
+    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
+    if w is not None and w[0] == w[1]:  # w is monotone between them
+        say(f"warning: these settings make every weight {w[0]:.4g}: this is plain GRPO")
 
 
-def load(cfg, tasks):
-    """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
-    transformers.utils.logging.disable_progress_bar()  # it would garble our lines
-    print(f"preparing the problems of --task {cfg.task}")
-    task = tasks.TASKS[cfg.task](cfg)
-    try:
-        device = find_device(cfg.device)
-        model, tokenizer = load_model(cfg.model)
-        model = prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
-        policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
-        task = encode_problems(task, policy, cfg)
-    except Exception as error:  # no such name, no network, half a folder: each has its own type
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise tasks.UserError(f"--model {cfg.model} cannot be used: {reason}")
+def load(cfg):
+    """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
+    import tasks
+    name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
+    model, tokenizer = load_or_explain(name)
+    model = prepare(model, find_device(cfg.device),
+                    gradient_checkpointing=cfg.gradient_checkpointing)
+    policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
+    say(f"preparing the problems of --task {cfg.task}")
+    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
     if not (task.train and task.valid and task.test):
-        raise tasks.UserError("no problem fits into the model's context: lower --max_new_tokens")
+        raise SystemExit("error: no problem fits into the model's context: lower "
+                         "--max_new_tokens")
     return policy, task
+
+
+def load_or_explain(name):
+    """Call load_model; if the model cannot be used, say why in one line."""
+    say(f"loading {name}")
+    # transformers' bar would garble our lines. The hub's bar, of a download, stays.
+    transformers.utils.logging.disable_progress_bar()
+    huggingface_hub.utils.enable_progress_bars()
+    try:
+        return load_model(name, local=os.path.isdir(name))
+    except Exception as error:  # no such name, no network, half a folder: each has its own type
+        raise SystemExit(f"error: --model {name} cannot be used ({first_line(error)}): give a "
+                         "folder written by save_pretrained, or a hub name, which needs a network")
 
 
 def new_name(cfg):
@@ -1350,26 +1523,49 @@ def new_name(cfg):
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def describe_run(policy, task, cfg, run):
+def describe_run(policy, task, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    print(f"files of this run: {run.out}/")
-    to_train = "" if cfg.eval_only else f"{len(task.train):,} problems to train on, "
-    print(f"{policy.model.num_parameters():,} parameters on {policy.model.device}; {to_train}"
-          f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)")
+    if run.done:
+        say(f"resuming after step {run.done}")
+    device = policy.model.device
+    threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
-    read = policy.tokenizer.decode(problem.prompt)
-    print(f"the first problem, as the model reads it:\n{read}\nits answer: {problem.answer}",
-          flush=True)
+    say(f"files of this run: {run.out}/\n"
+        f"{policy.model.num_parameters():,} parameters on {device}{threads}; "
+        f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best constant "
+        f"answer: {task.floor:.2f} right)\n"
+        f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
+        f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
+    if task.floor > 0.5:
+        say("warning: a constant answer is right on most test problems, so accuracy says little: "
+            "use other problems")
 
 
-def carry_out(policy, task, cfg, run, reference=None):
+def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
-    if run.done == 0:
-        run.report_test(evaluate_split(policy, task, cfg, run, 0, "test"))
-    if cfg.eval_only:
-        return
-    train(policy, task, cfg, run, reference)
-    run.report_test(evaluate_split(policy, task, cfg, run, cfg.steps, "test"))
+    import tasks
+    if not run.done:
+        before = evaluate_split(policy, task, cfg, run, 0, "test")
+        say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
+        if cfg.eval_only:
+            return
+        say(tasks.describe_start(before, cfg.eval_samples))
+    reference = None
+    if cfg.beta:  # the initial policy
+        reference = prepare(load_or_explain(cfg.model)[0], policy.model.device)
+    with signals_to(run):
+        train(policy, task, cfg, run, reference)
+    if run.stopped_by:
+        say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
+            f"{run.out}")
+        raise SystemExit(128 + run.stopped_by)
+    after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
+    say(f"test after training: {in_words(after)}")
+    say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
+    say(f"transcripts: {run.out}/samples.jsonl")
+    with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
+        from support import page
+        say(f"curves: {page.write(run.out)}")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ model that writes them is rewarded for fooling the verifier: nothing here execut
 and no verifier raises or hangs. The functions that make a task raise UserError on bad
 settings or data.
 
-This file needs tqdm, and datasets for data from the hub. With the optional folder verify/,
-mathematical answers are compared by verify/math_equal.py, which reads fractions, roots, sets
-and more; without it, only problems whose answer is a plain number are used.
+This file needs tqdm, and datasets for data from the hub. With the optional folder
+verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
+sets and more; without it, only problems whose answer is a plain number are used.
 """
 import functools
 import hashlib
 import json
+import math
 import random
 import re
 import unicodedata
@@ -40,7 +41,7 @@ class UserError(ValueError):
 # ---- What a task is ----
 
 class Problem(NamedTuple):
-    question: str
+    question: str            # or a list of chat messages, which a prompt begins with
     # passed to the verifier: a dict name -> role, one gold answer, or several
     answer: object
     # worked text that ends in the answer: the warm-up trains the tiny model on it
@@ -50,7 +51,7 @@ class Problem(NamedTuple):
     # a key that is equal for problems that differ only in wording or order: no two splits
     # have one in common
     meaning: int = 0
-    # Both are set by grpo_sg.encode_problems: the prompt's token ids, and the tag at its
+    # Both are set by encode_problems: the prompt's token ids, and the tag at its
     # end, such as <think>. The tag counts as part of the response.
     prompt: list[int] = ()
     opening: str = ""
@@ -94,6 +95,231 @@ def most_frequent(answers):
     """Return the frequency of the mode; 0 if empty."""
     counts = Counter(answers)
     return max(counts.values(), default=0) / max(1, counts.total())
+
+
+# ---- Prompts: a task's questions as the model reads them ----
+
+def encode_problems(task, policy, cfg):
+    """Return the task with its prompts encoded as token ids, and with the system prompt that
+    cfg.system asks for. Problems whose prompt and completion would not fit into the model's
+    context are dropped, with a message."""
+    task = set_system(task, cfg.system)
+    context = policy.model.config.get_text_config()
+    context = getattr(context, "max_position_embeddings", math.inf)
+    # With a tool, a completion is longer: support/tools.py says how long.
+    longest = getattr(task.write, "longest", None)
+    longest = longest(cfg) if longest else cfg.max_new_tokens
+    encoded = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        questions = [problem.question for problem in problems]
+        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        check_words(policy.tokenizer, prompts)
+        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
+                          for problem, (prompt, opening) in zip(problems, prompts)
+                          if len(prompt) + longest <= context]
+        gone = len(problems) - len(encoded[split])
+        if gone:
+            most = max(len(prompt) for prompt, _ in prompts)
+            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
+                  f"to {most} tokens, and the model's context of {context} must also hold a "
+                  f"completion of up to {longest}: lower --max_new_tokens by "
+                  f"{most + longest - context} to keep them")
+    return task._replace(**encoded)
+
+
+def check_words(tokenizer, prompts):
+    """Raise UserError if the tokenizer does not know many of the prompts' words, as a tiny
+    model's does not know those of another task."""
+    ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > len(ids) / 20:
+        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
+                        "model was made for another task or other settings; name another --model")
+
+
+def set_system(task, system):
+    """Return the task with another system prompt; "" keeps its own. With "none", prompts are
+    the questions and nothing else: the tiny models, whose settings.json says so, know no other
+    words."""
+    if system == "none":
+        return task._replace(system="", opening="")
+    return task._replace(system=system or task.system)
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
+    """
+    kwargs = read_template_kwargs(template_kwargs)
+    prompts = [write_prompt(tokenizer, task, question, kwargs)
+               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
+    texts = [text for text, _ in prompts]
+    # One call for all of them is much faster.
+    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    for ids in encoded:
+        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+            ids.pop()
+    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
+
+
+def read_template_kwargs(text):
+    """Read the setting chat_template_kwargs as a dict."""
+    try:
+        kwargs = json.loads(text)
+    except ValueError:
+        kwargs = None
+    if not isinstance(kwargs, dict):
+        raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                        f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
+    return kwargs
+
+
+def write_prompt(tokenizer, task, question, kwargs):
+    """Write a prompt as text. Returns (text, tag).
+
+    The prompt ends with task.opening, such as <think>, unless the template has opened the
+    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal.
+    """
+    messages = list_messages(task.system, question)
+    if tokenizer.chat_template:
+        text = render_chat(tokenizer, messages, kwargs)
+    else:
+        text = "".join(message["content"] + "\n\n" for message in messages)
+    end = text.rstrip()
+    if task.opening == "<think>" and end.endswith("</think>"):
+        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
+                        f"--task {task.name} must contain them: give --chat_template_kwargs "
+                        "'{\"enable_thinking\": true}', or name another model")
+    for tag in (task.opening, "<think>"):
+        if tag and end.endswith(tag):
+            return text, tag
+    return text + task.opening, task.opening
+
+
+def list_messages(system, question):
+    """Return the messages of a chat: the system prompt, then the question, a text or itself a
+    list of messages. A list that begins with a system prompt keeps its own."""
+    if isinstance(question, str):
+        question = [{"role": "user", "content": question}]
+    try:
+        texts = [message[key] for message in question for key in ("role", "content")]
+        "".join(texts).encode()  # fails on other types, and on lone surrogates
+        own_system = texts[0] == "system" or not system
+    except (TypeError, LookupError, ValueError):
+        raise UserError("a question must be a text or a list of chat messages, such as "
+                        '[{"role": "user", "content": "1 + 1?"}], not '
+                        f"{question!r:.60}") from None
+    return question if own_system else [{"role": "system", "content": system}, *question]
+
+
+def render_chat(tokenizer, messages, kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
+    leaves the text out, as Phi-3's does, the first turn after it contains both texts."""
+    attempts = [messages]
+    if messages[0]["role"] == "system" and messages[1:]:
+        system, first, *rest = messages
+        both = system["content"] + "\n\n" + first["content"]
+        attempts.append([{**first, "content": both}, *rest])
+    for attempt in attempts:
+        try:
+            text = tokenizer.apply_chat_template(
+                attempt, **{**kwargs, "add_generation_prompt": True, "tokenize": False})
+        except Exception as error:  # a template is a program: it can raise anything
+            reason = str(error).partition("\n")[0]
+            fault = f"refuses a question ({type(error).__name__}: {reason})"
+            continue
+        lost = find_lost(attempt, text)
+        if not lost:
+            return text
+        fault = f"leaves out {lost[:40]!r}"
+    raise UserError(f"the chat template {fault}: name another model, or correct "
+                    "chat_template.jinja in the model's folder")
+
+
+def find_lost(messages, text):
+    """Return the first message that is not in the text, or "". White space may differ, and
+    templates may shorten what the assistant said."""
+    words = " ".join(text.split())
+    for message in messages:
+        content = " ".join(message["content"].split())
+        if message["role"] != "assistant" and content not in words:
+            return content
+    return ""
+
+
+# ---- What the tests of a run say, and what to change ----
+
+def describe_start(row, k):
+    """Describe the test before training: the rates that decide whether there is a learning
+    signal, and one thing to change if a rate is bad.
+
+    Args:
+        row: the row of the test in metrics.jsonl.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    samples = f"@{k}" if k else ""
+    formed, cut = row[f"eval/format_rate{samples}"], row[f"eval/truncated{samples}"]
+    correct = row[f"eval/avg@{k}"] if k else row["eval/accuracy"]
+    equal = row[f"eval/equal_groups@{k}"] if k > 1 else 0
+    lines = [f"{f'{k} samples per problem' if k else 'greedy completions'}: {formed:.0%} well "
+             f"formed, {cut:.0%} truncated"]
+    if k > 1:
+        lines[0] += f"; in {equal:.0%} of the groups all rewards are equal: no learning signal"
+    if cut > 0.5 and formed > (1 - cut) / 2:
+        lines.append("most completions are truncated, and most others are well formed: raise "
+                     "--max_new_tokens")
+    elif formed < 0.05:
+        lines.append(
+            "almost no completion is well formed, so there is little to learn from. Read some in "
+            "samples.jsonl. If they are on their way to an answer, raise --max_new_tokens. If "
+            r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
+            r"12+7 = \boxed{19}', or use a larger Instruct model")
+    elif correct == 0:
+        lines.append("no completion is correct, so the model may learn only the form: use easier "
+                     "problems (kk: --people 2 3) or a better model")
+    elif equal > 0.9 and correct > 0.5:
+        lines.append("the model solves nearly all problems: use harder ones (kk: --people 5 6 7)")
+    elif equal > 0.9:
+        lines.append("the model solves too few problems: use easier ones (kk: --people 2 3), or "
+                     "raise --group_size")
+    return "\n".join(lines)
+
+
+def describe_end(rows, after, k):
+    """Compare the tests before and after training, and warn if something went wrong.
+
+    Args:
+        rows: all rows of metrics.jsonl; the first is the test before training.
+        after: the row of the test after training.
+        k: samples per problem; 0 takes the greedy completions.
+    """
+    before, *later = rows
+    accuracy, reward = "eval/accuracy", "eval/reward"
+    if k:
+        accuracy, reward = f"eval/avg@{k}", f"eval/reward@{k}"
+    changes = []
+    for key in (accuracy, reward):
+        changes.append(f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}")
+    lines = [f"before -> after training: {', '.join(changes)}"]
+    if all(row.get("equal_groups", 1) == 1 for row in later):
+        lines.append("rewards were equal within every group, so nothing was learned")
+    error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
+    fallen = after[accuracy] < before[accuracy] - 2 * error
+    if fallen and after[reward] > before[reward]:
+        lines.append("warning: the reward has risen and accuracy has fallen: the model is "
+                     "exploiting the reward; read samples.jsonl")
+    elif fallen:
+        lines.append("warning: accuracy has fallen: a lower --lr, or --beta 0.01, may help")
+    return "\n".join(lines)
 
 
 # ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----
@@ -160,7 +386,8 @@ def verify_kk(response, roles):
     `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
     nothing else but white space, stop tokens and a period at the end. It must not fake
     another turn of the dialogue. It is correct if it is also right about everybody and
-    the answer says nothing else.
+    the answer says nothing else: "Final Answer:", "but" between two names, and italics are
+    rejected, which Logic-RL accepts.
 
     Args:
         response: without the prompt, but with <think> if the prompt ends with it.
@@ -412,8 +639,13 @@ def hash_meaning(claims):
     equivalent wording, by color refinement on the graph of who speaks of whom.
 
     A few symmetric puzzles differ and still share a hash. A held-out split then has only
-    one of them; no puzzle gets into two splits.
+    one of them; no puzzle gets into two splits. With two people it is only equal up to
+    names: equivalent wording leaves 41 puzzles, and the 3 to test on have one answer.
     """
+    if len(claims) == 2:
+        exchanged = [(kind, *((1 - person, role) for person, role in leaves))
+                     for kind, *leaves in reversed(claims)]
+        return digest(min(list(claims), exchanged))
     # (speaker, person, the claim's truth table with that person first, the other person)
     mentions = []
     for speaker, claim in enumerate(claims):
@@ -443,9 +675,9 @@ def kk_split(split, count, people, seed, *, brief=False):
     the sizes in `people`.
 
     A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
-    any seed, names or wording. A held-out split never repeats a meaning, and "train" never
-    repeats a question. After 1,000 draws without a new puzzle of a size, the other sizes
-    fill up: two people have only 41 meanings.
+    any seed, names or (with three people or more) wording. A held-out split never repeats a
+    meaning, and "train" never repeats a question. After 1,000 draws without a new puzzle of
+    a size, the other sizes fill up: two people have only 205 meanings, 33 of them to test on.
     """
     problems = []
     seen = set()
@@ -496,10 +728,8 @@ def kk_published(people):
     return train, test
 
 
-def kk_task(cfg):
-    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
-    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
-    Validation puzzles are always generated."""
+def check_kk(cfg):
+    """Raise UserError if settings of the puzzles cannot be used."""
     if not all(2 <= n <= 8 for n in cfg.people):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
@@ -509,8 +739,14 @@ def kk_task(cfg):
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
     if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has stories, which the tiny model cannot read: "
-                        "add --model, and leave out --brief")
+        raise UserError("--data published has stories: leave out --brief")
+
+
+def kk_task(cfg):
+    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
+    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
+    Validation puzzles are always generated."""
+    check_kk(cfg)
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if cfg.data == "published":
         train, test = kk_published(cfg.people)
@@ -818,7 +1054,7 @@ def choose_eval_data(cfg, pairs):
 def drop_questions(problems, held_out):
     """Drop problems whose question is also held out, ignoring white space and case."""
     def key(problem):
-        return " ".join(problem.question.split()).casefold()
+        return " ".join(str(problem.question).split()).casefold()
     keys = {key(problem) for problem in held_out}
     return [problem for problem in problems if key(problem) not in keys]
 
@@ -863,3 +1099,13 @@ def math_task(cfg):
 
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
+
+
+def check_data(cfg):
+    """Raise UserError if the data that the settings name does not exist, or the variables for
+    the chat template are not a JSON object, before anything is loaded."""
+    read_template_kwargs(cfg.chat_template_kwargs)
+    if TASKS[cfg.task] is kk_task:
+        check_kk(cfg)
+    if TASKS[cfg.task] is math_task:
+        choose_eval_data(cfg, MATH_PAIRS)

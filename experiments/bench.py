@@ -179,7 +179,7 @@ def bench_step(rounds):
         tokens_per_micro_batch=8 * (MEAN // 2 + 32))
     model = build(words, MEAN // 2)
     policy = G.Policy(copy.deepcopy(model), tokenizer, {END})
-    sides = {"ours": partial(step_of_ours, policy, G.encode_problems(task, policy, cfg), cfg)}
+    sides = {"ours": partial(step_of_ours, policy, tasks.encode_problems(task, policy, cfg), cfg)}
     with tempfile.TemporaryDirectory() as folder:
         for side, rows in (("TRL, 8 rows", 8), ("TRL, one batch", P * N)):
             trainer = trainer_of_theirs(copy.deepcopy(model), tokenizer, task, cfg, rows, folder)

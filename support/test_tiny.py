@@ -33,7 +33,7 @@ def check_pretrained(name):
     kinds = [{key: p.shape for key, p in each.state_dict().items()} for each in (made, model)]
     assert kinds[0] == kinds[1] and type(made) is type(model)
     policy = grpo_sg.Policy(model.eval(), tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    task = grpo_sg.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, policy, cfg)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     with open(os.path.join(folder, "about.json")) as file:
         about = json.load(file)
@@ -68,7 +68,7 @@ def test_the_warm_up_teaches_the_texts():
     task = tasks.kk_task(cfg)._replace(shortcuts=0.0, warmup=60)
     torch.manual_seed(0)
     policy = grpo_sg.Policy(*tiny.tiny_model(task), {0})
-    task = grpo_sg.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, policy, cfg)
     tiny.warm_up(policy, task, cfg)
     said = grpo_sg.rollout(policy, task, task.train, cfg, n=1, temperature=0, seed=0)
     assert [c.response for c in said] == [p.solution for p in task.train]

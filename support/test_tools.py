@@ -141,4 +141,4 @@ def test_the_context_must_hold_the_tools_answers(capsys):
     task = task._replace(write=Tool(count_calls, STOP, 4))
     for most, kept in ((418, 3), (419, 2), (420, 0)):
         cfg.max_new_tokens = most
-        assert len(grpo_sg.encode_problems(task, policy, cfg).train) == kept
+        assert len(tasks.encode_problems(task, policy, cfg).train) == kept

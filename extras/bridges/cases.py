@@ -9,6 +9,7 @@ import tokenizers
 import transformers
 
 import grpo_sg
+import tasks
 from support import checks, cli, models, program
 
 # The last one is only in generation_config.
@@ -51,7 +52,7 @@ def make(folder, name, opened, *flags):
     model, tokenizer = models.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     task = checks.guard(checks.make_task(cfg))
-    return cfg, policy, grpo_sg.encode_problems(task, policy, cfg)
+    return cfg, policy, tasks.encode_problems(task, policy, cfg)
 
 
 def script(tokenizer, task, problem, opened):

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 import grpo_sg
 from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 from support import checks, cli, models
+import tasks
 from tasks import UserError
 
 # Settings that TRL handles differently or not at all.
@@ -87,7 +88,7 @@ def make_trainer(cfg, **others):
             f"TRL cannot keep the logits of a {type(model).__name__} in float32: use a "
             "model with the architecture of Llama or Qwen, or grpo_sg.py")
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    task = grpo_sg.encode_problems(checks.guard(checks.make_task(cfg)), policy, cfg)
+    task = tasks.encode_problems(checks.guard(checks.make_task(cfg)), policy, cfg)
     checks.check_start(policy, task, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     # A prompt is the index of its problem; roll_out replaces it with the text.

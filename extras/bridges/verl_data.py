@@ -10,7 +10,7 @@ import sys
 
 import datasets
 
-import grpo_sg
+import tasks
 from support import checks, cli, models
 from tasks import UserError
 
@@ -33,8 +33,8 @@ def parse(argv):
 
 
 def encode(tokenizer, task, problem, cfg):
-    """Return the problem with its encoded prompt, like grpo_sg.encode_problems."""
-    (prompt, opening), = grpo_sg.encode_prompts(tokenizer, task, [problem.question],
+    """Return the problem with its encoded prompt, like tasks.encode_problems."""
+    (prompt, opening), = tasks.encode_prompts(tokenizer, task, [problem.question],
                                                 cfg.chat_template_kwargs)
     return problem._replace(prompt=prompt, opening=opening)
 
