@@ -870,18 +870,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_all_completions_are_l
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
 
 
-def test_a_row_has_the_largest_norm_and_means_over_tokens():
-    """Of two updates, and of these and one that was not finite."""
-    sums = dict(clipped=3.0, kls=0.2, entropies=40.0, weights=24.0, unlikely=5.0)
-    updates = [dict(norm=1.0, loss=0.5, count=10.0, **dict.fromkeys(sums, 1.0)),
-               dict(norm=3.0, loss=1.5, count=10.0, **sums)]
-    row = grpo_sg.average_updates(updates)
-    assert row == pytest.approx({"grad_norm": 3.0, "skipped": 0, "loss": 1.0, "clip_frac": 0.2, "kl": 0.06,
-                                 "entropy": 2.05, "weight_mean": 1.25, "low_prob_frac": 0.3})
-    row = grpo_sg.average_updates([*updates, dict(updates[0], norm=9.0, loss=math.nan)])
-    assert (row["grad_norm"], row["skipped"], row["loss"]) == (3.0, 1, None)
-
-
 # ==== Corner cases of the algorithm ====
 
 def test_a_large_offset_of_the_rewards_changes_nothing():
@@ -1772,13 +1760,14 @@ def reward_by_length(completion):
     return len(completion.response) % 3
 
 
-def start(model, out, capsys, flags="--steps 4"):
-    """Start a run of an untrained model in the folder `out`, or resume it. Returns the exit status."""
+def start(folder, out, flags="--steps 4", reward=reward_by_length):
+    """Start a run of the model in `folder`, with its files in `out`, or resume it. Returns the exit
+    status, or its error line."""
     if "--resume" not in flags:
-        flags = (f"{flags} --model {model} --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
-                 "--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001")
-    make = tasks.TASKS["kk"]
-    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=tasks.TASKS["reward"])):
+        flags = (f"{flags} --model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 "
+                 "--updates 2 --eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001")
+    make = tasks.kk_task
+    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
         try:
             grpo_sg.main([*flags.split(), "--out", str(out)])
         except SystemExit as stop:
@@ -1797,14 +1786,12 @@ def contents_of(out):
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    save_model(tmp_path_factory.mktemp("run") / "model")
-    return tmp_path_factory.getbasetemp() / "run0" / "model"
-
-
-@pytest.fixture(autouse=True)
-def default_reward(monkeypatch):
-    monkeypatch.setitem(tasks.TASKS, "reward", reward_by_length)
+def folder(tmp_path_factory):
+    """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_model(folder / "model")
+    assert start(folder, folder / "whole") is None
+    return folder
 
 
 class Event:
@@ -1820,122 +1807,93 @@ class Event:
         return self.function(*args, **kwargs)
 
 
-def send(name):
-    """Return a function that sends this process the signal."""
-    def happen():
-        os.kill(os.getpid(), getattr(signal, name))
-    return happen
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def die():
     raise SystemExit("killed")
 
 
-@pytest.fixture
-def whole(model_folder, tmp_path, capsys):
-    """Return the contents of an uninterrupted run."""
-    assert start(model_folder, tmp_path / "whole", capsys) is None
-    return contents_of(tmp_path / "whole")
+def fill_disk():
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("where, number, happen, status", [
-    ("sample", 6, send("SIGINT"), 130), ("learn", 2, send("SIGTERM"), 143),  # in a rollout, in an update
-    ("evaluate", 3, send("SIGINT"), 130),                                   # in a validation
-    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])           # with no time to save
+    ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
+    ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
+    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])    # with no time to save
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
-        where, number, happen, status, whole, model_folder, tmp_path, capsys, monkeypatch):
+        where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs."""
     monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
     with mock.patch.object(grpo_sg, where, Event(getattr(grpo_sg, where), number, happen)):
-        assert start(model_folder, tmp_path / "run", capsys) == status
-    printed = capsys.readouterr().out
-    assert "killed" == status or f"continue with --resume --out {tmp_path}/run" in printed
+        assert start(folder, tmp_path / "run") == status
+    assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert start(folder, tmp_path / "run", "--resume") is None
     assert "resuming after step" in capsys.readouterr().out
-    assert contents_of(tmp_path / "run") == whole
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-@pytest.mark.parametrize("where, number", [
-    ("shutil.rmtree", 5), ("os.rename", 2), ("os.rename", 3), ("torch.save", 2)])
-def test_a_run_killed_while_it_saves_keeps_a_whole_checkpoint(
-        where, number, whole, model_folder, tmp_path, capsys, monkeypatch):
-    """Each save renames twice, except for the first: between the two only the checkpoint before is whole."""
+@pytest.mark.parametrize("where, name, number, happen, message", [
+    # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
+    (os, "rename", 2, die, "killed"), (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
+    (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
+def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
+        where, name, number, happen, message, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-    module, name = where.split(".")
-    module = {"os": os, "shutil": shutil, "torch": torch}[module]
-    with mock.patch.object(module, name, Event(getattr(module, name), number, die)):
-        assert start(model_folder, tmp_path / "run", capsys) == "killed"
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert contents_of(tmp_path / "run") == whole
+    with mock.patch.object(where, name, Event(getattr(where, name), number, happen)):
+        assert start(folder, tmp_path / "run").startswith(message)
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-def test_a_second_signal_ends_a_run_at_once(model_folder, tmp_path, capsys):
-    def twice():
-        send("SIGINT")()
-        send("SIGINT")()
-    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, twice)):
-        assert start(model_folder, tmp_path / "run", capsys) == 130
+def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
+    def press_twice():
+        press_ctrl_c()
+        press_ctrl_c()
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, press_twice)):
+        assert start(folder, tmp_path / "run") == 130
     assert not (tmp_path / "run" / "checkpoint").exists()
     # Not one step was logged, so the run can begin again.
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert [row["step"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-def test_a_signal_before_training_ends_the_program_at_once(model_folder, tmp_path, capsys):
-    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, send("SIGINT"))):
-        assert start(model_folder, tmp_path / "run", capsys) == 130
+def test_a_signal_before_training_ends_the_program_at_once(folder, tmp_path, capsys):
+    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, press_ctrl_c)):
+        assert start(folder, tmp_path / "run") == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(whole, model_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-
-    def fill():
-        raise OSError(28, "No space left on device")
-    with mock.patch.object(torch, "save", Event(torch.save, 3, fill)):
-        error = start(model_folder, tmp_path / "run", capsys)
-    assert error.startswith("error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert contents_of(tmp_path / "run") == whole
-
-
-def test_a_resumed_run_may_add_steps_but_not_change_its_method(whole, model_folder, tmp_path, capsys):
-    out = tmp_path / "whole"
-    assert "--resume keeps the run's own --lr 0.001" in start(model_folder, out, capsys, "--resume --lr 0.01")
-    assert "--steps 3, but the run in" in start(model_folder, out, capsys, "--resume --steps 3")
-    assert contents_of(out) == whole
-    assert start(model_folder, out, capsys, "--resume --steps 5 --sample_batch 7") is None
+def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    assert "--resume keeps the run's own --lr 0.001" in start(folder, out, "--resume --lr 0.01")
+    assert "--steps 3, but the run in" in start(folder, out, "--resume --steps 3")
+    assert contents_of(out) == contents_of(folder / "whole")
+    assert start(folder, out, "--resume --steps 5 --sample_batch 7") is None
     assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("damage, message", [
     ("checkpoint", "has steps but no checkpoint: start a new run"), ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
-def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, whole, model_folder, tmp_path, capsys):
-    path = tmp_path / "whole" / damage
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    logs = (tmp_path / "whole" / "samples.jsonl").read_text()
-    assert message in start(model_folder, tmp_path / "whole", capsys, "--resume")
-    assert (tmp_path / "whole" / "samples.jsonl").read_text() == logs
+def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    shutil.rmtree(out / damage) if damage == "checkpoint" else (out / damage).unlink()
+    assert message in start(folder, out, "--resume")
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (out / name).read_text() == (folder / "whole" / name).read_text()
 
 
-@pytest.mark.parametrize("reward, message", [
-    (lambda c: math.nan, "error: reward must return a finite number, not nan"), (lambda c: c.nothing, None)])
-def test_a_users_wrong_value_is_one_line_and_a_users_bug_keeps_its_traceback(
-        reward, message, model_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(tasks.TASKS, "reward", reward)
-    if message:
-        assert start(model_folder, tmp_path / "run", capsys).startswith(message)
-    else:
-        with pytest.raises(AttributeError, match="nothing"):
-            start(model_folder, tmp_path / "run", capsys)
-
-
-def test_a_verdict_must_be_two_truth_values(capsys):
-    policy, task, cfg = build_toy(change={"verify": lambda response, answer: 0.5})
-    with pytest.raises(SystemExit, match=r"error: verify must return \(correct, formatted\)"):
-        grpo_sg.rollout(policy, task, task.test, cfg, n=1, temperature=0, seed=0)
+def test_a_bug_in_a_users_function_keeps_its_traceback(folder, tmp_path):
+    with pytest.raises(AttributeError, match="nothing"):
+        start(folder, tmp_path / "run", reward=lambda c: c.nothing)
 
 
 def test_a_reader_that_goes_away_does_not_end_a_run(monkeypatch):
