@@ -1543,6 +1543,11 @@ def test_a_question_may_be_a_chat():
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    # Templates may leave out what the assistant thought.
+    tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat[1]["content"] = "<think>easy</think>2"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    assert ids == first
     (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
 
