@@ -771,69 +771,30 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 
 # ---- Mathematics: the final answer of a response ----
 
-MAX_CHARS = 500  # of an answer, and of the text that is read on each side of it
+MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
 JOINED = re.compile(r"""[\s$]* (?:[,;] | ,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))
     [\s$]* (?:[A-Za-z]\s*=\s*)?""", re.X)
 
-# With answer tags, a box is the answer if nothing but layout is between it and one of these:
-# a line or sentence end, or words that only introduce or end an answer.
-STARTS = re.compile(r"""(?:\A|\n)\s*(?:-|\#+|\(?\w[.)])\s  # an item of a list
-    | \n | (?<![\\\w])[^\W\d_]{2,},\s | [.?]\s | (?<![\s\d]):\s | [。：是] | => | -> | [→⇒∴≈]
-    | \\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])
-    | (?<!\w)(?:is|are|equals|est|(?:it|that)['’]s|obtain|get|so|then|thus|hence|therefore|
-       answer(?:\s[=–—-]\s)?)(?!\w)
-    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+  # since $x = 5$,
-    | =[\d\s+*.-]+= | [:&]= | \\boxed\s*\{[^{}]*\}\s+\Z""", re.X | re.I)
-ENDS = re.compile(r"""\n | \\end\s*\{ | \\\\\s*$ | [.?]\s | \s[–—]\s | 个
-    | \((?:approximately|final|units)\)
-    | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
-        a\ day|a\ week)(?!\w)""", re.X | re.I | re.M)
-LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ]
-    | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
-    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right
-         |blacksquare|square|Box|checkmark|qed)(?![A-Za-z])""", re.X)
-PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|per\s?cent\b)", re.I)
-
 
 def final_answer(response):
-    """Return the text of the final answer, or "" if there is none.
+    """Return what the last \\boxed{...} contains, or "" if there is no answer.
 
-    It is what the last \\boxed{...} after the last </think> contains; no <think> may
-    follow. With answer tags only the last <answer>...</answer> counts: its last box, or
-    if other text touches that box, with this text; or all of it if it has no box. Boxes
-    joined by a comma, "and" or "or" are one answer, a list; a box in a box is part of
-    it. An empty box is not an answer."""
+    Only the text after the last </think> counts, and a <think> that is not closed has no answer
+    after it. Boxes joined by a comma, "and" or "or" are one answer, a list; a box in a box is
+    part of it. An empty box is not an answer. No other text is read."""
     text = response.rpartition("</think>")[2]
-    _, tagged, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-    if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
+    if "<think>" in text:
         return ""
-    text = inside.partition("</answer>")[0] if tagged else text
-    contents, first, end = [], 0, 0  # of the boxes that are joined
+    contents, end = [], 0  # of the boxes that are joined
     for box in BOX.finditer(text, max(0, text.rfind("\\boxed") - MAX_CHARS)):
         if box.start() >= end:  # else it is in a box
             if not contents or not JOINED.fullmatch(text, end, box.start()):
-                contents, first = [], box.start()
+                contents = []
             end = after_brace(text, box.end())
             contents.append(text[box.end() + 1:end - 1].strip())
-    if not all(contents):
-        return ""
-    answer = ", ".join(dict.fromkeys(contents))
-    if not tagged:
-        return answer
-    if not contents:
-        return text.strip() if len(text) <= MAX_CHARS else ""
-    percent = PERCENT.match(text, end)
-    before = STARTS.split(text[max(0, first - MAX_CHARS):first])[-1]
-    # Split with the box's brace, which does not end a word.
-    after = ENDS.split(text[end - 1:end + MAX_CHARS])[0][1:]
-    if not LAYOUT.sub("", before + after):
-        return answer
-    if percent:  # otherwise 5% would be 5, because a unit may be left out
-        answer = f"{answer} \\times 10^{{-2}}"
-        after = ENDS.split(text[percent.end():percent.end() + MAX_CHARS])[0]
-    return f"{before}{{{answer}}}{after}".strip()
+    return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
 
 
 def after_brace(text, at):
@@ -903,7 +864,7 @@ def verify_math(response, gold):
 
     A response is formatted if the function final_answer finds an answer in it and no
     \\boxed{} of that answer is longer than 500 characters. It is correct if math_equal
-    accepts that answer. Without answer tags only the box is read, not the text around it.
+    accepts that answer.
 
     Args:
         response: without the prompt.

@@ -1,29 +1,12 @@
 """Exercises: the eight functions of the method, without their bodies. The project's own tests
-grade them.
+grade them: `python -m lesson.grade` makes your copy of this file, my_exercises.py.
 
-    python -m lesson.exercises               how many are done, and what comes next: ten seconds
-    python -m lesson.exercises draw          the first failure of one of them
-    python -m lesson.exercises --hint draw   a hint for one of them
-
-The first command copies this file to my_exercises.py, next to grpo_sg.py. Write your bodies there,
-in place of each `raise`: git ignores that file, and nothing overwrites it. The equations are in
-README.md, "The method"; the answers are in lesson/answers.py, and in sections 1 to 5 of grpo_sg.py.
-To see everything that a test says:
-
-    OF=my_exercises python -m pytest -q -x test_grpo_sg.py
+Replace each `raise` by a body. The equations are in README.md, "The method"; the answers are in
+lesson/answers.py, and in sections 1 to 5 of grpo_sg.py.
 
 Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the
 vocabulary.
 """
-import os
-import sys
-
-# The project's folder, for `python lesson/exercises.py`.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-if __name__ == "__main__":  # grade, and end: progress says what is not installed
-    from lesson import progress
-    sys.exit(progress.start())
-
 import math
 import random
 
