@@ -1373,10 +1373,13 @@ def test_arithmetic_splits_share_no_operands():
 
 EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
          "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
-         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5"]
+         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5", "\\$18 18", "90^{\\circ} 90",
+         "90^{\\circ} 90^\\circ", "\\frac{-1}{2} -0.5", "1{,}234 1234", "1,\\!234 1,234", "1\\,234\\,567 1234567",
+         "\u22125 -5", "\\text{5} 5", "$-\\$5$ -5"]
 UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
            "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
-           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5"]
+           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5",
+           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%"]
 
 
 @pytest.mark.parametrize("pair", EQUAL)
@@ -1572,6 +1575,11 @@ def test_a_question_may_be_a_chat():
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    # Templates may leave out what the assistant thought.
+    tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat[1]["content"] = "<think>easy</think>2"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    assert ids == first
     (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
 
