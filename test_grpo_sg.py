@@ -1411,6 +1411,7 @@ def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
 
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
     (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
@@ -1422,10 +1423,35 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
             tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+@pytest.mark.parametrize("text", [
+    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
+    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
+    '[\n{"question": "1?",\n"answer": "1"}]'])
+def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
+    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
+    path.write_text(text, encoding="utf-8")
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
+
+
+def test_a_json_file_without_a_list_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
+        path.write_text(text)
+        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+def test_golds_may_be_whole_solutions(tmp_path):
+    path = tmp_path / "a.jsonl"
+    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
+    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
+    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
 
 
 def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
