@@ -811,12 +811,14 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-DIGITS = r"[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
-NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\$)?
+COMMA = r"(?P<comma> , | \{,\} | ,\\! | \\[!,] )"  # LaTeX has several
+# 1234, or 1,234 with all its commas
+DIGITS = rf"[0-9]+ | [1-9][0-9]{{0,2}} {COMMA}[0-9]{{3}} (?: (?P=comma)[0-9]{{3}} )*"
+NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\\?\$)?
     (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
       | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
-      | \\[dt]?frac \{{(?P<above>[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
-    \s* (?P<unit>\\?% | \^?\\circ | °)? \.?""", re.X)
+      | \\[dt]?frac \{{(?P<above>-?[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
+    \s* (?P<unit>\\?% | \^?\\circ | \^\{{\\circ\}} | °)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
@@ -836,18 +838,19 @@ def plain_equal(answer, gold):
 def read_number(text):
     """Read a plain number as (Fraction, its unit: "", "%", "$" or a degree sign), or return
     None."""
-    text = re.sub(r"\A\$(.*)\$\Z", r"\1", text.strip())  # mathematics in LaTeX
+    text = text.strip().replace("\u2212", "-")  # the minus sign
+    text = re.sub(r"\A(?:\$(.*)\$|\\text\{\s*(.*?)\s*\})\Z", r"\1\2", text)
     found = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
         return None
     top, bottom = found["top"] or found["above"], found["bottom"] or found["below"]
     if top:
         value = Fraction(int(top), int(bottom) or 1)
-        if str(value) != f"{top}/{bottom}":
-            return None  # 6/8 is not worked out, and 1/0 is no number
+        if str(value) != f"{top}/{bottom}" or found["sign"] and value < 0:
+            return None  # 6/8 is not worked out, 1/0 is no number, and nobody writes -\frac{-1}{2}
     else:
-        value = Fraction((found["whole"] or "0").replace(",", "") + (found["part"] or ""))
-    unit = (found["unit"] or found["dollar"] or "").strip("\\^").replace("circ", "°")
+        value = Fraction(re.sub("[^0-9]", "", found["whole"] or "0") + (found["part"] or ""))
+    unit = (found["unit"] or found["dollar"] or "").strip("\\^{}").replace("circ", "°")
     return -value if found["sign"] == "-" else value, unit
 
 

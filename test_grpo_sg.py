@@ -773,12 +773,6 @@ def test_a_verdict_or_a_reward_that_cannot_be_used_is_one_line(change, message):
         grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
 
 
-def test_an_update_clips_on_both_sides_where_its_settings_say():
-    found = [stepped(*rolled(updates=3, clip_low=low, clip_high=high))[0]["clip_frac"]
-             for low, high in ((9, 9), (9, 1e-4), (1e-4, 9))]
-    assert found[0] == 0 and min(found[1:]) > 0
-
-
 class PlainAdam:
     """AdamW as the paper has it, in float64, with betas 0.9 and 0.99 and without weight decay."""
 
@@ -818,7 +812,7 @@ def test_training_is_this_loop():
         problems = random.Random(seed).sample(task.train, 2)
         completions = grpo_sg.rollout(slow, task, problems, cfg, n=16, temperature=0.7, seed=seed)
         grpo_sg.set_advantages(completions, 16)
-        updates = learn(slow, optimizer, completions, cfg, reference, seed)
+        updates = grpo_sg.learn(slow, optimizer, completions, cfg, reference, seed)
         assert row["step"] == step and row["skipped"] == 0
         assert row["reward"] == sum(c.reward for c in completions) / 32
         assert row["grad_norm"] == pytest.approx(max(totals["norm"] for totals in updates), rel=1e-3)
@@ -860,13 +854,10 @@ def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
     assert [row["question"] for row in samples] == ["why why"] * 16 * 3
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_and_all_completions_are_logged(tmp_path):
+def test_all_completions_of_a_skipped_update_are_logged(tmp_path):
     policy, task, cfg = build_toy(steps=1)
-    before = parameters_of(policy.model)
     next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
-    row, = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
-    assert row["skipped"] == 2 and row["grad_norm"] == 0 and math.isfinite(row["loss"])
-    assert torch.equal(parameters_of(policy.model), before)
+    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
 
 
@@ -927,11 +918,7 @@ def test_the_loss_is_computed_in_float32_or_float64():
         x, y, a = logps.to(dtype), old.to(dtype), A if dtype == torch.bfloat16 else A.double()
         expected = slow_loss(x.double(), y.double(), a, mask, w, ref)
         assert grpo_sg_loss(x, y, a, mask, weights=w)[0].item() == pytest.approx(expected.item(), rel=rel)
-    assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
-
-
-def test_the_entropy_of_many_tokens_does_not_overflow_in_float16():
-    """131,072 tokens of 2 nats sum to more than float16 can hold."""
+    # 131,072 tokens of 2 nats sum to more than float16 can hold.
     logps = torch.full((64, 2048), -2.0)
     _, sums = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
     assert sums["entropies"].item() / sums["count"].item() == pytest.approx(2.0)
@@ -1182,20 +1169,18 @@ def test_logged_means_leave_out_equal_groups_but_the_loss_counts_their_tokens(mo
     assert sum(c.advantage != 0 for c in completions) == 32
 
 
-def test_a_non_finite_update_is_skipped():
+def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped():
     policy, completions, cfg = rolled(updates=2)
     before = parameters_of(policy.model)
-    advantages = [c.advantage for c in completions]
-    for c in completions:
-        c.advantage *= math.nan
+    hook = next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 2 and row["loss"] is None and row["grad_norm"] == 0
+    assert row["skipped"] == 2 and row["grad_norm"] == 0 and math.isfinite(row["loss"])
     assert torch.equal(before, after)
-    for c, A in zip(completions, advantages):
-        c.advantage = A
-    completions[0].advantage = math.inf
+    hook.remove()
+    completions[0].advantage = math.inf  # in one of the two updates
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
+    assert row["skipped"] == 1 and row["loss"] is None and row["grad_norm"] > 0
+    assert after.isfinite().all() and not torch.equal(before, after)
 
 
 # ==== Knights and Knaves, sums and products ====
@@ -1356,10 +1341,13 @@ def test_arithmetic_splits_share_no_operands():
 
 EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
          "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
-         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5"]
+         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5", "\\$18 18", "90^{\\circ} 90",
+         "90^{\\circ} 90^\\circ", "\\frac{-1}{2} -0.5", "1{,}234 1234", "1,\\!234 1,234", "1\\,234\\,567 1234567",
+         "\u22125 -5", "\\text{5} 5", "$-\\$5$ -5"]
 UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
            "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
-           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5"]
+           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5",
+           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%"]
 
 
 @pytest.mark.parametrize("pair", EQUAL)
@@ -1555,6 +1543,11 @@ def test_a_question_may_be_a_chat():
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    # Templates may leave out what the assistant thought.
+    tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat[1]["content"] = "<think>easy</think>2"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    assert ids == first
     (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
 
@@ -1586,6 +1579,7 @@ def test_the_system_prompt_can_be_replaced(name, opening):
     assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
 
 
+@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "pretrained")), reason="pretrained/ is optional")
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_a_tiny_model_reads_only_the_question(name):
     """It knows the words of the questions and solutions, and no others."""
