@@ -1128,6 +1128,14 @@ def math_task(cfg):
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
 
+try:
+    from extras.search import QA_PAIRS, qa_task
+    TASKS["qa"] = qa_task
+except ModuleNotFoundError as error:
+    if error.name not in ("extras", "extras.search"):
+        raise
+    qa_task = None  # extras/ is optional
+
 
 def check_data(cfg):
     """Raise UserError if the data that the settings name does not exist, or the variables for
@@ -1135,5 +1143,7 @@ def check_data(cfg):
     read_template_kwargs(cfg.chat_template_kwargs)
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
-    if TASKS[cfg.task] is math_task:
+    elif TASKS[cfg.task] is math_task:
         choose_eval_data(cfg, MATH_PAIRS)
+    elif TASKS[cfg.task] is qa_task:
+        choose_eval_data(cfg, QA_PAIRS)
