@@ -165,7 +165,8 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     # One call for all of them is much faster.
     encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
     for ids in encoded:
-        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
             ids.pop()
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 

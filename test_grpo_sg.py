@@ -1586,9 +1586,10 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
-    tokenizer.chat_template = CHAT  # a template writes the special tokens itself
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids) == CHAT_PROMPT
+    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
@@ -1670,16 +1671,6 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
         max_new_tokens=4), n=1, temperature=1.0, seed=0)
     assert completion.tokens == [last] and completion.reward == -0.5
-
-
-def test_the_tag_that_ends_the_prompt_is_part_of_the_response():
-    """Otherwise no completion of a real model would be well formed. The stop token is not part of it."""
-    policy, task, cfg = build_toy()
-    task = task._replace(verify=lambda response, answer: tasks.Verdict(False, response == "<think>yes"))
-    with mock.patch.object(grpo_sg, "sample", lambda *a, **settings: [[2, 0]]):
-        completion, = grpo_sg.rollout(policy, task, [task.train[0]._replace(opening="<think>")], cfg, n=1,
-                                      temperature=1.0, seed=0)
-    assert completion.formatted and completion.transcript == completion.response == "<think>yes"
 
 
 def test_all_end_tokens_that_the_model_names_end_a_completion():
