@@ -219,8 +219,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
      lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
     (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
-    (r"(?:\\?\{\s*[A-Za-z]\s*(?:\||\\mid)|\\\{\s*[A-Za-z]\s*:)((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}",
-     r"\1"),  # {x | x > 1}
+    (r"\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid|(?<=\\\{[A-Za-z]):|(?<=\\\{[A-Za-z] ):)"
+     r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
     (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
     (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",

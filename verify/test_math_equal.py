@@ -218,7 +218,8 @@ def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here()
     """tasks.plain_equal replaces math_equal in a copy of the five files."""
     rng = random.Random(0)
     written = ["{}", "-{}", "+{}", "{}.", "${}$", "{}%", "{}\\%", "{}^\\circ", "{}.0", ".{}", "{}.50", "0{}",
-               "{},000", "{}/2", "{}/6", "-\\frac{{1}}{{{}}}", "\\dfrac{{{}}}{{3}}", "${}", "-${}", "{}°", "1{}/4"]
+               "{},000", "{}/2", "{}/6", "-\\frac{{1}}{{{}}}", "\\dfrac{{{}}}{{3}}", "${}", "-${}", "{}°", "1{}/4",
+               "\\${}", "{}^{{\\circ}}", "\\frac{{-{}}}{{2}}", "1{{,}}{:03}", "{},\\!000", "1\\,{:03}", "\u2212{}", "\\text{{{}}}"]
     texts = [form.format(n) for form in written for n in (0, 1, 2, 3, 5, 25, 50, 100, 1234)]
     pairs = [(a, b) for a in texts for b in rng.sample(texts, 30)] + [(a, a) for a in texts]
     pairs += [(final_answer(row["response"]), row["gold"]) for row in PAIRS]
