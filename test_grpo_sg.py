@@ -1607,8 +1607,10 @@ def test_a_question_may_be_a_chat():
     chat[1]["content"] = "<think>easy</think>2"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
     assert ids == first
-    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
-    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+    tokenizer = byte_tokenizer(GEMMA)
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
+    assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
 def test_a_chat_in_a_file_is_a_question(tmp_path):
