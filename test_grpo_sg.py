@@ -1516,6 +1516,7 @@ def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
 
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
     (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
@@ -1527,10 +1528,35 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
             tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+@pytest.mark.parametrize("text", [
+    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
+    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
+    '[\n{"question": "1?",\n"answer": "1"}]'])
+def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
+    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
+    path.write_text(text, encoding="utf-8")
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
+
+
+def test_a_json_file_without_a_list_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
+        path.write_text(text)
+        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+def test_golds_may_be_whole_solutions(tmp_path):
+    path = tmp_path / "a.jsonl"
+    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
+    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
+    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
 
 
 def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
@@ -1633,9 +1659,10 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
-    tokenizer.chat_template = CHAT  # a template writes the special tokens itself
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids) == CHAT_PROMPT
+    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
@@ -1653,8 +1680,10 @@ def test_a_question_may_be_a_chat():
     chat[1]["content"] = "<think>easy</think>2"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
     assert ids == first
-    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
-    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+    tokenizer = byte_tokenizer(GEMMA)
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
+    assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
 def test_a_chat_in_a_file_is_a_question(tmp_path):
@@ -1717,16 +1746,6 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
         max_new_tokens=4), n=1, temperature=1.0, seed=0)
     assert completion.tokens == [last] and completion.reward == -0.5
-
-
-def test_the_tag_that_ends_the_prompt_is_part_of_the_response():
-    """Otherwise no completion of a real model would be well formed. The stop token is not part of it."""
-    policy, task, cfg = build_toy()
-    task = task._replace(verify=lambda response, answer: tasks.Verdict(False, response == "<think>yes"))
-    with mock.patch.object(grpo_sg, "sample", lambda *a, **settings: [[2, 0]]):
-        completion, = grpo_sg.rollout(policy, task, [task.train[0]._replace(opening="<think>")], cfg, n=1,
-                                      temperature=1.0, seed=0)
-    assert completion.formatted and completion.transcript == completion.response == "<think>yes"
 
 
 def test_all_end_tokens_that_the_model_names_end_a_completion():
