@@ -1163,8 +1163,8 @@ def test_logits_stay_in_float32_under_autocast(tied):
     for each in (model, other):
         with torch.autocast("cpu", torch.bfloat16):
             output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
-        hidden = output.hidden_states[-1].float()
-        assert output.logits.equal(hidden @ each.get_output_embeddings().weight.T)
+        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
+        assert output.logits.equal(hidden @ head.weight.T) and head(hidden.bfloat16()).dtype == torch.float32
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch):
@@ -1461,6 +1461,13 @@ def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
     assert not tasks.plain_equal("", "") and not tasks.plain_equal("9" * 501, "9" * 501)
 
 
+@pytest.mark.parametrize("response, gold, verdict", [
+    ("\\boxed{5}", "5", (True, True)), ("\\boxed{42}", 42, (True, True)), ("\\boxed{5}", ["4", "5"], (True, True)),
+    ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False))])
+def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(response, gold, verdict):
+    assert tasks.verify_math(response, gold) == verdict
+
+
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
     """A question is held out with any white space and case."""
     for name, count, both in (("train", 40, ["both sets?", "Both  Sets? "]), ("test", 8, ["Both sets?"])):
@@ -1505,7 +1512,7 @@ def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
     (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
-    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
+    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", eval_data="math500"), "own test puzzles"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
 def test_data_that_does_not_exist_is_refused(settings, message):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
@@ -1889,7 +1896,7 @@ def start(folder, out, flags="--steps 4", reward=reward_by_length):
     status, or its error line."""
     if "--resume" not in flags:
         flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
-                 f"--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
+                 f"--eval_samples 2 --max_new_tokens 4 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
     make = tasks.kk_task
     with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
         try:
@@ -1913,7 +1920,7 @@ def contents_of(out):
 def folder(tmp_path_factory):
     """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
     folder = tmp_path_factory.mktemp("runs")
-    save_model(folder / "model")
+    save_model(folder / "model", model=build_model(vocab_size=260, num_hidden_layers=1))
     assert start(folder, folder / "whole") is None
     return folder
 
