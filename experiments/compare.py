@@ -22,7 +22,6 @@ import argparse
 import datetime
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -40,7 +39,6 @@ TUNING = 1000   # the first seed of tuning
 FEW = 5         # with fewer seeds there is a warning
 OUTCOMES = {"end": "accuracy of samples, after training", "reward": "reward, mean over training",
             "mean": "accuracy, mean over validations"}
-CURVES = "reward", "format_rate", "accuracy"
 
 
 # ---- Runs ----
@@ -124,44 +122,15 @@ def make_run(words, folder):
 
 
 def read_run(folder):
-    """Return the outcomes, the settings, the curves and the tests of a finished run."""
-    path = folder / "settings.json"
-    if not path.is_file():
-        path = folder / "config.json"  # of a run of version 0.2
-    if not path.is_file():
-        raise SystemExit(f"error: {folder} is not the folder of a run")
-    settings = json.loads(path.read_text("utf-8"))
+    """Return the outcomes of a run."""
     rows = analysis.read_rows(folder / "metrics.jsonl")
-    steps = [row for row in rows if "split" not in row]
-    tests = [row for row in rows if row.get("split") == "test"]
-    valid = [row["eval/accuracy"] for row in rows if row.get("split") == "valid"]
-    if not steps or tests[-1]["step"] != settings["steps"]:
-        raise SystemExit(f"error: the run in {folder} has not ended: continue it with --resume")
+    settings = json.loads((folder / "settings.json").read_text("utf-8"))
     k = settings["eval_samples"]
-    settings["model"] = os.path.basename(settings["model"])
-    del settings["out"]
-    return {"lr": settings["lr"], "seed": settings["seed"],
-            "end": tests[-1][f"eval/avg@{k}" if k else "eval/accuracy"],
-            "mean": statistics.fmean(valid) if valid else None,
-            "reward": statistics.fmean(row["reward"] for row in steps),
-            "curves": {key: [analysis.rounded(row[key]) for row in steps] for key in CURVES},
-            "tests": tests, "settings": settings}
-
-
-def add_folders(args):
-    """Append the rows of finished runs that were made without this script."""
-    for folder in args.add:
-        row = read_run(folder)
-        arms = [arm for arm in (args.a, args.b) if has_settings(arm, row["settings"])]
-        if len(arms) != 1:
-            raise SystemExit(f"error: the run in {folder} has the settings of {len(arms)} arms")
-        analysis.append_rows(args.rows, [{
-            "arm": arms[0], "tuning": False, **row, "command": folder.name, "code": ""}])
-
-
-def has_settings(arm, settings):
-    wanted = grpo_sg.parse([f"--{setting}" for setting in arm.split()])
-    return wanted.items() <= settings.items()
+    last = [row for row in rows if row.get("split") == "test"][-1]
+    rewards = [row["reward"] for row in rows if "split" not in row]
+    valid = [row["eval/accuracy"] for row in rows if row.get("split") == "valid"]
+    return {"lr": settings["lr"], "end": last[f"eval/avg@{k}" if k else "eval/accuracy"],
+            "reward": statistics.fmean(rewards), "mean": statistics.fmean(valid) if valid else None}
 
 
 # ---- What the rows say ----
@@ -270,8 +239,6 @@ def read_arguments(argv):
     parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl",
                         help="file of the results")
     parser.add_argument("--show", action="store_true", help="print all rows of the file, run none")
-    parser.add_argument("--add", nargs="+", type=pathlib.Path, default=[], metavar="RUN",
-                        help="append the results of finished runs to the file, then print it")
     args, flags = parser.parse_known_args(argv)
     for setting in args.a + args.b:
         if "=" not in setting:
@@ -296,8 +263,7 @@ def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    add_folders(args)
-    if args.show or args.add:
+    if args.show:
         lines = describe(args, analysis.read_rows(args.rows))
     else:
         lines = carry_out(args)
