@@ -59,8 +59,11 @@ def write_command(args, job):
 def hash_code(script):
     """Return a hash of what decides a run besides its command."""
     files = {ROOT / "grpo_sg.py", ROOT / "tasks.py", pathlib.Path(script).absolute()}
-    texts = [path.read_bytes() for path in sorted(files)]
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
+    return make_hash(b"".join(path.read_bytes() for path in sorted(files)))
+
+
+def make_hash(content):
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def find_rows(args, jobs):
@@ -79,9 +82,9 @@ def run_jobs(args, jobs, later=0):
     for i, job in enumerate(missing, 1):
         started = time.time()
         words = write_command(args, job)
-        name = hashlib.sha256(" ".join([*words, args.code]).encode()).hexdigest()[:12]
-        make_run(words, FOLDERS / name)
-        row = {**job, **read_run(FOLDERS / name)}
+        folder = FOLDERS / make_hash(" ".join([*words, args.code]).encode())
+        make_run(words, folder)
+        row = {**job, **read_run(folder)}
         if job["tuning"] and row["mean"] is None:
             raise SystemExit("error: there was no validation to tune by: give an --eval_every "
                              "below --steps")
@@ -150,14 +153,14 @@ def select(rows, arm, lr):
             if (row["arm"], row["lr"], row["tuning"]) == (arm, lr, False)}
 
 
-def compare(ours, theirs):
-    """Return lines that compare two arms, each {seed: row}, by each outcome."""
+def compare_arms(ours, theirs):
+    """Return lines that compare B's runs, ours, with A's, each {seed: row}, by each outcome."""
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < 2:
         return ["  fewer than two seeds that both arms have: nothing to say"]
     lines = []
     for key, name in OUTCOMES.items():
-        if None in (ours[seeds[0]][key], theirs[seeds[0]][key]):
+        if ours[seeds[0]][key] is None:  # no validations
             continue
         a, b = ([rows[seed][key] for seed in seeds] for rows in (theirs, ours))
         differences = [y - x for x, y in zip(a, b)]
@@ -174,6 +177,8 @@ def compare(ours, theirs):
 
 def interpret(low, high, n):
     """Say in a sentence what an interval of B minus A means."""
+    if low == high == 0:
+        return "A and B are equal for every seed: does the setting have an effect?"
     if low > 0:
         return f"B is better: the true difference is probably {low:.3f} to {high:.3f}"
     if high < 0:
@@ -204,12 +209,12 @@ def describe(args, rows, own=None):
              "80% of such comparisons would detect a true difference of the MDE."]
     for lr in sorted({*rates[args.a]} & {*rates[args.b]}):
         lines.append(f"at equal rates, lr {lr:g}:")
-        lines += compare(select(rows, args.b, lr), select(rows, args.a, lr))
+        lines += compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))
     if own is None and all(len(grid) == 1 for grid in rates.values()):
         own = {arm: rates[arm][0] for arm in rates}
     if own and own[args.a] != own[args.b]:
         lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
-        lines += compare(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
+        lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
     return lines
 
 
@@ -243,7 +248,7 @@ def read_arguments(argv):
     for setting in args.a + args.b:
         if "=" not in setting:
             parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
-    args.script, args.flags = script, [word for word in flags if word != "--"]
+    args.script, args.flags, args.lr = script, flags, sorted({*args.lr})
     args.a, args.b = " ".join(args.a), " ".join(args.b)
     both = [f"--{setting}" for setting in f"{args.a} {args.b}".split()]
     reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
@@ -264,7 +269,8 @@ def main(argv=None):
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
     if args.show:
-        lines = describe(args, analysis.read_rows(args.rows))
+        rows = [row for row in analysis.read_rows(args.rows) if row["arm"] in (args.a, args.b)]
+        lines = describe(args, rows) if rows else [f"{args.rows} has no rows of A or B"]
     else:
         lines = carry_out(args)
     print("\n".join(lines))

@@ -127,6 +127,7 @@ def test_show_prints_the_recorded_rows_and_runs_nothing(runs, capsys):
     pathlib.Path("grpo_sg.py").write_text("other code")
     shown = print_result([*ARMS, "--show"], capsys)
     assert text.endswith(shown) and "warning: 3 seeds say little" in shown and len(runs.commands) == 6
+    assert "has no rows of A or B" in print_result(["--a", "beta=0.1", "--b", "beta=0.2", "--show"], capsys)
 
 
 @pytest.mark.parametrize("flags, message", [
