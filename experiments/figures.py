@@ -43,8 +43,9 @@ def method():
         left.text(0.99, y, text, color=color, ha="right", va="bottom")
     left.set(xlabel="probability of the token, $\\pi$", ylim=(0.75, 1.5),
              title="The weight w of a token")
-    # The norm is sqrt((1 - pi)^2 + sum of the other tokens' pi^2). It is at the upper bound if one
-    # other token has the rest, and close to the lower one if very many tokens share it.
+    # Both papers have the bounds: AR-Lopti in Proposition 4.2, and GRPO-SG, by a review, in Theorem
+    # 3.1. The norm is sqrt((1 - pi)^2 + sum of the other tokens' pi^2). It is at the upper bound if
+    # one other token has the rest, and close to the lower one if very many tokens share it.
     right.fill_between([0, 1], [0, 1], [0, 2 ** 0.5], color=BLUE, alpha=0.3, lw=0)
     right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
     right.text(0.6, 0.45, "$1-\\pi$", color=GREY)
