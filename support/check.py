@@ -104,15 +104,12 @@ def advise(row, completions, task, cfg):
     """Return one piece of advice; "" if there is a signal. row: the columns that a test has
     for samples."""
     formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
-    repeating = mean(repeats_itself(c) for c in completions)
-    begun = any(begins_answer(c, task) and not repeats_itself(c) for c in completions)
     if formed >= 0.05:
         return "".join(tasks.describe_start(row, SAMPLES).split("\n")[1:])
-    if cut > 0.5 and begun:
-        return ("completions begin an answer and run out of room: raise --max_new_tokens, now "
-                f"{cfg.max_new_tokens}")
-    if cut > 0.95 and repeating < 0.5:
-        return ("completions are cut off before they begin an answer: raise --max_new_tokens, now "
+    if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
+        begun = any(begins_answer(c, task) for c in completions)
+        where = "in their answer" if begun else "before an answer begins"
+        return (f"completions are cut off {where}: raise --max_new_tokens, now "
                 f"{cfg.max_new_tokens}, and check again")
     return ("completions do not have the form that is asked for, and more tokens would not help: "
             "show the form by an example in --system, take a larger Instruct model, or fine-tune "
