@@ -165,7 +165,8 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     # One call for all of them is much faster.
     encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
     for ids in encoded:
-        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
             ids.pop()
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
@@ -959,6 +960,9 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 # An example line of a file. The answer may be a string, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
+# What data sets call these two, in the order in which we look.
+COLUMNS = {"question": ("question", "problem", "prompt", "query"),
+           "answer": ("answer", "ground_truth", "final_answer", "solution")}
 
 
 def load_hub(name, configuration, split):
@@ -982,42 +986,65 @@ def load_hub(name, configuration, split):
 
 def load_math(name, places):
     """Load the rows (question, golds) of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or
-    of a .jsonl file."""
-    if name not in places:
-        return with_golds(name, read_file(name, MATH_LINE), is_gold)
-    rows = []
-    for row in load_hub(*places[name]):
-        if name == "gsm8k":
-            gold = row["answer"].partition("####")[2].strip().replace(",", "")
-            rows.append((row["question"], [gold]))
-        elif name == "math":
-            rows.append((row["problem"], [final_answer(row["solution"])]))
-        else:
-            rows.append((row["problem"], [row["answer"]]))
+    of a .jsonl or .json file."""
+    rows = load_set(name, places[name]) if name in places else read_file(name, MATH_LINE)
+    rows = [(question, [unwrap(gold) for gold in golds]) for question, golds in rows]
     return with_golds(name, rows, is_gold)
 
 
+def load_set(name, place):
+    """Yield the rows of a set on the hub."""
+    for row in load_hub(*place):
+        if name == "gsm8k":
+            yield row["question"], [unwrap(row["answer"]).replace(",", "")]
+        elif name == "math":
+            yield row["problem"], [final_answer(row["solution"])]  # "" if it has no box
+        else:
+            yield row["problem"], [row["answer"]]
+
+
+def unwrap(gold):
+    """Return the final answer of a solution that ends in #### 5, as GSM8K's do, or in \\boxed{5};
+    any other gold as it is."""
+    if gold and "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold and final_answer(gold) or gold
+
+
 def read_file(path, example):
-    """Read the rows of a .jsonl file: of each line the values at the example's keys. The
-    second, one gold or a list, becomes a list of strings."""
+    """Read a .jsonl file, with a row on each line, or a .json file with a list of rows: of each row
+    the values at the example's keys, or at other names in COLUMNS. The second value, one gold or
+    a list, becomes a list of strings."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:  # Excel adds a mark
             lines = file.readlines()
+        if path.endswith(".json"):
+            lines = [json.dumps(row) for row in json.loads("".join(lines))]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path} is not a list of rows like {json.dumps(example)}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line) if line.strip() else None
-            question, golds, *more = [values[key] for key in example] if values else ("", [])
+            row = json.loads(line) if line.strip() else None
+            question, golds, *others = [value_of(key, row) for key in example] if row else ("", [])
+            golds = golds if isinstance(golds, list) else [golds]
+            if any(isinstance(gold, (bool, dict, list)) for gold in golds):
+                raise TypeError("not an answer")
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not like "
                             f"{json.dumps(example)}") from None
         if question:
-            golds = golds if isinstance(golds, list) else [golds]
             golds = ["" if gold is None else str(gold) for gold in golds]
-            rows.append((question, golds, *more))
+            rows.append((question, golds, *others))
     return rows
+
+
+def value_of(key, row):
+    """Return the row's value in the first column that COLUMNS has for the key."""
+    names = [name for name in COLUMNS.get(key, [key]) if name in row]
+    return row[names[0]]
 
 
 def with_golds(name, rows, matches):
@@ -1036,7 +1063,6 @@ def with_golds(name, rows, matches):
     return kept
 
 
-
 def choose_eval_data(cfg, pairs):
     """Return the name of the set to test on. pairs: the default for each training set."""
     eval_data = cfg.eval_data or pairs.get(cfg.data, "")
@@ -1045,9 +1071,12 @@ def choose_eval_data(cfg, pairs):
         if name == "":
             raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
                             "file with --eval_data")
-        if name not in known and not name.endswith(".jsonl"):
+        if name not in known and not name.endswith((".jsonl", ".json")):
+            form = name.rpartition(".")[2]
+            hint = (f": write one with datasets.Dataset.from_{form}({name!r}).to_json('my.jsonl')"
+                    if form in ("csv", "parquet") else "")
             raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            "that ends in .jsonl")
+                            f"that ends in .jsonl or .json{hint}")
     return eval_data
 
 
@@ -1100,6 +1129,14 @@ def math_task(cfg):
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
 
+try:
+    from extras.search import QA_PAIRS, qa_task
+    TASKS["qa"] = qa_task
+except ModuleNotFoundError as error:
+    if error.name not in ("extras", "extras.search"):
+        raise
+    qa_task = None  # extras/ is optional
+
 
 def check_data(cfg):
     """Raise UserError if the data that the settings name does not exist, or the variables for
@@ -1107,5 +1144,7 @@ def check_data(cfg):
     read_template_kwargs(cfg.chat_template_kwargs)
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
-    if TASKS[cfg.task] is math_task:
+    elif TASKS[cfg.task] is math_task:
         choose_eval_data(cfg, MATH_PAIRS)
+    elif TASKS[cfg.task] is qa_task:
+        choose_eval_data(cfg, QA_PAIRS)

@@ -10,6 +10,7 @@ they use, at the end of the file, are tiny, random and made here.
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import copy
 import inspect
 import itertools
 import json
@@ -834,13 +835,20 @@ def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
         (step, problem.question) for step in (10, 20) for problem in task.valid]  # and never the test's
 
 
-def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
+def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
+    policy, task, cfg = build_toy(steps=7, eval_every=3, shaping="none")
     rows = grpo_sg.train(policy, task, cfg)
-    assert [row["weight_mean"] for row in rows] == [1, 1]
+    assert [row["weight_mean"] for row in rows] == [1] * 7
     assert os.listdir(tmp_path) == []
+    printed = capsys.readouterr().out
+    assert re.findall(r"^step (\d) of 7: reward -?\d", printed, re.M) == list("12357")
+    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == list("36")
+    assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
+    for row in rows:
+        assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
+        assert row["tokens_per_second"] * row["seconds_sampling"] == pytest.approx(48 * row["completion_tokens"])
 
 
 def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
@@ -854,18 +862,21 @@ def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
     assert [row["question"] for row in samples] == ["why why"] * 16 * 3
 
 
-def test_all_completions_of_a_skipped_update_are_logged(tmp_path):
+def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
     policy, task, cfg = build_toy(steps=1)
     next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
+    assert "step 1: 2 updates skipped" in capsys.readouterr().out
 
 
 # ==== Corner cases of the algorithm ====
 
-def test_a_large_offset_of_the_rewards_changes_nothing():
+def test_advantages_do_not_depend_on_how_rewards_are_rounded():
+    """Neither with a large offset, nor if equal rewards were computed in different ways."""
     rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
-    assert grpo_sg.group_advantages(rewards + 1e9).equal(grpo_sg.group_advantages(rewards))
+    assert group_advantages(rewards + 1e9).equal(group_advantages(rewards))
+    assert group_advantages(torch.tensor([[0.1 * 3, 0.3, 0.3]], dtype=torch.float64)).eq(0).all()
 
 
 def test_a_random_number_rounded_up_to_1_draws_the_last_token():
@@ -915,7 +926,8 @@ def test_the_sums_are_those_of_loops(mode):
 def test_the_loss_is_computed_in_float32_or_float64():
     logps, old, ref, A, mask, w = batch()
     for dtype, rel in ((torch.bfloat16, 1e-5), (torch.float64, 1e-12)):
-        x, y, a = logps.to(dtype), old.to(dtype), A if dtype == torch.bfloat16 else A.double()
+        x, y = (logps.double() / 3).to(dtype), (old.double() / 3).to(dtype)
+        a = A if dtype == torch.bfloat16 else A.double()
         expected = slow_loss(x.double(), y.double(), a, mask, w, ref)
         assert grpo_sg_loss(x, y, a, mask, weights=w)[0].item() == pytest.approx(expected.item(), rel=rel)
     # 131,072 tokens of 2 nats sum to more than float16 can hold.
@@ -1130,6 +1142,26 @@ def test_a_prepared_model_has_no_dropout_even_in_training_mode(family, rates):
     expected = model(input_ids=ids).logits
     assert torch.equal(model.train()(input_ids=ids).logits, expected)
     assert [getattr(model.config, rate) for rate in rates] == [0.0] * len(rates)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_stay_in_float32_under_autocast(tied):
+    """Also those of a copy, which has its own vocabulary matrix."""
+    model = build_model(tie_word_embeddings=tied)
+    grpo_sg.keep_logits_in_float32(model)
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    for each in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
+        hidden = output.hidden_states[-1].float()
+        assert output.logits.equal(hidden @ each.get_output_embeddings().weight.T)
+
+
+def test_a_gpu_is_used_if_there_is_one(monkeypatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
 
 
 def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_update():
@@ -1411,6 +1443,7 @@ def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
 
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
     (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
@@ -1422,10 +1455,35 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
             tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+@pytest.mark.parametrize("text", [
+    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
+    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
+    '[\n{"question": "1?",\n"answer": "1"}]'])
+def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
+    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
+    path.write_text(text, encoding="utf-8")
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
+
+
+def test_a_json_file_without_a_list_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
+        path.write_text(text)
+        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+def test_golds_may_be_whole_solutions(tmp_path):
+    path = tmp_path / "a.jsonl"
+    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
+    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
+    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
 
 
 def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
@@ -1528,9 +1586,10 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
-    tokenizer.chat_template = CHAT  # a template writes the special tokens itself
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids) == CHAT_PROMPT
+    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
@@ -1548,8 +1607,10 @@ def test_a_question_may_be_a_chat():
     chat[1]["content"] = "<think>easy</think>2"
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
     assert ids == first
-    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
-    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+    tokenizer = byte_tokenizer(GEMMA)
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
+    assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
 def test_a_chat_in_a_file_is_a_question(tmp_path):
@@ -1614,16 +1675,6 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     assert completion.tokens == [last] and completion.reward == -0.5
 
 
-def test_the_tag_that_ends_the_prompt_is_part_of_the_response():
-    """Otherwise no completion of a real model would be well formed. The stop token is not part of it."""
-    policy, task, cfg = build_toy()
-    task = task._replace(verify=lambda response, answer: tasks.Verdict(False, response == "<think>yes"))
-    with mock.patch.object(grpo_sg, "sample", lambda *a, **settings: [[2, 0]]):
-        completion, = grpo_sg.rollout(policy, task, [task.train[0]._replace(opening="<think>")], cfg, n=1,
-                                      temperature=1.0, seed=0)
-    assert completion.formatted and completion.transcript == completion.response == "<think>yes"
-
-
 def test_all_end_tokens_that_the_model_names_end_a_completion():
     tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
     for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
@@ -1657,7 +1708,7 @@ def run_program(text, capsys, **defaults):
 
 
 @pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, monkeypatch, capsys):
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
     rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
@@ -1671,9 +1722,12 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flag
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
     # The checkpoint has the settings of its run: no flag but --model is needed.
-    printed = run_program(f"--eval_only --model {tmp_path}/run --out {tmp_path}/test", capsys)
+    monkeypatch.chdir(tmp_path)
+    printed = run_program("--eval_only --model run", capsys)
     assert "--max_new_tokens=8" in printed
-    assert rows_of(tmp_path / "test" / "metrics.jsonl") == [{**rows[-1], "step": 0}]
+    out, = (tmp_path / "runs").iterdir()
+    assert out.name.startswith(f"{flags.split()[1]}-test-seed0-") and f"files of this run: runs/{out.name}/" in printed
+    assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
 
 
 def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_the_defaults(tmp_path, capsys):
@@ -1720,6 +1774,27 @@ def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_p
     assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
 
 
+def test_all_settings_can_be_written_as_flags():
+    """So settings.json is read as flags are."""
+    cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
+    assert grpo_sg.parse(grpo_sg.as_flags(vars(cfg))) == vars(cfg)
+
+
+def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
+    """At a learning rate of 1e-6, bfloat16 would round most updates away."""
+    save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
+    model, _ = grpo_sg.load_model(tmp_path, local=True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--out /proc/run", "error: "), ("--out run --max_new_tokens 5000", "error: no problem fits into the model's context")])
+def test_a_run_that_cannot_begin_says_why_in_one_line(flags, message, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = run_program(f"--model {folder}/model {SMALL} --brief --people 3 {flags}", capsys)
+    assert error.startswith(message) and "\n" not in error and not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("fault", ["lacks", "nan"])
 def test_a_model_with_missing_or_broken_parameters_is_refused(fault, tmp_path, capsys):
     """Missing ones would start at random, without a word."""
@@ -1753,8 +1828,8 @@ def start(folder, out, flags="--steps 4", reward=reward_by_length):
     """Start a run of the model in `folder`, with its files in `out`, or resume it. Returns the exit
     status, or its error line."""
     if "--resume" not in flags:
-        flags = (f"{flags} --model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 "
-                 "--updates 2 --eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001")
+        flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
+                 f"--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
     make = tasks.kk_task
     with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
         try:
@@ -1860,6 +1935,26 @@ def test_a_signal_before_training_ends_the_program_at_once(folder, tmp_path, cap
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
+def test_ignored_signals_stay_ignored_and_handlers_return_after_training():
+    """nohup ignores SIGHUP."""
+    run = grpo_sg.Run(grpo_sg.Config())
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with grpo_sg.signals_to(run):
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == run.receive
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
+    """Also in a resumed run."""
+    out = tmp_path / "run"
+    start(folder, out, "--steps 2 --updates 1 --beta 0.1")
+    start(folder, out, "--resume --steps 3")
+    first, second, third = [row["kl"] for row in rows_of(out / "metrics.jsonl") if "split" not in row]
+    assert first == 0 and second > 1e-6 and third > 1e-6
+
+
 def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
     assert "--resume keeps the run's own --lr 0.001" in start(folder, out, "--resume --lr 0.01")
@@ -1869,12 +1964,22 @@ def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path)
     assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
 
 
+def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
+    """A run that is killed before the first cannot continue, and loses nothing of its logs."""
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 3, die)):
+        assert start(folder, tmp_path / "run") == "killed"
+    assert "has steps but no checkpoint: start a new run" in start(folder, tmp_path / "run", "--resume")
+    rows = rows_of(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], row.get("split")) for row in rows] == [
+        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
+
+
 @pytest.mark.parametrize("damage, message", [
-    ("checkpoint", "has steps but no checkpoint: start a new run"), ("checkpoint/training.pt", "training.pt cannot be read"),
+    ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
 def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, folder, tmp_path):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    shutil.rmtree(out / damage) if damage == "checkpoint" else (out / damage).unlink()
+    (out / damage).unlink()
     assert message in start(folder, out, "--resume")
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (out / name).read_text() == (folder / "whole" / name).read_text()

@@ -22,6 +22,7 @@ import argparse
 import datetime
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -124,10 +125,12 @@ def make_run(words, folder):
 
 def read_run(folder):
     """Return the outcomes, the settings, the curves and the tests of a finished run."""
-    try:
-        settings = json.loads((folder / "settings.json").read_text("utf-8"))
-    except OSError:
+    path = folder / "settings.json"
+    if not path.is_file():
+        path = folder / "config.json"  # of a run of version 0.2
+    if not path.is_file():
         raise SystemExit(f"error: {folder} is not the folder of a run")
+    settings = json.loads(path.read_text("utf-8"))
     rows = analysis.read_rows(folder / "metrics.jsonl")
     steps = [row for row in rows if "split" not in row]
     tests = [row for row in rows if row.get("split") == "test"]
@@ -135,7 +138,8 @@ def read_run(folder):
     if not steps or tests[-1]["step"] != settings["steps"]:
         raise SystemExit(f"error: the run in {folder} has not ended: continue it with --resume")
     k = settings["eval_samples"]
-    settings.pop("out")
+    settings["model"] = os.path.basename(settings["model"])
+    del settings["out"]
     return {"lr": settings["lr"], "seed": settings["seed"],
             "end": tests[-1][f"eval/avg@{k}" if k else "eval/accuracy"],
             "mean": statistics.fmean(valid) if valid else None,
@@ -152,8 +156,7 @@ def add_folders(args):
         if len(arms) != 1:
             raise SystemExit(f"error: the run in {folder} has the settings of {len(arms)} arms")
         analysis.append_rows(args.rows, [{
-            "arm": arms[0], "tuning": False, **row, "command": str(folder), "code": "",
-            "commit": analysis.name_commit(), "date": str(datetime.date.today())}])
+            "arm": arms[0], "tuning": False, **row, "command": folder.name, "code": ""}])
 
 
 def has_settings(arm, settings):

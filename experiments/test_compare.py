@@ -26,7 +26,7 @@ def write_run(folder, settings, end, mean):
             {"step": 1, "split": "valid", "eval/accuracy": mean}, {"step": 2, **step},
             {"step": 2, "split": "test", "eval/avg@4": end}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"eval_samples": 4, "steps": 2, "out": str(folder), "lr": 2e-5, **settings}
+    settings = {"eval_samples": 4, "steps": 2, "out": str(folder), "model": "", "lr": 2e-5, **settings}
     (folder / "settings.json").write_text(json.dumps(settings))
 
 
@@ -115,7 +115,7 @@ def test_a_comparison_continues_after_a_kill_and_does_not_take_other_rows(runs, 
     runs.commands.clear()
     after = print_result([*ARMS, "--seeds", "4"], capsys).splitlines()
     assert len(runs.commands) == 3 and after[-6:] == before[-6:] and after[0].startswith("run 1 of 3")
-    print_result([*ARMS, "--seeds", "4", "--steps=2"], capsys)
+    print_result([*ARMS, "--seeds", "4", "--prompts=2"], capsys)
     assert len(runs.commands) == 3 + 8  # another setting
     pathlib.Path("my_task.py").write_text("1")
     for text in ("1", "2"):
