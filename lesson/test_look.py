@@ -123,7 +123,7 @@ def all_groups():
     The reward is the number of tokens that are 1."""
     model = build_policy(4).model
     texts = [[0]] + [list(pair) for pair in itertools.product((1, 2, 3), range(4))]
-    probabilities, gradients = [], []
+    probabilities, gradients, rows = [], [], []
     for prompt in ([1, 2], [3]):
         weighed, chances = [], []
         for tokens in texts:
@@ -133,6 +133,7 @@ def all_groups():
             logps = grpo_sg.token_logps(model, ids, torch.arange(ids.shape[1])[None] >= len(prompt))
             chances.append(float(logps.detach().sum().exp()))
         assert sum(chances) == pytest.approx(1, abs=1e-5)
+        rows += [row for both in weighed for row in both]
         for i, j in itertools.product(range(len(texts)), repeat=2):
             rewards = torch.tensor([[float(texts[k].count(1)) for k in (i, j)]])
             A = grpo_sg.group_advantages(rewards)[0].tolist()
@@ -140,7 +141,7 @@ def all_groups():
             gradients.append(abs(A[0]) * weighed[i][A[0] < 0] + abs(A[1]) * weighed[j][A[1] < 0])
     gradients = torch.stack(gradients)
     # In a basis of all gradients, which keeps their inner products and is short.
-    _, scale, basis = torch.linalg.svd(gradients.flatten(0, 1), full_matrices=False)
+    _, scale, basis = torch.linalg.svd(torch.cat(rows), full_matrices=False)
     gradients = gradients @ basis[scale > 1e-9 * scale[0]].T
     return torch.tensor(probabilities, dtype=torch.float64), gradients
 
@@ -190,8 +191,8 @@ def test_efficiency_is_that_of_simulated_updates(all_groups):
     drawn = torch.multinomial(chances.expand(4000, -1), 4, replacement=True, generator=generator)
     S = sum(gradients[k, :2] for k in drawn.T)  # (4000, 2, parameters)
     cosines = torch.cosine_similarity(S, mu, dim=2).mean(0)
-    value, error = look.describe(draw_sums(all_groups, 400, 4, 0))["efficiency"]
-    assert abs(value - cosines[1] / cosines[0]) < 3 * error < 0.1
+    value, error = look.describe(draw_sums(all_groups, 100, 4, 0))["efficiency"]
+    assert abs(value - cosines[1] / cosines[0]) < 3 * error < 0.2
 
 
 def test_standard_errors_match_the_spread(all_groups):
