@@ -1357,7 +1357,8 @@ def read_settings(argv=None, **defaults):
     settings = parse([*as_flags(defaults), *flags])
     if settings.get("resume"):
         settings = parse(flags)
-        saved = read_saved(settings.get("out", ""))
+        out = settings.get("out", "")
+        saved = read_saved(find_checkpoint(out) or out)
         if not saved:
             raise SystemExit("error: --resume needs --out and the folder of a run")
         for name, value in settings.items():
@@ -1451,10 +1452,6 @@ def find_model(settings):
 def read_saved(folder):
     """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
     path = os.path.join(folder, "settings.json")
-    # Version 0.2 had the settings of a run and its checkpoint in the run's config.json.
-    for old in (os.path.join(folder, "config.json"), os.path.join(folder, "..", "config.json")):
-        if not os.path.isfile(path):
-            path = old
     if not folder or not os.path.isfile(path):
         return {}
     try:
@@ -1479,13 +1476,8 @@ def check_settings(cfg):
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
                          f"folder: there is no tiny model in pretrained/{cfg.task}")
-    if cfg.updates > cfg.prompts * cfg.group_size:
-        raise SystemExit(f"error: --updates {cfg.updates} is more than a step's completions, "
-                         f"--prompts {cfg.prompts} x --group_size {cfg.group_size}")
-    if cfg.low > cfg.high:
-        raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
-    if os.path.exists(cfg.out) and not cfg.resume:
-        if os.path.isfile(cfg.out) or os.listdir(cfg.out):
+    if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
+        if not cfg.resume:
             raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
                              "--resume the run in it")
     find_device(cfg.device)

@@ -114,6 +114,7 @@ def encode_problems(task, policy, cfg):
         problems = getattr(task, split)
         questions = [problem.question for problem in problems]
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        check_words(policy.tokenizer, prompts)
         encoded[split] = [problem._replace(prompt=prompt, opening=opening)
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]
@@ -125,6 +126,16 @@ def encode_problems(task, policy, cfg):
                   f"completion of up to {longest}: lower --max_new_tokens by "
                   f"{most + longest - context} to keep them")
     return task._replace(**encoded)
+
+
+def check_words(tokenizer, prompts):
+    """Raise UserError if the tokenizer does not know many of the prompts' words, as a tiny
+    model's does not know those of another task."""
+    ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > len(ids) / 20:
+        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
+                        "model was made for another task or other settings; name another --model")
 
 
 def set_system(task, system):
@@ -154,7 +165,8 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     # One call for all of them is much faster.
     encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
     for ids in encoded:
-        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
             ids.pop()
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
@@ -375,7 +387,8 @@ def verify_kk(response, roles):
     `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
     nothing else but white space, stop tokens and a period at the end. It must not fake
     another turn of the dialogue. It is correct if it is also right about everybody and
-    the answer says nothing else.
+    the answer says nothing else: "Final Answer:", "but" between two names, and italics are
+    rejected, which Logic-RL accepts.
 
     Args:
         response: without the prompt, but with <think> if the prompt ends with it.
@@ -627,8 +640,13 @@ def hash_meaning(claims):
     equivalent wording, by color refinement on the graph of who speaks of whom.
 
     A few symmetric puzzles differ and still share a hash. A held-out split then has only
-    one of them; no puzzle gets into two splits.
+    one of them; no puzzle gets into two splits. With two people it is only equal up to
+    names: equivalent wording leaves 41 puzzles, and the 3 to test on have one answer.
     """
+    if len(claims) == 2:
+        exchanged = [(kind, *((1 - person, role) for person, role in leaves))
+                     for kind, *leaves in reversed(claims)]
+        return digest(min(list(claims), exchanged))
     # (speaker, person, the claim's truth table with that person first, the other person)
     mentions = []
     for speaker, claim in enumerate(claims):
@@ -658,9 +676,9 @@ def kk_split(split, count, people, seed, *, brief=False):
     the sizes in `people`.
 
     A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
-    any seed, names or wording. A held-out split never repeats a meaning, and "train" never
-    repeats a question. After 1,000 draws without a new puzzle of a size, the other sizes
-    fill up: two people have only 41 meanings.
+    any seed, names or (with three people or more) wording. A held-out split never repeats a
+    meaning, and "train" never repeats a question. After 1,000 draws without a new puzzle of
+    a size, the other sizes fill up: two people have only 205 meanings, 33 of them to test on.
     """
     problems = []
     seen = set()
@@ -754,69 +772,30 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 
 # ---- Mathematics: the final answer of a response ----
 
-MAX_CHARS = 500  # of an answer, and of the text that is read on each side of it
+MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
 JOINED = re.compile(r"""[\s$]* (?:[,;] | ,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))
     [\s$]* (?:[A-Za-z]\s*=\s*)?""", re.X)
 
-# With answer tags, a box is the answer if nothing but layout is between it and one of these:
-# a line or sentence end, or words that only introduce or end an answer.
-STARTS = re.compile(r"""(?:\A|\n)\s*(?:-|\#+|\(?\w[.)])\s  # an item of a list
-    | \n | (?<![\\\w])[^\W\d_]{2,},\s | [.?]\s | (?<![\s\d]):\s | [。：是] | => | -> | [→⇒∴≈]
-    | \\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])
-    | (?<!\w)(?:is|are|equals|est|(?:it|that)['’]s|obtain|get|so|then|thus|hence|therefore|
-       answer(?:\s[=–—-]\s)?)(?!\w)
-    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+  # since $x = 5$,
-    | =[\d\s+*.-]+= | [:&]= | \\boxed\s*\{[^{}]*\}\s+\Z""", re.X | re.I)
-ENDS = re.compile(r"""\n | \\end\s*\{ | \\\\\s*$ | [.?]\s | \s[–—]\s | 个
-    | \((?:approximately|final|units)\)
-    | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
-        a\ day|a\ week)(?!\w)""", re.X | re.I | re.M)
-LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ]
-    | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
-    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right
-         |blacksquare|square|Box|checkmark|qed)(?![A-Za-z])""", re.X)
-PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|per\s?cent\b)", re.I)
-
 
 def final_answer(response):
-    """Return the text of the final answer, or "" if there is none.
+    """Return what the last \\boxed{...} contains, or "" if there is no answer.
 
-    It is what the last \\boxed{...} after the last </think> contains; no <think> may
-    follow. With answer tags only the last <answer>...</answer> counts: its last box, or
-    if other text touches that box, with this text; or all of it if it has no box. Boxes
-    joined by a comma, "and" or "or" are one answer, a list; a box in a box is part of
-    it. An empty box is not an answer."""
+    Only the text after the last </think> counts, and a <think> that is not closed has no answer
+    after it. Boxes joined by a comma, "and" or "or" are one answer, a list; a box in a box is
+    part of it. An empty box is not an answer. No other text is read."""
     text = response.rpartition("</think>")[2]
-    _, tagged, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-    if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
+    if "<think>" in text:
         return ""
-    text = inside.partition("</answer>")[0] if tagged else text
-    contents, first, end = [], 0, 0  # of the boxes that are joined
+    contents, end = [], 0  # of the boxes that are joined
     for box in BOX.finditer(text, max(0, text.rfind("\\boxed") - MAX_CHARS)):
         if box.start() >= end:  # else it is in a box
             if not contents or not JOINED.fullmatch(text, end, box.start()):
-                contents, first = [], box.start()
+                contents = []
             end = after_brace(text, box.end())
             contents.append(text[box.end() + 1:end - 1].strip())
-    if not all(contents):
-        return ""
-    answer = ", ".join(dict.fromkeys(contents))
-    if not tagged:
-        return answer
-    if not contents:
-        return text.strip() if len(text) <= MAX_CHARS else ""
-    percent = PERCENT.match(text, end)
-    before = STARTS.split(text[max(0, first - MAX_CHARS):first])[-1]
-    # Split with the box's brace, which does not end a word.
-    after = ENDS.split(text[end - 1:end + MAX_CHARS])[0][1:]
-    if not LAYOUT.sub("", before + after):
-        return answer
-    if percent:  # otherwise 5% would be 5, because a unit may be left out
-        answer = f"{answer} \\times 10^{{-2}}"
-        after = ENDS.split(text[percent.end():percent.end() + MAX_CHARS])[0]
-    return f"{before}{{{answer}}}{after}".strip()
+    return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
 
 
 def after_brace(text, at):
@@ -833,12 +812,14 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-DIGITS = r"[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
-NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\$)?
+COMMA = r"(?P<comma> , | \{,\} | ,\\! | \\[!,] )"  # LaTeX has several
+# 1234, or 1,234 with all its commas
+DIGITS = rf"[0-9]+ | [1-9][0-9]{{0,2}} {COMMA}[0-9]{{3}} (?: (?P=comma)[0-9]{{3}} )*"
+NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\\?\$)?
     (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
       | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
-      | \\[dt]?frac \{{(?P<above>[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
-    \s* (?P<unit>\\?% | \^?\\circ | °)? \.?""", re.X)
+      | \\[dt]?frac \{{(?P<above>-?[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
+    \s* (?P<unit>\\?% | \^?\\circ | \^\{{\\circ\}} | °)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
@@ -858,18 +839,19 @@ def plain_equal(answer, gold):
 def read_number(text):
     """Read a plain number as (Fraction, its unit: "", "%", "$" or a degree sign), or return
     None."""
-    text = re.sub(r"\A\$(.*)\$\Z", r"\1", text.strip())  # mathematics in LaTeX
+    text = text.strip().replace("\u2212", "-")  # the minus sign
+    text = re.sub(r"\A(?:\$(.*)\$|\\text\{\s*(.*?)\s*\})\Z", r"\1\2", text)
     found = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
         return None
     top, bottom = found["top"] or found["above"], found["bottom"] or found["below"]
     if top:
         value = Fraction(int(top), int(bottom) or 1)
-        if str(value) != f"{top}/{bottom}":
-            return None  # 6/8 is not worked out, and 1/0 is no number
+        if str(value) != f"{top}/{bottom}" or found["sign"] and value < 0:
+            return None  # 6/8 is not worked out, 1/0 is no number, and nobody writes -\frac{-1}{2}
     else:
-        value = Fraction((found["whole"] or "0").replace(",", "") + (found["part"] or ""))
-    unit = (found["unit"] or found["dollar"] or "").strip("\\^").replace("circ", "°")
+        value = Fraction(re.sub("[^0-9]", "", found["whole"] or "0") + (found["part"] or ""))
+    unit = (found["unit"] or found["dollar"] or "").strip("\\^{}").replace("circ", "°")
     return -value if found["sign"] == "-" else value, unit
 
 
@@ -886,7 +868,7 @@ def verify_math(response, gold):
 
     A response is formatted if the function final_answer finds an answer in it and no
     \\boxed{} of that answer is longer than 500 characters. It is correct if math_equal
-    accepts that answer. Without answer tags only the box is read, not the text around it.
+    accepts that answer.
 
     Args:
         response: without the prompt.
@@ -978,6 +960,9 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 # An example line of a file. The answer may be a string, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
+# What data sets call these two, in the order in which we look.
+COLUMNS = {"question": ("question", "problem", "prompt", "query"),
+           "answer": ("answer", "ground_truth", "final_answer", "solution")}
 
 
 def load_hub(name, configuration, split):
@@ -1001,42 +986,65 @@ def load_hub(name, configuration, split):
 
 def load_math(name, places):
     """Load the rows (question, golds) of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or
-    of a .jsonl file."""
-    if name not in places:
-        return with_golds(name, read_file(name, MATH_LINE), is_gold)
-    rows = []
-    for row in load_hub(*places[name]):
-        if name == "gsm8k":
-            gold = row["answer"].partition("####")[2].strip().replace(",", "")
-            rows.append((row["question"], [gold]))
-        elif name == "math":
-            rows.append((row["problem"], [final_answer(row["solution"])]))
-        else:
-            rows.append((row["problem"], [row["answer"]]))
+    of a .jsonl or .json file."""
+    rows = load_set(name, places[name]) if name in places else read_file(name, MATH_LINE)
+    rows = [(question, [unwrap(gold) for gold in golds]) for question, golds in rows]
     return with_golds(name, rows, is_gold)
 
 
+def load_set(name, place):
+    """Yield the rows of a set on the hub."""
+    for row in load_hub(*place):
+        if name == "gsm8k":
+            yield row["question"], [unwrap(row["answer"]).replace(",", "")]
+        elif name == "math":
+            yield row["problem"], [final_answer(row["solution"])]  # "" if it has no box
+        else:
+            yield row["problem"], [row["answer"]]
+
+
+def unwrap(gold):
+    """Return the final answer of a solution that ends in #### 5, as GSM8K's do, or in \\boxed{5};
+    any other gold as it is."""
+    if gold and "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold and final_answer(gold) or gold
+
+
 def read_file(path, example):
-    """Read the rows of a .jsonl file: of each line the values at the example's keys. The
-    second, one gold or a list, becomes a list of strings."""
+    """Read a .jsonl file, with a row on each line, or a .json file with a list of rows: of each row
+    the values at the example's keys, or at other names in COLUMNS. The second value, one gold or
+    a list, becomes a list of strings."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:  # Excel adds a mark
             lines = file.readlines()
+        if path.endswith(".json"):
+            lines = [json.dumps(row) for row in json.loads("".join(lines))]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path} is not a list of rows like {json.dumps(example)}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line) if line.strip() else None
-            question, golds, *more = [values[key] for key in example] if values else ("", [])
+            row = json.loads(line) if line.strip() else None
+            question, golds, *others = [value_of(key, row) for key in example] if row else ("", [])
+            golds = golds if isinstance(golds, list) else [golds]
+            if any(isinstance(gold, (bool, dict, list)) for gold in golds):
+                raise TypeError("not an answer")
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not like "
                             f"{json.dumps(example)}") from None
         if question:
-            golds = golds if isinstance(golds, list) else [golds]
             golds = ["" if gold is None else str(gold) for gold in golds]
-            rows.append((question, golds, *more))
+            rows.append((question, golds, *others))
     return rows
+
+
+def value_of(key, row):
+    """Return the row's value in the first column that COLUMNS has for the key."""
+    names = [name for name in COLUMNS.get(key, [key]) if name in row]
+    return row[names[0]]
 
 
 def with_golds(name, rows, matches):
@@ -1055,7 +1063,6 @@ def with_golds(name, rows, matches):
     return kept
 
 
-
 def choose_eval_data(cfg, pairs):
     """Return the name of the set to test on. pairs: the default for each training set."""
     eval_data = cfg.eval_data or pairs.get(cfg.data, "")
@@ -1064,16 +1071,19 @@ def choose_eval_data(cfg, pairs):
         if name == "":
             raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
                             "file with --eval_data")
-        if name not in known and not name.endswith(".jsonl"):
+        if name not in known and not name.endswith((".jsonl", ".json")):
+            form = name.rpartition(".")[2]
+            hint = (f": write one with datasets.Dataset.from_{form}({name!r}).to_json('my.jsonl')"
+                    if form in ("csv", "parquet") else "")
             raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            "that ends in .jsonl")
+                            f"that ends in .jsonl or .json{hint}")
     return eval_data
 
 
 def drop_questions(problems, held_out):
     """Drop problems whose question is also held out, ignoring white space and case."""
     def key(problem):
-        return " ".join(problem.question.split()).casefold()
+        return " ".join(str(problem.question).split()).casefold()
     keys = {key(problem) for problem in held_out}
     return [problem for problem in problems if key(problem) not in keys]
 
@@ -1119,6 +1129,14 @@ def math_task(cfg):
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
 
+try:
+    from extras.search import QA_PAIRS, qa_task
+    TASKS["qa"] = qa_task
+except ModuleNotFoundError as error:
+    if error.name not in ("extras", "extras.search"):
+        raise
+    qa_task = None  # extras/ is optional
+
 
 def check_data(cfg):
     """Raise UserError if the data that the settings name does not exist, or the variables for
@@ -1126,5 +1144,7 @@ def check_data(cfg):
     read_template_kwargs(cfg.chat_template_kwargs)
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
-    if TASKS[cfg.task] is math_task:
+    elif TASKS[cfg.task] is math_task:
         choose_eval_data(cfg, MATH_PAIRS)
+    elif TASKS[cfg.task] is qa_task:
+        choose_eval_data(cfg, QA_PAIRS)

@@ -10,6 +10,7 @@ they use, at the end of the file, are tiny, random and made here.
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import copy
 import inspect
 import itertools
 import json
@@ -18,8 +19,8 @@ import operator
 import os
 import random
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -462,7 +463,7 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
     for name in ("ids", "mask"):
         shape = tuple(getattr(batch, name).shape)
         assert shape == (48, longest), f"{name} has shape {shape}, expected {(48, longest)}"
-    assert batch.mask.dtype == torch.bool, f"mask is {batch['mask'].dtype}, expected torch.bool"
+    assert batch.mask.dtype == torch.bool, f"mask is {batch.mask.dtype}, expected torch.bool"
     same("an advantage", batch.advantages, range(48), "c.advantage of each completion")
     meta = make_batch(completions, "meta")
     for name in ("ids", "mask", "advantages"):
@@ -724,21 +725,101 @@ def test_greedy_completions_belong_to_their_prompts():
     assert len({str(tokens) for tokens in alone}) > 9
 
 
-def test_a_truncated_completion_is_badly_formed():
+def test_a_truncated_completion_is_badly_formed_and_not_solved():
     """It has no stop token. Rewards: +3 right, -0.5 wrong, -3 badly formed."""
     _, completions, _ = rolled()
-    for c in completions:
-        c.reward = tasks.reward(c)
-    assert {c.truncated for c in completions} == {True, False}
+    assert any(c.truncated and c.correct for c in completions)
     for c in completions:
         assert c.truncated == (c.tokens[-1] != 0) and not (c.truncated and c.formatted)
-        assert c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5)
+        assert c.solved == (c.correct and c.formatted)
+        assert tasks.reward(c) == (-3 if not c.formatted else 3 if c.correct else -0.5)
 
 
-def test_an_update_clips_on_both_sides_where_its_settings_say():
-    found = [stepped(*rolled(updates=3, clip_low=low, clip_high=high))[0]["clip_frac"]
-             for low, high in ((9, 9), (9, 1e-4), (1e-4, 9))]
-    assert found[0] == 0 and min(found[1:]) > 0
+def test_a_verifier_reads_the_response_without_its_stop_token():
+    """A truncated one keeps its last token. The tag that a prompt ends with comes first."""
+    policy, task, cfg = build_toy()
+    problems = [problem._replace(opening="never ") for problem in task.train]
+    completions = grpo_sg.rollout(policy, task, problems, cfg, n=16, temperature=1.0, seed=1)
+    for c in completions:
+        words = [WORDS[token] for token in c.tokens if token != 0]
+        assert c.response == c.transcript == "never " + " ".join(words)
+        assert len(words) == len(c.tokens) - (not c.truncated)
+    assert len({c.truncated for c in completions}) == 2
+
+
+def test_a_task_may_write_its_completions_itself():
+    """Such as in turns, with a tool. The verifier gets what the policy wrote, and only that is
+    counted; the transcript has all of it."""
+    def write(policy, completions, cfg, generator, temperature):
+        for c in completions:
+            c.add([2, 3], own=True)
+            c.add([5, 6, 7], own=False)
+            c.add([4, 0], own=True)
+            c.tool_calls += 1
+    policy, task, cfg = build_toy(change={"write": write})
+    row, (c, _) = grpo_sg.evaluate(policy, task, task.train[:2], cfg)
+    assert c.mask == [True, True, False, False, False, True, True]
+    assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
+    assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"verify": lambda text, gold: True}, "verify must return (correct, formatted), True or False each, not True"),
+    ({"verify": lambda text, gold: (1, True)}, "not (1, True), for"),
+    ({"reward": lambda c: math.nan}, "reward must return a finite number, not nan"),
+    ({"reward": lambda c: -math.inf}, "reward must return a finite number, not -inf")])
+def test_a_verdict_or_a_reward_that_cannot_be_used_is_one_line(change, message):
+    policy, task, cfg = build_toy(change=change)
+    with pytest.raises(SystemExit, match=f"error: .*{re.escape(message)}"):
+        grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
+
+
+class PlainAdam:
+    """AdamW as the paper has it, in float64, with betas 0.9 and 0.99 and without weight decay."""
+
+    def __init__(self, model, rate):
+        self.parameters = list(model.parameters())
+        self.rate, self.steps = rate, 0
+        self.m = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
+        self.v = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for p, m, v in zip(self.parameters, self.m, self.v):
+            g = p.grad.double()
+            m.copy_(0.9 * m + 0.1 * g)
+            v.copy_(0.99 * v + 0.01 * g ** 2)
+            first, second = m / (1 - 0.9 ** self.steps), v / (1 - 0.99 ** self.steps)
+            p.copy_(p.double() - self.rate * first / (second.sqrt() + 1e-8))
+
+    def zero_grad(self):
+        for p in self.parameters:
+            p.grad = None
+
+
+def test_training_is_this_loop():
+    """Each step samples other problems and completions, at the temperature of the loss, and two
+    runs with different seeds never share a step."""
+    settings = dict(steps=3, prompts=2, temperature=0.7, beta=0.1, lr=0.02)
+    policy, task, cfg = build_toy(**settings)
+    cfg.seed = 7
+    reference = build_model(vocab_size=len(WORDS), seed=9)
+    rows = grpo_sg.train(policy, task, cfg, reference=reference)
+    slow, _, _ = build_toy(**settings)
+    optimizer = PlainAdam(slow.model, 0.02)
+    for row, step in zip(rows, (1, 2, 3), strict=True):
+        seed = 7 * 1_000_003 + step
+        problems = random.Random(seed).sample(task.train, 2)
+        completions = grpo_sg.rollout(slow, task, problems, cfg, n=16, temperature=0.7, seed=seed)
+        grpo_sg.set_advantages(completions, 16)
+        updates = grpo_sg.learn(slow, optimizer, completions, cfg, reference, seed)
+        assert row["step"] == step and row["skipped"] == 0
+        assert row["reward"] == sum(c.reward for c in completions) / 32
+        assert row["grad_norm"] == pytest.approx(max(totals["norm"] for totals in updates), rel=1e-3)
+    assert optimizer.steps == 6
+    same("a parameter after three steps", parameters_of(policy.model), parameters_of(slow.model),
+         "AdamW with betas 0.9 and 0.99, no weight decay, cfg.lr", 1e-4)
 
 
 def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
@@ -754,20 +835,48 @@ def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
         (step, problem.question) for step in (10, 20) for problem in task.valid]  # and never the test's
 
 
-def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
+def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
+    policy, task, cfg = build_toy(steps=7, eval_every=3, shaping="none")
     rows = grpo_sg.train(policy, task, cfg)
-    assert [row["weight_mean"] for row in rows] == [1, 1]
+    assert [row["weight_mean"] for row in rows] == [1] * 7
     assert os.listdir(tmp_path) == []
+    printed = capsys.readouterr().out
+    assert re.findall(r"^step (\d) of 7: reward -?\d", printed, re.M) == list("12357")
+    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == list("36")
+    assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
+    for row in rows:
+        assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
+        assert row["tokens_per_second"] * row["seconds_sampling"] == pytest.approx(48 * row["completion_tokens"])
+
+
+def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
+    """The others teach nothing. Of more prompts than there are problems, each is used once."""
+    def reward(c):
+        return tasks.reward(c) if c.problem.question == "why why" else 1.0
+    policy, task, cfg = build_toy(steps=3, prompts=10, change={"reward": reward})
+    rows = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
+    assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 3
+    samples = rows_of(tmp_path / "run" / "samples.jsonl")
+    assert [row["question"] for row in samples] == ["why why"] * 16 * 3
+
+
+def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
+    policy, task, cfg = build_toy(steps=1)
+    next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
+    assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
+    assert "step 1: 2 updates skipped" in capsys.readouterr().out
 
 
 # ==== Corner cases of the algorithm ====
 
-def test_a_large_offset_of_the_rewards_changes_nothing():
+def test_advantages_do_not_depend_on_how_rewards_are_rounded():
+    """Neither with a large offset, nor if equal rewards were computed in different ways."""
     rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
-    assert grpo_sg.group_advantages(rewards + 1e9).equal(grpo_sg.group_advantages(rewards))
+    assert group_advantages(rewards + 1e9).equal(group_advantages(rewards))
+    assert group_advantages(torch.tensor([[0.1 * 3, 0.3, 0.3]], dtype=torch.float64)).eq(0).all()
 
 
 def test_a_random_number_rounded_up_to_1_draws_the_last_token():
@@ -817,14 +926,11 @@ def test_the_sums_are_those_of_loops(mode):
 def test_the_loss_is_computed_in_float32_or_float64():
     logps, old, ref, A, mask, w = batch()
     for dtype, rel in ((torch.bfloat16, 1e-5), (torch.float64, 1e-12)):
-        x, y, a = logps.to(dtype), old.to(dtype), A if dtype == torch.bfloat16 else A.double()
+        x, y = (logps.double() / 3).to(dtype), (old.double() / 3).to(dtype)
+        a = A if dtype == torch.bfloat16 else A.double()
         expected = slow_loss(x.double(), y.double(), a, mask, w, ref)
         assert grpo_sg_loss(x, y, a, mask, weights=w)[0].item() == pytest.approx(expected.item(), rel=rel)
-    assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
-
-
-def test_the_entropy_of_many_tokens_does_not_overflow_in_float16():
-    """131,072 tokens of 2 nats sum to more than float16 can hold."""
+    # 131,072 tokens of 2 nats sum to more than float16 can hold.
     logps = torch.full((64, 2048), -2.0)
     _, sums = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
     assert sums["entropies"].item() / sums["count"].item() == pytest.approx(2.0)
@@ -871,6 +977,25 @@ def test_an_old_transformers_is_reported_in_one_line(version, accepted, monkeypa
             grpo_sg.token_logps(build_model(), torch.tensor([[1, 2]]), torch.tensor([[False, True]]))
 
 
+def test_sampling_against_a_plain_forward_pass():
+    """Of each row by itself, without a cache or pads. A token is the first whose cumulative
+    probability is above u, and token_logps gives its probability."""
+    model, g = build_model("GPT2"), torch.Generator()
+    settings = dict(n=2, max_new_tokens=5, temperature=0.7)
+    rows = sample(model, PROMPTS, stop_ids={1}, generator=g.manual_seed(0), **settings)
+    u = torch.rand(6, 5, generator=g.manual_seed(0))
+    for i, row in enumerate(rows):
+        ids = PROMPTS[i // 2].copy()
+        for t, token in enumerate(row):
+            p = (model(input_ids=torch.tensor([ids])).logits[0, -1] / 0.7).softmax(-1)
+            assert token == (p.cumsum(0) <= u[i, t]).sum()
+            ids.append(token)
+            ids_row, last = torch.tensor([ids]), torch.arange(len(ids)) == len(ids) - 1
+            logp = grpo_sg.token_logps(model, ids_row, last[None], temperature=0.7)[0, -1]
+            same("the probability of a sampled token", logp.exp(), p[token])
+        assert row[-1] == 1 or len(row) == 5 and 1 not in row
+
+
 def test_a_completion_does_not_depend_on_the_others_in_its_batch():
     """Nor on their lengths, or when they end or pause for a tool."""
     model, g = build_model("GPT2"), torch.Generator()
@@ -886,6 +1011,17 @@ def test_a_completion_does_not_depend_on_the_others_in_its_batch():
     for stopped in (drawn({2, 3, 5}), drawn({2}, stopping_criteria=pause)):
         ends = [next((t + 1 for t, token in enumerate(row) if token in (2, 3, 5)), 12) for row in free]
         assert stopped == [row[:end] for row, end in zip(free, ends)] and len(set(ends)) > 5
+    # A criterion gets all tokens so far, without the prompt.
+    summed = drawn(set(), stopping_criteria=lambda ids, scores: ids.sum(1) > 150)
+    ends = [next((t for t in range(1, 13) if sum(row[:t]) > 150), 12) for row in free]
+    assert summed == [row[:end] for row, end in zip(free, ends)] and len(set(ends)) > 5
+
+
+def test_keys_are_kept_in_the_type_of_the_values():
+    """Under autocast, rotary embeddings make keys float32: twice the memory."""
+    with torch.autocast("cpu", torch.bfloat16):
+        *_, cache = grpo_sg.prefill(build_model(), PROMPTS)
+    assert {(layer.keys.dtype, layer.values.dtype) for layer in cache.layers} == {(torch.bfloat16,) * 2}
 
 
 def test_equal_prompts_are_prefilled_once(monkeypatch):
@@ -921,10 +1057,10 @@ def test_a_rollout_depends_only_on_the_seed():
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
-    policy, task, cfg = build_toy()
+    policy, task, cfg = build_toy(temperature=0.7)
     problems = task.train * 40
     row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=2)
-    drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=1.0, seed=cfg.seed)
+    drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=0.7, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
     rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
     means = {"accuracy": torch.tensor([float(c.solved) for c in greedy]),
@@ -996,6 +1132,38 @@ def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
     assert torch.equal(same, after) and row["grad_norm"] == 0 and row["entropy"] is None
 
 
+@pytest.mark.parametrize("family, rates", [("Qwen2", ["attention_dropout"]),
+                                           ("GPT2", ["attn_pdrop", "embd_pdrop", "resid_pdrop"])])
+def test_a_prepared_model_has_no_dropout_even_in_training_mode(family, rates):
+    """Gradient checkpointing needs that mode. The config has the rates, and so have modules."""
+    model = build_model(family, **dict.fromkeys(rates, 0.5)).train()
+    assert not grpo_sg.prepare(model, "cpu").training
+    ids = torch.tensor([PROMPTS[2]])
+    expected = model(input_ids=ids).logits
+    assert torch.equal(model.train()(input_ids=ids).logits, expected)
+    assert [getattr(model.config, rate) for rate in rates] == [0.0] * len(rates)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_stay_in_float32_under_autocast(tied):
+    """Also those of a copy, which has its own vocabulary matrix."""
+    model = build_model(tie_word_embeddings=tied)
+    grpo_sg.keep_logits_in_float32(model)
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    for each in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
+        hidden = output.hidden_states[-1].float()
+        assert output.logits.equal(hidden @ each.get_output_embeddings().weight.T)
+
+
+def test_a_gpu_is_used_if_there_is_one(monkeypatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
+
+
 def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_update():
     calls, parameters = {}, {}
     for checkpointing in (False, True):
@@ -1033,20 +1201,18 @@ def test_logged_means_leave_out_equal_groups_but_the_loss_counts_their_tokens(mo
     assert sum(c.advantage != 0 for c in completions) == 32
 
 
-def test_a_non_finite_update_is_skipped():
+def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped():
     policy, completions, cfg = rolled(updates=2)
     before = parameters_of(policy.model)
-    advantages = [c.advantage for c in completions]
-    for c in completions:
-        c.advantage *= math.nan
+    hook = next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 2 and row["loss"] is None and row["grad_norm"] == 0
+    assert row["skipped"] == 2 and row["grad_norm"] == 0 and math.isfinite(row["loss"])
     assert torch.equal(before, after)
-    for c, A in zip(completions, advantages):
-        c.advantage = A
-    completions[0].advantage = math.inf
+    hook.remove()
+    completions[0].advantage = math.inf  # in one of the two updates
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
+    assert row["skipped"] == 1 and row["loss"] is None and row["grad_norm"] > 0
+    assert after.isfinite().all() and not torch.equal(before, after)
 
 
 # ==== Knights and Knaves, sums and products ====
@@ -1127,16 +1293,48 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert len(sets["test"]) == 100 and len({problem.question for problem in found["train"]}) == 100
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
-    rng = random.Random(0)
-    assert len({tasks.kk_puzzle(2, rng).meaning for _ in range(3000)}) == 41  # all there are, of two people
-    assert 200 < len(tasks.kk_split("train", 1000, [2], 0, brief=True)) < 1000  # it ends
+
+
+def test_puzzles_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
+    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
+    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
+        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+    assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
+
+
+def test_two_people_have_enough_puzzles_for_every_split():
+    """Logically equivalent wording would leave 3 to test on, all with one answer."""
+    problems = {split: tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")}
+    assert {split: len(found) for split, found in problems.items()} == {"train": 267, "valid": 35, "test": 33}
+    answers = [tuple(problem.answer.values()) for problem in problems["test"]]
+    assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
+    texts = {split: {up_to_names(problem) for problem in found} for split, found in problems.items()}
+    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
+
+
+def up_to_names(problem):
+    """Return a brief puzzle of two people, Ada and Alice, in whichever order of the two sorts first."""
+    first, second = re.fullmatch(r"Ada: (.*)\. Alice: (.*)\.", problem.question).groups()
+    exchange = {"Ada": "Alice", "Alice": "Ada"}
+    exchanged = [re.sub("Ada|Alice", lambda name: exchange[name[0]], claim) for claim in (second, first)]
+    return min((first, second), tuple(exchanged))
 
 
 def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
-    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 20, [2, 3], 0)]
-    assert (sizes.count(2), sizes.count(3)) == (3, 17) and capsys.readouterr().out == ""
-    assert len(tasks.kk_split("test", 20, [2], 0)) == 3
-    assert capsys.readouterr().out == "only 3 of 20 test puzzles: there are no others with 2 people\n"
+    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 100, [2, 3], 0)]
+    assert (sizes.count(2), sizes.count(3)) == (33, 67) and capsys.readouterr().out == ""
+    assert len(tasks.kk_split("test", 50, [2], 0)) == 33
+    assert capsys.readouterr().out == "only 33 of 50 test puzzles: there are no others with 2 people\n"
+
+
+def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
+    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], train_problems=2, eval_problems=40))
+    right = 0
+    for n in (2, 3):
+        answers = [str(list(problem.answer.values())) for problem in task.test if len(problem.answer) == n]
+        right += max(answers.count(answer) for answer in answers)
+    assert task.floor == pytest.approx(right / 40)
 
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
@@ -1175,10 +1373,13 @@ def test_arithmetic_splits_share_no_operands():
 
 EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
          "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
-         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5"]
+         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5", "\\$18 18", "90^{\\circ} 90",
+         "90^{\\circ} 90^\\circ", "\\frac{-1}{2} -0.5", "1{,}234 1234", "1,\\!234 1,234", "1\\,234\\,567 1234567",
+         "\u22125 -5", "\\text{5} 5", "$-\\$5$ -5"]
 UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
            "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
-           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5"]
+           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5",
+           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%"]
 
 
 @pytest.mark.parametrize("pair", EQUAL)
@@ -1193,21 +1394,56 @@ def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
 
 
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
-    for name, count in (("train", 40), ("test", 8)):
+    """A question is held out with any white space and case."""
+    for name, count, both in (("train", 40, ["both sets?", "Both  Sets? "]), ("test", 8, ["Both sets?"])):
         rows = [{"question": f"{name} {i}?", "answer": [i, "x y z \\in"]} for i in range(count)]
-        rows += [{"question": "both?", "answer": "1"}, {"question": "none?", "answer": ""}]
+        rows += [{"question": question, "answer": "1"} for question in both]
+        rows += [{"question": "none?", "answer": ""}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     task = tasks.math_task(grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"),
                                           eval_data=str(tmp_path / "test.jsonl")))
     assert [len(task.train), len(task.valid), len(task.test)] == [36, 4, 9]
     asked = {split: {p.question for p in getattr(task, split)} for split in ("train", "valid", "test")}
-    assert not asked["train"] & asked["valid"] and not (asked["train"] | asked["valid"]) & asked["test"]
+    assert not asked["train"] & asked["valid"]
+    assert all(question.startswith("train") for question in asked["train"] | asked["valid"])
     printed = capsys.readouterr().out
-    assert "dropped 1 of 42 problems" in printed and "removed 1 training problems that occur in" in printed
+    assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
+
+
+def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
+    """And its questions and golds are in its own columns."""
+    def load_hub(name, configuration, split):
+        rows = {"openai/gsm8k": ("question", {"answer": "so #### 1,000"}),
+                "DigitalLearningGmbH/MATH-lighteval": ("problem", {"solution": "so \\boxed{7}", "answer": "no"})}
+        column, more = rows.get(name, ("problem", {"answer": "5"}))
+        return [{column: f"{name} {split} {i}?", **more} for i in range(20)]
+    monkeypatch.setattr(tasks, "load_hub", load_hub)
+    found = {}
+    for data in ("gsm8k", "math", "deepscaler"):
+        task = tasks.math_task(grpo_sg.Config(task="math", data=data))
+        for split in ("train", "test"):
+            problem = getattr(task, split)[0]
+            name, hub_split, _ = problem.question.split()
+            found[data, split] = f"{name.split('/')[1]} {hub_split}", problem.answer
+        assert (len(task.train), len(task.valid)) == (18, 2)
+    assert found == {
+        ("gsm8k", "train"): ("gsm8k train", ["1000"]), ("gsm8k", "test"): ("gsm8k test", ["1000"]),
+        ("math", "train"): ("MATH-lighteval train", ["7"]), ("math", "test"): ("MATH-500 test", ["5"]),
+        ("deepscaler", "train"): ("DeepScaleR-Preview-Dataset train", ["5"]),
+        ("deepscaler", "test"): ("aime_2024 train", ["5"])}
+
+
+def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
+    """Of puzzles with two people and with three, each size with its own answer."""
+    puzzles = [tasks.Problem(str(i), dict(zip("abc", roles))) for i, roles in enumerate(
+        [("knight",) * 2, ("knight",) * 2, ("knave",) * 2, ("knight",) * 3, ("knave",) * 3])]
+    monkeypatch.setattr(tasks, "kk_split", lambda split, count, **more: puzzles)
+    assert tasks.kk_task(grpo_sg.Config(people=[2, 3])).floor == pytest.approx(3 / 5)
 
 
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
     (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
@@ -1219,10 +1455,35 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
             tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+@pytest.mark.parametrize("text", [
+    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
+    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
+    '[\n{"question": "1?",\n"answer": "1"}]'])
+def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
+    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
+    path.write_text(text, encoding="utf-8")
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
+
+
+def test_a_json_file_without_a_list_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
+        path.write_text(text)
+        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+def test_golds_may_be_whole_solutions(tmp_path):
+    path = tmp_path / "a.jsonl"
+    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
+    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
+    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
 
 
 def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
@@ -1298,10 +1559,13 @@ def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(templ
         tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
 
 
-def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
+def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
     tokenizer = byte_tokenizer(CLOSED)
     (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
+    (ids, opening), = tasks.encode_prompts(byte_tokenizer(CHAT + "<think>"), chat_task(system=""), ["Who?"])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert opening == "<think>"  # the response contains the thoughts, because this template opens them
     switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
     (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
                                            '{"thinking": true}')
@@ -1322,6 +1586,10 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
@@ -1334,8 +1602,23 @@ def test_a_question_may_be_a_chat():
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    # Templates may leave out what the assistant thought.
+    tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat[1]["content"] = "<think>easy</think>2"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    assert ids == first
     (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
     assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+
+
+def test_a_chat_in_a_file_is_a_question(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{i} + 1?"}] for i in range(12)]
+    path.write_text("\n".join(json.dumps({"question": chat, "answer": "1"}) for chat in chats))
+    task = tasks.math_task(grpo_sg.Config(task="math", data=str(path), eval_data=str(path), eval_only=True))
+    assert [problem.question for problem in task.test] == chats
+    held_out = [tasks.Problem(chats[3], "1")]
+    assert len(tasks.drop_questions(task.test, held_out)) == 11
 
 
 @pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
@@ -1355,6 +1638,7 @@ def test_the_system_prompt_can_be_replaced(name, opening):
     assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
 
 
+@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "pretrained")), reason="pretrained/ is optional")
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_a_tiny_model_reads_only_the_question(name):
     """It knows the words of the questions and solutions, and no others."""
@@ -1369,7 +1653,7 @@ def test_a_tiny_model_reads_only_the_question(name):
     (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
-    (LAST_MESSAGE, "<|endoftext|>"), ("{{ messages[0].content }}", "<|endoftext|>"),
+    (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
     ("{{ raise_exception('no') }}", "<|endoftext|>")])
 def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
@@ -1393,7 +1677,8 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
     tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
     for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
         model.generation_config.eos_token_id = named
-        assert grpo_sg.find_stop_ids(model, tokenizer) == stops
+        for tokenizer.eos_token in ("<|endoftext|>", "<|im_end|>"):
+            assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
 # ==== The model and the program ====
@@ -1411,18 +1696,17 @@ def save_model(folder, template=CHAT, model=None):
     return tokenizer
 
 
-def run_program(text, capsys):
-    """Return what grpo_sg.run_program prints, or its last error line if it fails."""
+def run_program(text, capsys, **defaults):
+    """Return what grpo_sg.main prints, or its error line if it fails."""
     try:
-        grpo_sg.run_program(text.split())
+        grpo_sg.main(text.split(), **defaults)
     except SystemExit as stop:
-        error = capsys.readouterr().err
-        return stop.code if isinstance(stop.code, str) else error
+        return stop.code if isinstance(stop.code, str) else capsys.readouterr().err
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_saves_it(flags, tmp_path, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, monkeypatch, capsys):
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
     rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
@@ -1433,35 +1717,346 @@ def test_the_program_trains_a_saved_model_and_saves_it(flags, tmp_path, capsys):
     # The output of a test is no terminal: lines, no bar.
     assert f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy" in printed
     assert "test before training: accuracy 0.000 ± 0.000, reward" in printed
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["people"]
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
+    # The checkpoint has the settings of its run: no flag but --model is needed.
+    monkeypatch.chdir(tmp_path)
+    printed = run_program("--eval_only --model run", capsys)
+    assert "--max_new_tokens=8" in printed
+    out, = (tmp_path / "runs").iterdir()
+    assert out.name.startswith(f"{flags.split()[1]}-test-seed0-") and f"files of this run: runs/{out.name}/" in printed
+    assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
+
+
+def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_the_defaults(tmp_path, capsys):
+    save_model(tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps(
+        {"task": "math", "steps": 1, "lr": 0.5, "people": [2, 3], "brief": True, "out": "gone", "unknown": 1}))
+    cfg = grpo_sg.read_settings(["--model", str(tmp_path), "--group-size=4", "--steps", "3", "--no_brief"],
+                                steps=2, lr=0.25, task="math")
+    assert (cfg.steps, cfg.lr, cfg.people, cfg.brief, cfg.group_size) == (3, 0.25, [2, 3], False, 4)
+    assert (cfg.out, cfg.beta, cfg.model) == ("", 0.0, str(tmp_path))
+    assert "--lr=0.5" not in capsys.readouterr().out  # the script's is used
+    other = grpo_sg.read_settings(["--model", str(tmp_path), "--task", "kk"])
+    assert other.steps == 350 and "its settings.json is not used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, message", [
     ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
-    ("--model ./nowhere", "error: --model ./nowhere cannot be used"), ("--modle x", "unrecognized arguments: --modle x"),
+    ("--model ./nowhere", "error: --model ./nowhere cannot be used"),
+    ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: there is no setting x;"),
     ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
-    ("--model x --device tpu", "invalid choice: 'tpu'"), ("--steps x", "invalid int value: 'x'"),
-    ("--model x --out /proc/run", "error: ")])
+    ("--model x --task kk --people 9", "error: --people must be sizes from 2 to 8, not 9"),
+    ("--device tpu", "error: argument --device: invalid choice: 'tpu'"), ("--steps x", "error: argument --steps: invalid int value: 'x'"),
+    ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be from 2 to 1e9, not 1"),
+    ("--model x --updates 0", "--updates must be from 1 to 1e9, not 0"), ("--model x --tau 0", "--tau must be from 1e-12 to"),
+    ("--model x --lr nan", "--lr must be from 1e-12"), ("--model x --seed -1", "--seed must be from 0 to"),
+    ("--model x --seed 99999999999999", "--seed must be from 0 to"), ("--model x --eval_samples -1", "--eval_samples must be from 0 to"),
+    ("--model x --eval_problems 0", "--eval_problems must be from 1 to"), ("--model x --train_problems 0", "--train_problems must be"),
+    ("--model x --chat_template_kwargs 5", "error: --chat_template_kwargs must be a JSON object"),
+    ("--resume", "error: --resume needs --out and the folder of a run"), ("--model x --device cuda", "error: --device cuda: here PyTorch")])
 def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
-    if "nowhere" not in text and "/proc" not in text:
+    monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))  # without pretrained/
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if "nowhere" not in text:
         monkeypatch.setattr(grpo_sg, "load_model", None)
-    if "/proc" in text:
-        save_model(tmp_path / "model")
-        text = f"--model {tmp_path}/model {SMALL} --brief --people 3 --out /proc/run"
-    error = run_program(f"{text} --train_problems 9 --eval_problems 9" if "data" in text else text, capsys)
-    assert message in error and "Traceback" not in error
+    error = run_program(text, capsys)
+    assert message in error and "\n" not in error.strip()
 
 
-def test_a_model_that_lacks_parameters_is_refused(tmp_path, capsys):
-    """They would start at random, without a word."""
+def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_path, capsys):
+    assert "there is no setting --stepz=3 (did you mean --steps?)" in run_program("", capsys, stepz=3)
+    (tmp_path / "settings.json").write_text('{"steps": "many"}')
+    assert "invalid int value: 'many'" in run_program(f"--model {tmp_path}", capsys)
+    (tmp_path / "settings.json").write_text("[")
+    assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
+
+
+def test_all_settings_can_be_written_as_flags():
+    """So settings.json is read as flags are."""
+    cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
+    assert grpo_sg.parse(grpo_sg.as_flags(vars(cfg))) == vars(cfg)
+
+
+def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
+    """At a learning rate of 1e-6, bfloat16 would round most updates away."""
+    save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
+    model, _ = grpo_sg.load_model(tmp_path, local=True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--out /proc/run", "error: "), ("--out run --max_new_tokens 5000", "error: no problem fits into the model's context")])
+def test_a_run_that_cannot_begin_says_why_in_one_line(flags, message, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = run_program(f"--model {folder}/model {SMALL} --brief --people 3 {flags}", capsys)
+    assert error.startswith(message) and "\n" not in error and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["lacks", "nan"])
+def test_a_model_with_missing_or_broken_parameters_is_refused(fault, tmp_path, capsys):
+    """Missing ones would start at random, without a word."""
     model = build_model(vocab_size=260)
-    del model.model.layers[1].mlp.up_proj
+    if fault == "lacks":
+        del model.model.layers[1].mlp.up_proj
+    else:
+        model.model.norm.weight.data[0] = math.nan
     save_model(tmp_path / "model", model=model)
     error = run_program(f"--model {tmp_path}/model {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
-    assert "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight" in error
-    assert not (tmp_path / "run").exists()
+    words = {"lacks": "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight",
+             "nan": "its parameter model.norm.weight has values that are not finite"}
+    assert words[fault] in error and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings, warns", [({"tau": 9}, True), ({"tau": 9, "shaping": "none"}, False), ({}, False)])
+def test_settings_that_make_all_weights_equal_are_announced(settings, warns, tmp_path, capsys):
+    """With tau = 9, sigmoid(pi / 9) is almost constant, and all weights are clipped to 1: GRPO."""
+    grpo_sg.read_settings(["--model", str(tmp_path)], **settings)
+    assert ("every weight 1: this is plain GRPO" in capsys.readouterr().out) == warns
+
+
+# ==== A run that is interrupted ====
+
+def reward_by_length(completion):
+    """Give an untrained model's completions different rewards."""
+    return len(completion.response) % 3
+
+
+def start(folder, out, flags="--steps 4", reward=reward_by_length):
+    """Start a run of the model in `folder`, with its files in `out`, or resume it. Returns the exit
+    status, or its error line."""
+    if "--resume" not in flags:
+        flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
+                 f"--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
+    make = tasks.kk_task
+    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
+        try:
+            grpo_sg.main([*flags.split(), "--out", str(out)])
+        except SystemExit as stop:
+            return stop.code
+
+
+def contents_of(out):
+    """Return all that a run has written, except for times."""
+    rows = rows_of(out / "metrics.jsonl")
+    for row in rows:
+        for name in ("seconds", "seconds_sampling", "seconds_update", "tokens_per_second"):
+            row.pop(name, None)
+    state = torch.load(out / "checkpoint" / "training.pt", weights_only=True)
+    return rows, rows_of(out / "samples.jsonl"), state["step"], parameters_of(
+        grpo_sg.load_model(out / "checkpoint", local=True)[0]).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_model(folder / "model")
+    assert start(folder, folder / "whole") is None
+    return folder
+
+
+class Event:
+    """Call `happen` before the number-th call of the function."""
+
+    def __init__(self, function, number, happen):
+        self.function, self.number, self.happen, self.calls = function, number, happen, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self.number:
+            self.happen()
+        return self.function(*args, **kwargs)
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def die():
+    raise SystemExit("killed")
+
+
+def fill_disk():
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where, number, happen, status", [
+    ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
+    ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
+    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])    # with no time to save
+def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
+        where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
+    """Bit for bit: on a CPU equal seeds give equal runs."""
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+    with mock.patch.object(grpo_sg, where, Event(getattr(grpo_sg, where), number, happen)):
+        assert start(folder, tmp_path / "run") == status
+    assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert "resuming after step" in capsys.readouterr().out
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+@pytest.mark.parametrize("where, name, number, happen, message", [
+    # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
+    (os, "rename", 2, die, "killed"), (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
+    (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
+def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
+        where, name, number, happen, message, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+    with mock.patch.object(where, name, Event(getattr(where, name), number, happen)):
+        assert start(folder, tmp_path / "run").startswith(message)
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
+    def press_twice():
+        press_ctrl_c()
+        press_ctrl_c()
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, press_twice)):
+        assert start(folder, tmp_path / "run") == 130
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    # Not one step was logged, so the run can begin again.
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_a_signal_before_training_ends_the_program_at_once(folder, tmp_path, capsys):
+    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, press_ctrl_c)):
+        assert start(folder, tmp_path / "run") == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_ignored_signals_stay_ignored_and_handlers_return_after_training():
+    """nohup ignores SIGHUP."""
+    run = grpo_sg.Run(grpo_sg.Config())
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with grpo_sg.signals_to(run):
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == run.receive
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
+    """Also in a resumed run."""
+    out = tmp_path / "run"
+    start(folder, out, "--steps 2 --updates 1 --beta 0.1")
+    start(folder, out, "--resume --steps 3")
+    first, second, third = [row["kl"] for row in rows_of(out / "metrics.jsonl") if "split" not in row]
+    assert first == 0 and second > 1e-6 and third > 1e-6
+
+
+def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    assert "--resume keeps the run's own --lr 0.001" in start(folder, out, "--resume --lr 0.01")
+    assert "--steps 3, but the run in" in start(folder, out, "--resume --steps 3")
+    assert contents_of(out) == contents_of(folder / "whole")
+    assert start(folder, out, "--resume --steps 5 --sample_batch 7") is None
+    assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
+    """A run that is killed before the first cannot continue, and loses nothing of its logs."""
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 3, die)):
+        assert start(folder, tmp_path / "run") == "killed"
+    assert "has steps but no checkpoint: start a new run" in start(folder, tmp_path / "run", "--resume")
+    rows = rows_of(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], row.get("split")) for row in rows] == [
+        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
+
+
+@pytest.mark.parametrize("damage, message", [
+    ("checkpoint/training.pt", "training.pt cannot be read"),
+    ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
+def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / damage).unlink()
+    assert message in start(folder, out, "--resume")
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (out / name).read_text() == (folder / "whole" / name).read_text()
+
+
+def test_a_bug_in_a_users_function_keeps_its_traceback(folder, tmp_path):
+    with pytest.raises(AttributeError, match="nothing"):
+        start(folder, tmp_path / "run", reward=lambda c: c.nothing)
+
+
+def test_a_reader_that_goes_away_does_not_end_a_run(monkeypatch):
+    """As `python grpo_sg.py | head -2` or a closed terminal."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(sys, "stdout", open(writer, "w"))
+    os.close(reader)
+    grpo_sg.say("one")
+    grpo_sg.say("two")
+    sys.stdout.close()
+
+
+def test_a_full_gpu_is_one_line_that_says_what_to_lower(tmp_path, capsys):
+    save_model(tmp_path)
+
+    def fail(*args):
+        raise torch.OutOfMemoryError("CUDA")
+    with mock.patch.object(grpo_sg, "carry_out", fail):
+        error = run_program(f"--model {tmp_path} {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
+    assert "error: out of GPU memory: lower --tokens_per_micro_batch" in error
+
+
+# ==== What is said about a run ====
+
+@pytest.mark.parametrize("formed, cut, right, equal, words", [
+    (0.97, 0.02, 0.66, 0.41, None),
+    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),   # those that end are well formed
+    (0.00, 1.00, 0.00, 1.00, "show the form by an example, such as --system"),  # it may never begin an answer
+    (0.04, 0.30, 0.00, 0.95, "show the form by an example, such as --system"),
+    (0.80, 0.10, 0.00, 0.60, "no completion is correct"),
+    (1.00, 0.00, 0.98, 0.95, "use harder ones"),
+    (1.00, 0.00, 0.02, 0.95, "use easier ones (kk: --people 2 3), or raise --group_size")])
+def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):
+    row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
+    rates, *advice = tasks.describe_start(row, 4).split("\n")
+    assert rates == (f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated; in "
+                     f"{100 * equal:.0f}% of the groups all rewards are equal: no learning signal")
+    assert words in advice[0] if words else not advice
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("accuracy, reward, equal, words", [
+    (0.6, 2.0, 0.5, None), (0.45, 0.5, 0.5, None),  # lower by 1.8 standard errors of the difference
+    (0.35, 2.0, 0.5, "warning: the reward has risen and accuracy has fallen: the model is exploiting"),
+    (0.35, 0.5, 0.5, "warning: accuracy has fallen: a lower --lr"), (0.5, 1.0, 1.0, "rewards were equal within every group")])
+def test_a_fall_in_accuracy_and_a_run_without_a_signal_are_announced(accuracy, reward, equal, words, k):
+    names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
+
+    def test(accuracy, reward, error):
+        return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error, f"eval/{names[1]}": reward}
+    rows = [test(0.5, 1.0, 0.0225), {"equal_groups": 1.0}, {"equal_groups": equal}]
+    first, *lines = tasks.describe_end(rows, test(accuracy, reward, 0.0165), k).split("\n")
+    assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
+                     f"{names[1]} 1.000 -> {reward:.3f}")
+    assert lines[0].startswith(words) if words else not lines
+
+
+def test_a_row_has_means_over_its_updates():
+    """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
+    update = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clipped": 1.0, "kls": 2.0, "entropies": 30.0,
+              "weights": 12.0, "unlikely": 5.0}
+    other = {**update, "norm": 3.0, "loss": 0.25, "count": 30.0, "kls": 6.0}
+    assert grpo_sg.average_updates([update, other]) == {
+        "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
+        "entropy": 60 / 40, "weight_mean": 24 / 40, "low_prob_frac": 10 / 40}
+    for key in ("norm", "loss"):
+        bad = grpo_sg.average_updates([update, {**update, key: math.nan}])
+        assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
+    assert grpo_sg.average_updates([{**update, "loss": math.inf}])["loss"] is None
+    empty = grpo_sg.average_updates([])
+    assert empty.pop("grad_norm") == empty.pop("skipped") == 0 and set(empty.values()) == {None}
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
@@ -1480,55 +2075,6 @@ def test_a_quiet_sampler_prints_nothing(capsys):
             with mock.patch.object(grpo_sg, "tqdm", wraps=grpo_sg.tqdm) as bar:
                 sample(build_model(), [[5]], max_new_tokens=2, stop_ids=[], progress=progress)
             assert bar.call_args.kwargs["disable"] is (None if shown else True)
-
-
-@pytest.mark.parametrize("missing", ["support.checks", "jinja2"])
-def test_a_broken_support_folder_is_not_taken_for_a_missing_one(missing, tmp_path):
-    """Without support/ run_program is started; with a part of it missing, the part is named."""
-    (tmp_path / "support").mkdir()
-    (tmp_path / "support" / "cli.py").write_text(f"raise ModuleNotFoundError('no part', name='{missing}')")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {HERE!r}]; import grpo_sg; grpo_sg.main([])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert "no part" in done.stderr and "name a model" not in done.stderr
-
-
-@pytest.mark.parametrize("settings, message", [
-    ({"group_size": 1}, "--group_size 1: at least 2"), ({"updates": 0}, "--updates 0: at least 1"),
-    ({"tau": 0.0}, "--tau 0.0: it must be above 0"), ({"lr": float("nan")}, "--lr nan: it must be above 0"),
-    ({"chat_template_kwargs": "x"}, "--chat_template_kwargs x: not JSON")])
-def test_a_setting_that_cannot_work_is_refused_before_anything_is_loaded(settings, message):
-    with pytest.raises(tasks.UserError, match=message):
-        grpo_sg.check_settings(grpo_sg.Config(model="none", **settings), tasks)
-
-
-def stop_ignoring_ctrl_c():
-    """In the background of a shell SIGINT is ignored, and a child inherits this."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_ctrl_c_during_the_imports_ends_the_program_silently(tmp_path):
-    """torch.py stands for a library that takes long to import."""
-    (tmp_path / "torch.py").write_text("import sys, time; print('importing', flush=True); time.sleep(60)")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    program = subprocess.Popen([sys.executable, os.path.join(HERE, "grpo_sg.py")], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=stop_ignoring_ctrl_c)
-    assert program.stdout.readline() == "importing\n"
-    program.send_signal(signal.SIGINT)
-    _, error = program.communicate(timeout=60)
-    assert program.returncode == -signal.SIGINT and error == ""
-
-
-@pytest.mark.parametrize("given, expected", [("", "expandable_segments:True None"),
-                                             ("PYTORCH_ALLOC_CONF=A", "A None"), ("PYTORCH_CUDA_ALLOC_CONF=A", "None A")])
-def test_the_allocators_variable_is_set_before_torch_is_imported_unless_the_user_set_it(given, expected):
-    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    code = ("import os, sys; sys.modules['torch'] = None\ntry: import grpo_sg\n"
-            f"except ImportError: print(*map(os.environ.get, {names}))")
-    environment = {key: value for key, value in os.environ.items() if key not in names}
-    environment.update([given.split("=")] if given else [])
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment,
-                           cwd=HERE, timeout=60)
-    assert found.stdout.strip() == expected
 
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====

@@ -1,7 +1,7 @@
 // What the controls of report.html do. page.py puts this file into the page, and writes the rest:
 // a box is a token (data-p is its π, data-w its w in the run), an <li> a completion (data-a is A).
 const all = what => [...document.querySelectorAll(what)];
-const {step, at, evaluation, when, mode, play, shaping, reset, graph, rug, own, now, counts} =
+const {step, at, model, mode, play, shaping, reset, graph, rug, own, now, counts} =
   Object.fromEntries(all("[id]").map(element => [element.id, element]));
 for (const element of all(".live")) element.hidden = false;  // no dead controls without JavaScript
 
@@ -71,8 +71,7 @@ function count(weights) {
 }
 
 function color() {
-  all("section").forEach((section, i) => section.hidden = i != evaluation.value);
-  when.textContent = "step " + all("section")[evaluation.value].dataset.step;
+  all("section").forEach((section, i) => section.hidden = i != model.value);
   const boxes = all("section:not([hidden]) [data-p]"), weights = boxes.map(weightOf);
   function size(box, w) {
     const π = +box.dataset.p, A = +box.closest("li").dataset.a;
@@ -116,11 +115,11 @@ function change({target: {id, value}}) {
   showSettings();
 }
 
-if (evaluation) {
-  // Start with the last evaluation that has a group with unequal rewards.
-  const told = all("section").findLastIndex(section => section.querySelector("[open]"));
-  if (told >= 0) evaluation.value = told;
-  evaluation.oninput = mode.onchange = color;
+if (model) {
+  // Start with the last model that has a group with unequal rewards.
+  const unequal = all("section").findLastIndex(section => section.querySelector("[open]"));
+  if (unequal >= 0) model.value = unequal;
+  model.onchange = mode.onchange = color;
   play.oninput = change;
   reset.onclick = () => {
     settings = run;

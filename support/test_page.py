@@ -1,6 +1,7 @@
 """Test page.py: the page matches the files, and model-written text never runs."""
 import html.parser
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -9,8 +10,10 @@ import sys
 import pytest
 import torch
 
-from grpo_sg import Config, group_advantages, token_weights, weigh
-from support import page
+import grpo_sg
+import tasks
+from grpo_sg import Completion, Config, group_advantages, token_weights, weigh
+from support import page, tokens
 
 HOSTILE = ["<script>document.title = 1</script>", "</script></style>", '"><img src=x onerror=a()>', "\0",
            "\u2028", "\ud800", "\u202egnp", "\x1b[2J", "{0}{style}%s", "&lt;b&gt;", "javascript:a()", ""]
@@ -20,9 +23,9 @@ in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium
 
 class Page(html.parser.HTMLParser):
     """Parse a page: its tags, which must be closed in order, their attributes, and its boxes."""
-    def __init__(self, *folders):
+    def __init__(self, *folders, tokens=""):
         super().__init__()
-        self.text = page.write(*folders).read_text("utf-8")
+        self.text = page.write(*folders, tokens=tokens).read_text("utf-8")
         self.boxes = [html.unescape(box) for box in re.findall("<b [^>]*>(.*?)</b>", self.text, re.S)]
         self.tags, self.open = [], []
         self.feed(self.text)
@@ -39,38 +42,79 @@ class Page(html.parser.HTMLParser):
         return [attributes[name] for _, attributes in self.tags if name in attributes]
 
 
-def make_run(folder, words=("<think>", "KNK", "</answer>"), evaluations=(0, 2, 4), **settings):
-    """Write the files of a run, as grpo_sg.py does. The last token is a tool's."""
+def make_run(folder, words=("<think>", "KNK", "</answer>"), **settings):
+    """Write the files of a run, as grpo_sg.py does."""
     folder.mkdir()
-    logps = torch.linspace(-6, 0, len(words))
     train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01}
-    rows = {"metrics": [{"step": step, **train} for step in range(1, 5)], "samples": [], "tokens": []}
-    for step in evaluations:
-        labels = {"step": step, "split": "valid" if step == 2 else "test"}
+    rows = {"metrics": [{"step": step, **train} for step in range(1, 5)], "samples": []}
+    for step, split in ((0, "test"), (2, "valid"), (4, "test")):
+        labels = {"step": step, "split": split}
         rows["metrics"].append({**labels, "eval/accuracy": 0.25 + step / 8, "eval/accuracy_se": 0.03})
         verdict = {"reward": 3.0, "correct": step > 0, "formatted": True, "truncated": False}
         rows["samples"] += [{**labels, "question": word, "answer": word, "completion": word, **verdict}
                             for word in words]
-        rows["tokens"].append({"step": step, "question": words[0], "answer": {"Ada": words}, "completions": [
-            {"tokens": words, "own": [1] * (len(words) - 1) + [0], "pi": logps.exp().tolist(),
-             "w": token_weights(logps).tolist(), "advantage": A, **verdict} for A in ADVANTAGES.tolist()]})
-    (folder / "config.json").write_text(json.dumps({"task": "kk", "shaping": "sg", "steps": 4, **settings}))
-    for name, each in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
+    (folder / "settings.json").write_text(json.dumps({"task": "kk", "shaping": "sg", "steps": 4, **settings}))
+    for name, lines in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     return folder
 
 
+class Words:
+    """A tokenizer whose ids are places in a list of words."""
+    def __init__(self, words):
+        self.words = words
+
+    def decode(self, ids):
+        return "".join(self.words[i] for i in ids)
+
+
+def show_tokens(words, cfg=None):
+    """Return the token view of one group before and after training. The last token is a tool's."""
+    cfg = cfg or Config()
+    logps = torch.linspace(-6, 0, len(words))
+    group = []
+    for A in ADVANTAGES.tolist():
+        c = Completion(tasks.Problem(words[0], {"Ada": words}), [1], list(range(len(words))),
+                       [True] * (len(words) - 1) + [False], advantage=A)
+        group.append((c, logps.exp().tolist(), token_weights(logps).tolist()))
+    groups = tokens.show_groups(Words(words), [group])
+    rows = [{"low_prob_frac": 0.01, "weight_mean": 1.39}]
+    return tokens.fill({"before training": groups, "after training": groups}, cfg, rows)
+
+
 def test_a_page_matches_the_files(tmp_path):
-    seen = Page(make_run(tmp_path / "run"))
-    assert seen.boxes == ["<think>", "KNK", "</answer>"] * 9 and seen.values("class").count("tool") == 9
+    words = ["<think>", "KNK", "</answer>"]
+    seen = Page(make_run(tmp_path / "run"), tokens=show_tokens(words))
+    assert seen.boxes == words * 6 and seen.values("class").count("tool") == 6
     pi, w, A = (torch.tensor([float(x) for x in seen.values(f"data-{name}")]) for name in "pwa")
-    torch.testing.assert_close(w, token_weights(pi.log()))
-    torch.testing.assert_close(A, ADVANTAGES.repeat(3))
+    torch.testing.assert_close(w, token_weights(pi.log()), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(A, ADVANTAGES.repeat(2))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
-    for words in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
-                  "training 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<',
-                  f"{page.HEAD}<tr><td>1, 1<td><td>&lt;think&gt;<td>KNK &lt;/answer&gt;<td>0.00248<td>1"):
-        assert words in seen.text
+    for text in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
+                 "training 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<'):
+        assert text in seen.text
+
+
+def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
+    """Probabilities and weights are those of the model that sampled; the run needs no log of them."""
+    settings = json.loads(pathlib.Path("pretrained/kk/settings.json").read_text())
+    run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 8, "model": "pretrained/kk"})
+    shutil.copytree("pretrained/kk", run / "checkpoint")
+    model, _ = grpo_sg.load_model(run / "checkpoint")
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)  # so every token is as likely
+    model.save_pretrained(run / "checkpoint")
+    seen = Page(run, tokens=tokens.view(run))
+    before, after = seen.text.split("<section")[1:]
+    assert "KNK" in before and "▲ pushed up" in before
+    uniform = f"data-p={1 / model.config.vocab_size:.4g} data-w=1"
+    assert after.count("data-p=") == after.count(uniform) > 100 and uniform not in before
+
+
+def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path):
+    run = make_run(tmp_path / "run", model="/gone/model")
+    done = subprocess.run([sys.executable, "-m", "support.page", run], capture_output=True, text=True)
+    assert done.stdout.endswith(f"{run}/report.html\n") and "/gone/model cannot be used" in done.stderr
+    assert "<section" not in (run / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("low, high, expected", [
@@ -83,21 +127,22 @@ def test_an_axis_is_as_long_as_the_data_and_has_round_numbers(low, high, expecte
 
 def test_controls_that_need_javascript_are_hidden_without_it(tmp_path):
     controls = "<(?:input|select|button|output)"
-    text = Page(make_run(tmp_path / "run")).text
-    assert len(re.findall(controls, text)) == 19
-    assert not re.search(controls, re.sub(r"<(span|div) class=.live. hidden>.*?</\1>(?=</p>|<section)", "", text,
+    text = Page(make_run(tmp_path / "run"), tokens=show_tokens(["a", "b"])).text
+    assert len(re.findall(controls, text)) == 18
+    assert not re.search(controls, re.sub(r"<(span|div) class=.live. hidden>.*?</\1>(?=</p>|\s*<section)", "", text,
                                           flags=re.S))
 
 
 def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
-    seen = Page(make_run(tmp_path / "<b>", [*HOSTILE * 60, "x" * 1_000_000], range(0, 12, 2), model="<b>",
-                         shaping=HOSTILE[2]))
+    words = [*HOSTILE * 60, "x" * 1_000_000]
+    run = make_run(tmp_path / "<b>", words, model="<b>", shaping=HOSTILE[2])
+    seen = Page(run, tokens=show_tokens(words))
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
-    assert not {key for _, each in seen.tags for key in each if re.match("on|src|href|style", key)}
+    assert not {key for _, attributes in seen.tags for key in attributes if re.match("on|src|href|style", key)}
     assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
-    assert "default-src 'none';\nstyle-src 'sha256-" in seen.values("content")[1]
-    assert seen.values("data-step") == ["0", "10"] and len(seen.boxes) == 2 * 3 * 600
-    assert len(seen.text) < 3_000_000 and "181 of 721, greedy" in seen.text
+    assert "default-src 'none'; style-src 'sha256-" in seen.values("content")[1]
+    assert len(seen.boxes) == 2 * 3 * 600 and "181 of 721, greedy" in seen.text
+    assert len(seen.text) < 3_000_000
 
 
 def test_a_killed_run_has_a_page(tmp_path):
@@ -107,29 +152,31 @@ def test_a_killed_run_has_a_page(tmp_path):
         assert "<h2>" in Page(tmp_path / f"{left}").text
 
 
-def test_the_page_of_several_runs_has_means_over_seeds(tmp_path):
-    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed, tau=seed < 3, resume=seed == 2) for seed in (1, 2, 3)))
-    assert seen.values("title")[0] == "1, 2" and seen.values("data-points")[0].startswith("[[1, 1.5], [2,")
+def test_a_run_of_version_0_2_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", model="")
+    (run / "settings.json").rename(run / "config.json")
+    assert "Task kk, model tiny, shaping sg: 4 of 4 steps" in Page(run).text
+
+
+def test_the_page_of_several_runs_has_their_curves_in_one_chart(tmp_path):
+    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed) for seed in (1, 2, 3)))
+    assert seen.values("title")[:3] == ["1", "2", "3"]
+    assert [points[:11] for points in seen.values("data-points")[:3]] == ["[[1, 1.0], ", "[[1, 2.0], ", "[[1, 3.0], "]
     assert (tmp_path / "report.html").read_text("utf-8") == seen.text
 
 
-def test_folders_that_are_not_runs_are_named_and_left_out(tmp_path):
-    run = make_run(tmp_path / "run")
+def test_a_folder_that_is_not_a_run_is_named(tmp_path):
     (tmp_path / "none").mkdir()
-    command = [sys.executable, "-m", "support.page"]
-    done = subprocess.run([*command, tmp_path / "none", run], capture_output=True, text=True)
-    assert done.stdout.strip() == f"{run}/report.html" and "none is not a run" in done.stderr
-    assert subprocess.run([*command, tmp_path / "none"], capture_output=True).returncode == 1
+    done = subprocess.run([sys.executable, "-m", "support.page", make_run(tmp_path / "run"), tmp_path / "none"],
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}/none is not a run")
 
 
 def test_nan_in_the_logs_does_not_break_the_page(tmp_path):
-    run = make_run(tmp_path / "run")
-    for name, key in ("tokens", r'("pi": \[)[^,]+'), ("metrics", '("reward": )[^,]+'):
-        path = run / f"{name}.jsonl"
-        path.write_text(re.sub(key, r"\1NaN", path.read_text(), count=1))
-    seen = Page(run)
-    assert "nan" in seen.values("data-p") and "nan" not in " ".join(seen.values("d"))
-    assert seen.values("data-points")[0].startswith("[[2, ")
+    path = make_run(tmp_path / "run") / "metrics.jsonl"
+    path.write_text(re.sub('("reward": )[^,]+', r"\1NaN", path.read_text(), count=1))
+    seen = Page(tmp_path / "run")
+    assert "nan" not in " ".join(seen.values("d")).lower() and seen.values("data-points")[0].startswith("[[2, ")
 
 
 def browse(path, script=""):
@@ -150,13 +197,12 @@ def browse(path, script=""):
 @in_a_browser
 def test_in_a_browser_the_controls_work_and_nothing_else_runs(tmp_path):
     run = make_run(tmp_path / "run", HOSTILE)
-    path = page.write(run)
+    path = page.write(run, tokens=show_tokens(HOSTILE))
     dom = browse(path)
     assert 'class="up low" tabindex="0" style="--size: ' in dom and 'class="live" hidden' not in dom
-    clicks = "evaluation.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()"
+    clicks = "model.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()"
     dom = browse(path, clicks)
-    assert "validation 0.5" in dom and '<section data-step="0">' in dom and 'class="level low"' in dom
-    (run / "tokens.jsonl").unlink()
+    assert "validation 0.5" in dom and dom.index("<section>") < dom.index("<section hidden") and 'class="level low"' in dom
     assert "<section" not in browse(page.write(run))
 
 
@@ -186,9 +232,11 @@ CASES = [({}, {}), ({"alpha": 3}, {"alpha": 3}), ({"alpha": 0.5}, {"alpha": 0.5}
 @pytest.mark.release
 @in_a_browser
 def test_in_a_browser_a_slider_changes_weights_colors_and_counts_as_grpo_sg_does(tmp_path):
-    run = make_run(tmp_path / "run", HOSTILE, [4])
-    dom = browse(page.write(run), MOVES % json.dumps([moved for moved, _ in CASES]))
-    logps = torch.tensor([float(pi) for pi in Page(run).values("data-p")]).log()
+    run = make_run(tmp_path / "run", HOSTILE)
+    shown = show_tokens(HOSTILE)
+    dom = browse(page.write(run, tokens=shown), MOVES % json.dumps([moved for moved, _ in CASES]))
+    logps = torch.tensor([float(pi) for pi in re.findall("data-p=([^ ]*)", shown)]).log()
+    logps = logps[:len(logps) // 2]  # one of the two models is shown
     A = ADVANTAGES.repeat_interleave(len(HOSTILE) - 1)
     grid = torch.linspace(0, 1, 201).log()
     seen = json.loads(html.unescape(re.search('data-seen="(.*?)"', dom)[1]))
@@ -202,9 +250,9 @@ def test_in_a_browser_a_slider_changes_weights_colors_and_counts_as_grpo_sg_does
         times = "" if w[0] == 1 else f" with {w[0]:.4g} times the loss"
         constant = f"every token has the weight {w[0]:.4g}: plain GRPO{times}."
         assert (constant in now["counts"]) == bool(curve.max() == curve.min())
-        for found, expected, error in (
+        for seen_now, expected, error in (
                 ([float(re.search("below is ([0-9.]*[0-9])", now["counts"])[1])], w.mean()[None], 1e-3),
                 ([float(re.search("w = (.*?),", title)[1]) for title in now["titles"]], w, 1e-3),
                 (now["shades"], (scale * (w * A).abs()).clamp(max=100), 0.1),
                 ([float(point.split()[1]) for point in now["curve"].split("L")], 100 - 44 * curve, 0.01)):
-            assert found == pytest.approx(expected.tolist(), abs=error)
+            assert seen_now == pytest.approx(expected.tolist(), abs=error)

@@ -1,65 +1,53 @@
-"""Make the tiny model, which learns on a laptop: its architecture, its tokenizer, and its
-supervised warm-up, which replaces pretraining. `python -m experiments.pretrain` made
-the pretrained tiny models in support/pretrained/.
+"""Train a model on the worked solutions of a task (supervised fine-tuning), and write its folder.
 
-The problems of a task need a `solution`, and may have a `shortcut`, a text that skips a part of
-the solution. The warm-up teaches both, and RL can unlearn the shortcut.
+    python -m support.tiny kk                    makes the tiny model of a task, pretrained/kk
+    python -m support.tiny lesson/my_task.py     of your own task: a script that registers it
+    python -m support.tiny kk --brief --people 3 --max_new_tokens 200 \\
+        --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
+
+The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
+training here replaces its pretraining. A real model whose completions are never well formed
+learns the form, and then has a signal for RL. Other flags are those of grpo_sg.py; they become
+the settings.json of the new folder, the defaults of a run with `--model FOLDER`.
+
+The problems of a task need a `solution`. They may have a `shortcut`, a text that skips a part of
+the solution: a tiny model learns both, and RL can unlearn the shortcut.
 """
-import json
+import argparse
+import math
 import os
 import random
+import runpy
 import statistics
 
 import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
-import torch.nn.functional as F
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import tasks
-from support import tools
-from support.program import ROOT
+from support.tools import Tool, encode_tool_answer
 from tasks import UserError
 
-BATCH = 64  # texts per step of the warm-up
-# function that makes a task -> folder of the tiny model pretrained on its default problems
-PRETRAINED = {tasks.kk_task: ROOT / "support" / "pretrained" / "kk",
-              tasks.math_task: ROOT / "support" / "pretrained" / "math"}
+# Settings of a run that starts from a tiny model. On a GPU it would wait for the CPU.
+TINY = dict(system="none", train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
+            lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
+            sample_batch=1024, device="cpu")
+PUZZLES = dict(people=[3], brief=True)  # kk's own
+# How a new tiny model is trained (for task.warmup steps), and how a loaded one: texts in a
+# step, learning rate, betas of AdamW.
+NEW = dict(batch=64, lr=5e-3, betas=(0.8, 0.95))
+LOADED = dict(steps=60, batch=16, lr=2e-5, betas=(0.9, 0.99))
+NOT_SAVED = ("model", "out", "resume", "eval_only", "seed")
 
 
-def find_pretrained(cfg):
-    """Return the folder of the pretrained tiny model for cfg's task and data, or "" if
-    there is none or --warm_up is set. All seeds and numbers of training problems share one
-    model, because it has seen no test problem of any seed."""
-    return "" if cfg.model or why_new(cfg) else str(PRETRAINED[tasks.TASKS[cfg.task]])
-
-
-def why_new(cfg):
-    """Return why a run without --model trains a new tiny model, or ""."""
-    make = tasks.TASKS[cfg.task]
-    folder = PRETRAINED.get(make) if callable(make) else None
-    if cfg.warm_up:
-        return "--warm_up"
-    if not folder or not os.path.isdir(folder):
-        return f"--task {cfg.task} has no pretrained one"
-    with open(os.path.join(folder, "about.json")) as file:
-        made_with = json.load(file)["settings"]
-    misfits = [f"--{name} {grpo_sg.shown(value)}" for name, value in made_with.items()
-               if name != "train_problems" and getattr(cfg, name) != value]
-    return f"the pretrained one is for {', '.join(misfits)}" if misfits else ""
-
+# ---- The tiny model ----
 
 def tiny_model(task):
     """Make (model, tokenizer): an untrained Qwen2 with about 200,000 parameters, and a
-    token for each match of task.tokens in the task's texts. Raises UserError for a task
-    without solutions."""
-    missing = sum(not problem.solution for problem in task.train)
-    if missing:
-        raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
-                        "have no solution for the tiny model to learn from: add --model, or "
-                        "give its problems a solution")
+    token for each match of task.tokens in the task's texts."""
     if task.shortcuts and not any(problem.shortcut for problem in task.train):
         raise UserError(f"--task {task.name} has shortcuts {task.shortcuts}, but no problem "
                         "with a shortcut: give some, or leave shortcuts out")
@@ -73,7 +61,7 @@ def tiny_model(task):
         attention_bias=True, attention_out_bias=False, attention_dropout=0.0,
         residual_dropout=0.0, max_position_embeddings=2048, tie_word_embeddings=True,
         initializer_range=0.1, rope_parameters={"rope_type": "default", "rope_theta": 20.0},
-        bos_token_id=None, eos_token_id=0, pad_token_id=0, tiny=True))
+        bos_token_id=None, eos_token_id=0, pad_token_id=0))
     return model, tokenizer
 
 
@@ -104,79 +92,209 @@ def tiny_tokenizer(task):
         chat_template="{{ messages[-1]['content'] }}")
 
 
+# ---- The texts ----
+
 def calls_of(task, text):
     """Return the prefixes of a scripted completion that end with a call of the tool."""
-    return task.write.find_calls(text) if isinstance(task.write, tools.Tool) else []
+    return task.write.find_calls(text) if isinstance(task.write, Tool) else []
 
 
-def write_script(tokenizer, task, problem, text):
+def write_script(tokenizer, task, problem, text, end):
     """Return (ids, mask) of a prompt and a scripted completion with the tool's answers, as
-    a rollout would make them. mask: True on tokens that the policy writes."""
+    a rollout would make them. mask: True on tokens that the policy writes; end: the token that
+    ends its turn."""
+    def encode(part):
+        return tokenizer(part, add_special_tokens=False)["input_ids"]
     ids = list(problem.prompt)
     mask = [False] * len(ids)
+    text = text.removeprefix(problem.opening)  # the prompt ends with it
     written = ""
-    for said in [*calls_of(task, text), f"{text}<|im_end|>"]:
-        if written:
-            answer = tools.encode_tool_answer(tokenizer, *task.write.observe([written]))
-            ids += answer
-            mask += [False] * len(answer)
-        turn = tokenizer(said.removeprefix(written))["input_ids"]
-        ids += turn
-        mask += [True] * len(turn)
-        written = said
-    return torch.tensor(ids), torch.tensor(mask)
+    for call in calls_of(task, text):
+        turn = encode(call.removeprefix(written))
+        answer = encode_tool_answer(tokenizer, *task.write.observe([call]))
+        ids += turn + answer
+        mask += [True] * len(turn) + [False] * len(answer)
+        written = call
+    turn = [*encode(text.removeprefix(written)), end]
+    return torch.tensor(ids + turn), torch.tensor(mask + [True] * len(turn))
 
 
 def length_of(script):
     return len(script[0])
 
 
-def warm_up(policy, task, cfg):
-    """Train by maximum likelihood on solutions for task.warmup steps. A fraction
-    task.shortcuts of the texts are shortcuts instead, which RL can unlearn.
-    Raises UserError if cfg.max_new_tokens would cut off most texts."""
-    model, tokenizer = policy.model, policy.tokenizer
-    print(f"supervised warm-up of the tiny model: {task.warmup} steps ({why_new(cfg)})")
+# ---- Training ----
+
+def fine_tune(policy, task, cfg, *, steps, batch, lr, betas, rise, shortcuts=0.0):
+    """Train by maximum likelihood on solutions.
+
+    Args:
+        policy, task, cfg: a Policy, a Task with encoded prompts, a Config.
+        steps, batch: the number of steps, and of texts in each.
+        lr: the learning rate; it rises for `rise` steps, and decays in the second half.
+        betas: those of AdamW.
+        shortcuts: the fraction of texts that are shortcuts, which RL can unlearn.
+    """
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr, betas=betas, weight_decay=0,
+                                  fused=True)
+    end = grpo_sg.find_turn_end(policy.tokenizer)
+    if end is None:
+        end = policy.tokenizer.eos_token_id
+    policy.model.train(cfg.gradient_checkpointing)  # dropout is 0
+    rng = random.Random(cfg.seed)
+    bar = tqdm(range(1, steps + 1), "training", mininterval=1, disable=None)
+    for step in bar:
+        scripts = []
+        for problem in rng.sample(task.train, min(batch, len(task.train))):
+            text = problem.shortcut if rng.random() < shortcuts else problem.solution
+            scripts.append(write_script(policy.tokenizer, task, problem, text, end))
+        loss = add_gradient(policy.model, scripts, cfg)
+        optimizer.param_groups[0]["lr"] = lr * min(1, step / rise, 2 - 2 * step / steps)
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
+        if bar.disable and step % max(1, steps // 10) == 0:
+            grpo_sg.say(f"step {step} of {steps}: loss {loss:.3f}")
+    policy.model.eval()
+
+
+def add_gradient(model, scripts, cfg):
+    """Add the gradient of the loss, minus the mean log-probability of the tokens that the
+    policy writes, and return the loss. Batches of texts of similar lengths save padding."""
+    scripts.sort(key=length_of)
+    count = sum(int(mask.sum()) for _, mask in scripts)
+    tokens = len(scripts) * length_of(scripts[-1])
+    batches = max(2, math.ceil(tokens / cfg.tokens_per_micro_batch))
+    size = math.ceil(len(scripts) / batches)
+    total = 0.0
+    for start in range(0, len(scripts), size):
+        ids, mask = zip(*scripts[start:start + size])
+        ids = pad_sequence(ids, batch_first=True).to(model.device)
+        mask = pad_sequence(mask, batch_first=True).to(model.device)
+        with grpo_sg.in_bfloat16(model.device):
+            loss = -grpo_sg.token_logps(model, ids, mask).sum() / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+# ---- The command ----
+
+def find_task(name):
+    """Return the name of a task. A path of a Python script runs the script and returns the
+    name of the task that it registers in tasks.TASKS."""
+    if not name.endswith(".py"):
+        return name
+    if not os.path.isfile(name):
+        raise SystemExit(f"error: there is no script {name}: give a path, or one of "
+                         f"{', '.join(tasks.TASKS)}")
+    before = dict(tasks.TASKS)
+    runpy.run_path(name)
+    new = [task for task, make in tasks.TASKS.items() if before.get(task) is not make]
+    if len(new) != 1:
+        raise SystemExit(f"error: {name} must register one task, such as tasks.TASKS['mine'] = "
+                         f"make_mine, outside of `if __name__ == ...`; it registers {len(new)}")
+    return new[0]
+
+
+def check_lengths(task, tokenizer, cfg):
+    """Raise UserError if most solutions are longer than a completion may be."""
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
     if statistics.median(lengths) >= cfg.max_new_tokens:
         raise UserError(f"--max_new_tokens {cfg.max_new_tokens} cuts off most texts, which have "
                         f"up to {max(lengths)} tokens: raise it, or use easier problems")
-    optimizer = torch.optim.AdamW(
-        model.parameters(), betas=(0.8, 0.95), weight_decay=0, fused=True)
-    rng = random.Random(cfg.seed)
-    bar = tqdm(range(1, task.warmup + 1), "warm-up", mininterval=1, disable=None)
-    for step in bar:
-        scripts = []
-        for problem in rng.sample(task.train, min(BATCH, len(task.train))):
-            text = problem.shortcut if rng.random() < task.shortcuts else problem.solution
-            scripts.append(write_script(tokenizer, task, problem, text))
-        loss = add_gradient(model, scripts)
-        rate = 5e-3 * min(1, step / 50, 2 - 2 * step / task.warmup)  # warm up, hold, decay
-        optimizer.param_groups[0]["lr"] = rate
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix({"loss": f"{loss:.3f}"}, refresh=False)
 
 
-def add_gradient(model, scripts):
-    """Add the gradient of the loss, minus the mean log-probability of the tokens that the
-    policy writes, and return the loss. Two batches, of the shorter and the longer scripts,
-    save padding."""
-    scripts.sort(key=length_of)
-    count = sum(int(mask.sum()) for _, mask in scripts)
-    half = (len(scripts) + 1) // 2
-    total = 0.0
-    for part in (scripts[:half], scripts[half:]):
-        if not part:
-            continue
-        ids = pad_sequence([ids for ids, _ in part], batch_first=True).to(model.device)
-        mask = pad_sequence([mask for _, mask in part], batch_first=True).to(model.device)
-        # The position before a token predicts it. Only these positions go through the
-        # vocabulary matrix.
-        logits = model(input_ids=ids[:, :-1], use_cache=False,
-                       logits_to_keep=mask[:, 1:]).logits
-        loss = F.cross_entropy(logits, ids[mask], reduction="sum") / count
-        loss.backward()
-        total += loss.item()
-    return total
+def make_task(cfg):
+    """Make the task that cfg names. Raises UserError if it has problems without solutions."""
+    grpo_sg.say(f"preparing the problems of --task {cfg.task}")
+    task = tasks.TASKS[cfg.task](cfg)
+    missing = sum(not problem.solution for problem in task.train)
+    if missing:
+        raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
+                        "have no solution to learn from: give them one")
+    return task
+
+
+def train(cfg, recipe, new):
+    """Make the tiny model, or load cfg.model, and train it with the recipe. Returns the
+    Policy."""
+    loaded = None if new else grpo_sg.load_or_explain(cfg.model)
+    torch.manual_seed(cfg.seed)
+    task = make_task(cfg)
+    model, tokenizer = loaded or tiny_model(task)
+    model = grpo_sg.prepare(model, grpo_sg.find_device(cfg.device),
+                            gradient_checkpointing=cfg.gradient_checkpointing)
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    check_lengths(task, tokenizer, cfg)
+    task = tasks.encode_problems(task, policy, cfg)
+    if new:
+        recipe = {"steps": task.warmup, **recipe}
+    steps = recipe["steps"]
+    rise = 50 if new else max(1, steps // 10)
+    grpo_sg.say(f"{model.num_parameters():,} parameters: {steps} steps of supervised fine-tuning")
+    fine_tune(policy, task, cfg, rise=rise, shortcuts=task.shortcuts if new else 0.0, **recipe)
+    return policy
+
+
+def save(policy, cfg, folder):
+    """Write the model's folder, with the settings of a run that starts from it."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    usual = grpo_sg.Config()
+    settings = {"task": cfg.task}
+    for name, value in vars(cfg).items():
+        if name not in NOT_SAVED and value != getattr(usual, name):
+            settings[name] = value
+    grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
+
+
+def read_flags(argv):
+    """Parse the flags. Returns (those of this command, as a dict; those of grpo_sg.py)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m support.tiny", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
+    parser.add_argument("task", help="a task, or the path of a script that registers one")
+    parser.add_argument("--model", default="", metavar="TEXT",
+                        help="folder or hub name of a model to fine-tune; default: a tiny one")
+    parser.add_argument("--out", default="", metavar="TEXT",
+                        help="folder to write, new or empty; default: one in pretrained/, which "
+                             "is replaced")
+    parser.add_argument("--steps", type=int, metavar="N",
+                        help=f"default: the task's warmup for a tiny model, else {LOADED['steps']}")
+    parser.add_argument("--batch", type=int, metavar="N",
+                        help=f"texts in a step; default: {NEW['batch']}, or {LOADED['batch']}")
+    parser.add_argument("--lr", type=float, metavar="X",
+                        help=f"learning rate; default: {NEW['lr']}, or {LOADED['lr']}")
+    own, flags = parser.parse_known_args(argv)
+    return vars(own), flags
+
+
+def main(argv=None):
+    transformers.utils.logging.disable_progress_bar()  # it would garble our lines
+    own, flags = read_flags(argv)
+    task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
+    for name, value in own.items():
+        if value <= 0:
+            raise SystemExit(f"error: --{name} must be above 0, not {value}")
+    try:
+        name = find_task(task)
+        usual = {} if model else TINY | (PUZZLES if name == "kk" else {})
+        cfg = grpo_sg.read_settings(flags, **usual, task=name, model=model or "tiny", out=out)
+        policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
+        if model:
+            name = f"{name}-{os.path.basename(cfg.model)}"
+        folder = out or os.path.join(grpo_sg.HERE, "pretrained", name)
+        save(policy, cfg, folder)
+    except (UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted: nothing was written")
+    script = task if task.endswith(".py") else "grpo_sg.py"
+    folder = os.path.relpath(folder)
+    grpo_sg.say(f"wrote {folder}; train it with RL: python {script} --model {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,22 @@
-"""Define the parts of the task qa, question answering with a search tool as in Search-R1 (arXiv
-2503.09516): the system prompt, the tool, the verifier's parser and a generated world.
-task.py assembles them."""
+"""Make the task qa, question answering with a search tool, as in Search-R1 (arXiv 2503.09516):
+its tool, its verifier and its problems (from a generated world, HotpotQA or a file)."""
 import functools
 import random
 import re
 
+from extras.search import QA_PAIRS
 from extras.search.text import bm25, plain_answers
-from tasks import FAKE_TURN, NAMES, digest, split_of, visible, without_end
+from extras.search.world import make_world
+from support.tools import Tool
+from tasks import (
+    FAKE_TURN, Problem, Task, UserError, Verdict, as_answers, choose_eval_data, hold_out,
+    load_hub, most_frequent, read_file, visible, with_golds, without_end)
 
+SEARCHES = 2  # that are answered in a completion; then comes one last turn
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
           "write a few words inside <search> and </search>: the best passages follow "
           "between <information> and </information>, which you never write yourself. At "
-          "most {} searches are answered. End with the answer alone, a name or a few "
+          f"most {SEARCHES} searches are answered. End with the answer alone, a name or a few "
           "words, inside <answer> and </answer>, for example <answer> Ada Lovelace "
           "</answer>. Write nothing after that.")
 
@@ -24,32 +29,28 @@ NO_TAGS = str.maketrans("<>", "()")
 
 
 def make_search(passages):
-    """Return a function search(queries, most): the best passages for each query, by BM25."""
-    rank = functools.lru_cache(10_000)(bm25(passages))
+    """Return a function search(query): the best passages, by BM25."""
+    rank = bm25(passages)
 
-    def search(queries, most):
-        return [[passages[p] for p in rank(query, most)] for query in queries]
+    @functools.lru_cache(10_000)
+    def search(query):
+        return [passages[i] for i in rank(query, PASSAGES)]
     return search
 
 
 def answer_calls(search, texts):
-    """Return the tool's answers to texts that end with a call, <search>query</search>.
-
-    search: from make_search or retriever.connect; called once, for all texts.
-    """
-    queries = [read_query(text) for text in texts]
-    asked = list(dict.fromkeys(query for query in queries if query))
-    found = dict(zip(asked, search(asked, PASSAGES))) if asked else {}
-    return [write_answer(found.get(query)) for query in queries]
+    """Return the tool's answers to texts that end with a call, <search>query</search>."""
+    return [answer_call(search, read_query(text)) for text in texts]
 
 
-def write_answer(passages):
-    """Return the tool's text. passages: None if the call had no query."""
-    lines = ["Nothing was found: try other words."]
-    if passages is None:
+def answer_call(search, query):
+    """Return the tool's answer to a query. None is a call without a query."""
+    passages = search(query) if query else []
+    lines = [f"Doc {i}: {harmless(text)}" for i, text in enumerate(passages, 1)]
+    if not query:
         lines = ["To search, write <search> a few words </search>."]
-    elif passages:
-        lines = [f"Doc {i}: {harmless(text)}" for i, text in enumerate(passages, 1)]
+    elif not passages:
+        lines = ["Nothing was found: try other words."]
     return "\n".join(["\n<information>", *lines, "</information>"])
 
 
@@ -75,6 +76,25 @@ ASIDE = re.compile(r"<\s*(think|search|information)\s*>.*?(?:<\s*/\s*\1\s*>|\Z)"
 TAG = re.compile(r"<(?:[^\w<>]|_)*(?:answer|information)[^<>]*>?", re.I)
 
 
+def verify_qa(response, golds):
+    """Grade one response.
+
+    Args:
+        response: what the policy wrote, without the tool's answers.
+        golds: a gold answer, or a list of accepted ones.
+
+    Returns:
+        A Verdict. formatted: see read_answer. correct: formatted, and the answer equals a
+        gold answer, ignoring case, accents, articles and punctuation.
+    """
+    golds = as_answers(golds)
+    answer = read_answer(response, max(map(len, golds), default=0))
+    if answer is None:
+        return Verdict(False, False)
+    forms = plain_answers(answer)
+    return Verdict(any(forms & plain_answers(gold) for gold in golds), True)
+
+
 def read_answer(response, longest):
     """Return the text of the answer, or None if the response is badly formed.
 
@@ -96,60 +116,70 @@ def read_answer(response, longest):
     return answer if body.endswith(f"<answer>{answer}</answer>") else None
 
 
-def equals_any(answer, golds):
-    """Return True if the answer equals a gold answer, ignoring case, accents, articles and
-    punctuation."""
-    forms = plain_answers(answer)
-    return any(forms & plain_answers(gold) for gold in golds)
+# ---- The problems ----
+
+# An example line of a data file. The answers may be a string, a number or a list of these.
+QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
 
 
-# ---- A generated world: each question takes two searches ----
-
-SURNAMES = ("Adler Berg Blum Brandt Carver Dahl Ebert Falk Fischer Frost Graf Hahn Hale "
-            "Hart Holm Jansen Keller Koch Lang Lind Lorenz Marsh Moser Nagel Olsen Pohl "
-            "Quist Rask Reed Roth Sander Stone Strand Thorn Vance Vogel Wagner Weber "
-            "Winter Wolf").split()
-BRANDS = ("Amber Arctic Bright Cedar Copper Coral Crystal Eagle Falcon Golden Granite "
-          "Harbor Indigo Iron Jade Lotus Lunar Maple Noble Ocean Onyx Orchid Pearl Polar "
-          "Prime Rapid River Royal Ruby Sierra Silver Solar Star Summit Tiger Velvet "
-          "Violet Willow Zenith Zephyr").split()
-FIRMS = ("Bakery Bank Books Cargo Clinic Designs Energy Farms Films Foods Games Glass "
-         "Hotels Labs Media Metals Motors Optics Paper Tools").split()
-CITIES = ("Accra Athens Berlin Bern Bogota Boston Cairo Dakar Delhi Dublin Geneva Hanoi "
-          "Havana Kyoto Lagos Lima Lisbon London Lyon Madrid Milan Nairobi Naples Oslo "
-          "Paris Porto Prague Quito Riga Rome Seoul Sofia Sydney Tokyo Tunis Turin Vienna "
-          "Vilnius Warsaw Zurich").split()
-
-
-def names_of(split, first_words, second_words):
-    """Return the pairs of words that belong to the split for every seed, by their hash."""
-    names = [f"{first} {second}" for first in first_words for second in second_words]
-    return [name for name in names if split_of(digest(name)) == split]
+def qa_task(cfg):
+    """Make the task. It uses cfg.data ("synthetic", "hotpotqa" or a file), eval_data
+    (likewise, or "" for the same as data), seed, train_problems and eval_problems. The tool
+    searches the passages of all questions."""
+    eval_data = choose_eval_data(cfg, QA_PAIRS)
+    train_rows = load_rows(cfg.data, "train", cfg.train_problems, cfg.seed)
+    test_rows = load_rows(eval_data, "test", cfg.eval_problems, cfg.seed)
+    valid_rows = []
+    train, test = make_problems(train_rows), make_problems(test_rows)
+    if cfg.data == "synthetic":
+        valid_rows = load_rows("synthetic", "valid", cfg.eval_problems, cfg.seed)
+        valid = make_problems(valid_rows)
+    else:
+        train, valid = hold_out(train, test, eval_data, cfg)
+    search = make_search(find_passages(train_rows + test_rows + valid_rows))
+    return Task("qa", SYSTEM, train, valid, test, verify_qa,
+                floor=most_frequent(problem.answer[0] for problem in test),
+                write=Tool(functools.partial(answer_calls, search), "</search>", SEARCHES),
+                shortcuts=0.6)
 
 
-def make_world(split, count, seed):
-    """Return up to `count` rows (question, golds, passages, solution, shortcut) of a
-    split of a generated world: 2,040 people work for 800 companies in 40 cities.
+def load_rows(name, split, count, seed):
+    """Return rows (question, golds, passages); those of the generated world also have a
+    solution and a shortcut."""
+    if name == "synthetic":
+        return make_world(split, count, seed)
+    if name == "hotpotqa":
+        return load_hotpotqa(split, count, seed)
+    rows = read_file(name, QA_LINE)
+    for question, _, passages in rows:
+        if not isinstance(passages, list) or not all(isinstance(text, str) for text in passages):
+            raise UserError(f"{name}: the passages of {question!r:.60} must be a list of texts, "
+                            f"not {passages!r:.60}")
+    return with_golds(name, rows, bool)
 
-    A question names a person and asks for the city of their company, which takes two
-    searches; the shortcut searches once and guesses. People work only for companies of
-    their split. The seed determines who works where, and each company's city.
-    """
-    rng = random.Random(f"{seed} {split}")
-    people = names_of(split, NAMES, SURNAMES)
-    companies = names_of(split, BRANDS, FIRMS)
-    rng.shuffle(people)
-    rng.shuffle(companies)
+
+def load_hotpotqa(split, count, seed):
+    """Return `count` random rows. Testing uses HotpotQA's validation split, because its
+    test split has no answers."""
+    place = "validation" if split == "test" else split
+    hub_rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
+    chosen = random.Random(seed).sample(range(len(hub_rows)), min(count, len(hub_rows)))
     rows = []
-    for i, company in enumerate(companies):
-        city = rng.choice(CITIES)
-        staff = people[i::len(companies)]
-        passages = [f"{company} is based in {city}"]
-        passages += [f"{person} works for {company}" for person in staff]
-        for person in staff:
-            first = f"<search> {person} </search>"
-            rows.append((
-                f"Where is the company of {person} based ?", [city], passages,
-                f"{first} <search> {company} </search> <answer> {city} </answer>",
-                f"{first} <answer> {rng.choice(CITIES)} </answer>"))
-    return rng.sample(rows, min(count, len(rows)))
+    for row in hub_rows.select(chosen):
+        context = zip(row["context"]["title"], row["context"]["sentences"])
+        passages = [f"(Title: {title}) {''.join(sentences)}" for title, sentences in context]
+        rows.append((row["question"], [row["answer"]], passages))
+    return with_golds("hotpotqa", rows, bool)
+
+
+def make_problems(rows):
+    return [Problem(question, golds, *texts) for question, golds, _, *texts in rows]
+
+
+def find_passages(rows):
+    """Return the passages of all rows, deduplicated, in order: the order breaks ties in the
+    search."""
+    passages = {}
+    for row in rows:
+        passages.update(dict.fromkeys(row[2]))
+    return list(passages)

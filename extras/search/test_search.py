@@ -1,4 +1,4 @@
-"""Test the task qa: its search, world, verifier, data and flags."""
+"""Test the task qa: its search, world, verifier, data and pretrained model."""
 import functools
 import itertools
 import json
@@ -11,19 +11,18 @@ import time
 import datasets
 import pytest
 
+import grpo_sg
+import tasks
 from extras.search import qa
-from extras.search import task as qa_verifier
-from extras.search.task import QA_LINE, load_hotpotqa
 from extras.search.text import bm25
-from support import checks, cli, tiny
+from support import tiny
 from tasks import UserError
-from support.test_tiny import check_pretrained
 
 CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
 
 def make_task(*flags):
-    return checks.make_task(cli.parse(["--task", "qa", *flags]))
+    return tasks.TASKS["qa"](grpo_sg.read_settings(["--task", "qa", *flags]))
 
 
 # ---- The search ----
@@ -74,9 +73,9 @@ def test_every_query_has_a_clear_answer(text, line):
 
 def test_a_lone_surrogate_in_a_passage_becomes_a_question_mark():
     """JSON can contain lone surrogates, which tokenizers and logs cannot encode."""
-    answer, = qa.answer_calls(lambda queries, most: [["\U0001f600 \ud83d <b>"]],
-                              ["<search>x</search>"])
-    assert "Doc 1: \U0001f600 ? (b)\n" in answer
+    search = qa.make_search(["x \U0001f600 \ud83d <b>"])
+    answer, = qa.answer_calls(search, ["<search>x</search>"])
+    assert "Doc 1: x \U0001f600 ? (b)\n" in answer
 
 
 # ---- The world ----
@@ -152,15 +151,11 @@ def test_the_tiny_model_can_write_every_text_of_the_world():
 
 # ---- The verifier ----
 
-def test_the_pretrained_model_is_what_the_code_would_make():
-    check_pretrained("qa")
-
-
 def test_labeled_responses():
     """cases.jsonl has correct responses, near misses and cheats, each with its reason."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        verdict = qa_verifier.verify_qa(row["response"], row["gold"])._asdict()
+        verdict = qa.verify_qa(row["response"], row["gold"])._asdict()
         assert {**verdict, **row} == {**row, **verdict}, row["why"]
     assert len(rows) > 160
 
@@ -169,7 +164,7 @@ def test_the_table_of_cheats_is_what_the_verifier_says():
     table = CASES.with_name("README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| `(.+)` \| (yes|no) \| (yes|no) \|", table, re.M)
     for gold, response, formatted, correct in rows:
-        verdict = qa_verifier.verify_qa(response, [gold])
+        verdict = qa.verify_qa(response, [gold])
         assert verdict == (correct == "yes", formatted == "yes"), response
     assert len(rows) == 6
 
@@ -187,17 +182,8 @@ def test_hostile_responses_are_cheap(part):
     for response in (f"{long}x", f"<think>{long}</think>\n<answer>Paris</answer>\nuser",
                      f"<think>x</think><answer>1{long}</answer>"):
         started = time.thread_time()
-        qa_verifier.verify_qa(response, ["Paris", "9" * 99])
+        qa.verify_qa(response, ["Paris", "9" * 99])
         assert time.thread_time() - started < 1, response[:60]
-
-
-def test_the_page_has_the_recorded_figures():
-    page = CASES.with_name("README.md").read_text(encoding="utf-8")
-    lines = CASES.with_name("results").joinpath("server.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    for name in ("before", "after"):
-        one, two, three = [f"{row[name]['avg@4']:.3f}" for row in rows]
-        assert f"{one}, {two} and {three}" in " ".join(page.split())
 
 
 # ---- The data ----
@@ -214,13 +200,13 @@ def hub(monkeypatch):
     train = datasets.Dataset.from_list([hotpot(i) for i in range(40)])
     places = {("hotpotqa/hotpot_qa", "distractor", "train"): train,
               ("hotpotqa/hotpot_qa", "distractor", "validation"): train.select([7])}
-    monkeypatch.setattr(qa_verifier, "load_hub", lambda *place: places[place])
+    monkeypatch.setattr(qa, "load_hub", lambda *place: places[place])
 
 
 def test_hotpotqa(hub):
-    assert load_hotpotqa("test", 5, 0) == [
+    assert qa.load_hotpotqa("test", 5, 0) == [
         ("Where is 7?", ["Town 7"], ["(Title: T7) It is in Town 7.", "(Title: Common) Known."])]
-    first, again, other = ([row[0] for row in load_hotpotqa("train", 6, seed)]
+    first, again, other = ([row[0] for row in qa.load_hotpotqa("train", 6, seed)]
                            for seed in (1, 1, 2))
     assert len(set(first)) == 6 and first == again != other
 
@@ -230,7 +216,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     with path.open("w") as file:
         for i in range(20):
             row = {"question": f"Who is {i}?", "passages": [f"Person {i}"]}
-            file.write(json.dumps({**QA_LINE, **row}) + "\n")
+            file.write(json.dumps({**qa.QA_LINE, **row}) + "\n")
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
     assert [problem.question for problem in task.test] == ["Where is 7?"]
@@ -238,10 +224,28 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     assert "Doc 1: Person 3\n" in texts[0] and "Doc 1: (Title: T7)" in texts[1]
 
 
-# ---- The settings ----
+def test_passages_that_are_not_a_list_of_texts_are_refused(tmp_path):
+    path = tmp_path / "my.jsonl"
+    path.write_text(json.dumps({**qa.QA_LINE, "passages": "Ada was ..."}))
+    with pytest.raises(UserError, match="passages of 'Who ...[?]' must be a list of texts"):
+        make_task("--model", "any", "--data", str(path), "--eval_data", "synthetic")
 
-def test_the_prompt_states_the_number_of_searches():
-    task = make_task("--max_turns", "5", "--train_problems", "20", "--eval_problems", "5")
-    assert task.write.max_turns == 5 and "At most 5 searches" in task.system
-    with pytest.raises(UserError, match="--max_turns must be a whole number, 0 or more"):
-        cli.parse(["--task", "qa", "--max_turns", "-1"])
+
+# ---- The program ----
+
+def test_the_pretrained_model_is_what_the_code_would_make():
+    task = make_task()
+    made, words = tiny.tiny_model(task)
+    cfg = grpo_sg.read_settings(["--task", "qa", "--eval_problems", "50"])
+    policy, task = grpo_sg.load(cfg)
+    assert policy.tokenizer.get_vocab() == words.get_vocab()
+    shapes = [{name: p.shape for name, p in model.state_dict().items()}
+              for model in (made, policy.model)]
+    assert shapes[0] == shapes[1]
+    row, _ = grpo_sg.evaluate(policy, task, task.test, cfg, samples=2)
+    assert row["eval/avg@2"] == pytest.approx(0.42, abs=0.15)  # pretrained/README.md
+
+
+def test_a_wrong_name_of_data_is_known_before_anything_is_loaded():
+    with pytest.raises(UserError, match="--data wikipedia is not one of synthetic, hotpotqa"):
+        grpo_sg.read_settings(["--task", "qa", "--data", "wikipedia"])

@@ -104,23 +104,23 @@ def bm25(passages, *, k1=1.2, b=0.75):
     """
     counts = [Counter(words_of(passage)) for passage in passages]
     average = sum(count.total() for count in counts) / max(1, len(counts))
-    entries = {}  # word -> [(index of a passage, its part of the score)]
+    entries = {}  # word -> [(index of a passage, the second factor of its score)]
     for i, count in enumerate(counts):
         for word, tf in count.items():
-            part = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
-            entries.setdefault(word, []).append((i, part))
-    index = {}  # word -> the same as two tensors, times the word's idf
-    for word, found in entries.items():
-        where, parts = zip(*found)
-        idf = math.log(1 + (len(passages) - len(found) + 0.5) / (len(found) + 0.5))
-        index[word] = (torch.tensor(where), idf * torch.tensor(parts, dtype=torch.float64))
+            factor = tf * (k1 + 1) / (tf + k1 * (1 - b + b * count.total() / average))
+            entries.setdefault(word, []).append((i, factor))
+    index = {}  # word -> its passages, and their scores for it, as two tensors
+    for word, pairs in entries.items():
+        where, factors = zip(*pairs)
+        idf = math.log(1 + (len(passages) - len(pairs) + 0.5) / (len(pairs) + 0.5))
+        index[word] = (torch.tensor(where), idf * torch.tensor(factors, dtype=torch.float64))
 
     def search(query, most):
         scores = torch.zeros(len(passages), dtype=torch.float64)
         for word, times in Counter(words_of(query)).items():
             if word in index:
-                where, parts = index[word]
-                scores[where] += times * parts
+                where, scores_of_word = index[word]
+                scores[where] += times * scores_of_word
         best = scores.argsort(descending=True, stable=True)[:most]  # ties: the first wins
         return [i for i in best.tolist() if scores[i] > 0]
     return search

@@ -1,10 +1,14 @@
-"""Check the pages' links, anchors, commands and lines to copy, and the requirements."""
+"""Check the pages' links, anchors, commands and lines to copy, the requirements, and grpo_sg.py
+without any other file."""
 import ast
 import json
+import os
 import pathlib
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 
@@ -14,7 +18,6 @@ from packaging.requirements import Requirement
 
 import grpo_sg
 from test_grpo_sg import PROMPTS, build_model
-from support import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")]
@@ -55,7 +58,7 @@ def test_no_line_of_text_starts_with_a_marker(page):
 
 def find_commands():
     """Return a dict command -> page, without comments in commands."""
-    found = {}
+    commands = {}
     for page in PAGES:
         if str(page.relative_to(ROOT)).startswith(ENGINES):
             continue
@@ -63,8 +66,8 @@ def find_commands():
         for pair in re.findall(r"^python ([^\n#]+)|(?<!`)`python\s([^`]+)`", text, re.M):
             for part in f"python {''.join(pair)}".split("&&"):
                 if part.strip().startswith("python "):
-                    found[" ".join(part.split()[1:])] = page.name
-    return found
+                    commands[" ".join(part.split()[1:])] = page.name
+    return commands
 
 
 def check_script(name, flags, monkeypatch, capsys):
@@ -81,26 +84,21 @@ def check_script(name, flags, monkeypatch, capsys):
         with pytest.raises(SystemExit, match="0"):
             runpy.run_path(str(path), run_name="__main__")
         said = capsys.readouterr().out
-        if "every flag of grpo_sg.py" in path.read_text():
-            flags = [flag for flag in flags if flag.removeprefix("--") not in cli.FIELDS]
+        if "other settings" in said:  # those of grpo_sg.py
+            flags = [flag for flag in flags if flag.removeprefix("--") not in vars(grpo_sg.Config())]
         assert all(flag in said for flag in flags if flag.startswith("--")), (name, flags)
 
 
 def test_commands_have_scripts_and_flags_that_exist(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
-    run = tmp_path / "runs" / "NAME"
-    (run / "checkpoint").mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(vars(grpo_sg.Config())))
-    (tmp_path / "my.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 10)
     commands = find_commands()
     assert "grpo_sg.py" in commands
     for command in commands:
         first, *flags = shlex.split(command)
-        if first == "grpo_sg.py":
-            if "--help" not in flags:
-                cli.parse(flags)
-        elif first != "my_task.py":  # a copy of lesson/my_task.py
+        if first == "grpo_sg.py" and "--help" not in flags:
+            grpo_sg.parse(flags)
+        elif first not in ("grpo_sg.py", "my_task.py"):  # a copy of lesson/my_task.py
             name, flags = (flags[0], flags[1:]) if first == "-m" else (first, flags)
             check_script(name, flags, monkeypatch, capsys)
 
@@ -158,3 +156,81 @@ def test_every_import_is_declared():
             for name in names:
                 top = name.split(".")[0]
                 assert top in declared | own | sys.stdlib_module_names, f"{path.name}: {name}"
+
+
+# ---- grpo_sg.py alone ----
+
+# A random Qwen2 of two layers, a tokenizer with a word for each token, and a task: answer a
+# question with one of three words.
+ALONE = '''
+from types import SimpleNamespace
+import grpo_sg
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+WORDS = ["<end>", "yes", "no", "maybe", "who", "what", "why"]
+
+class WordTokenizer:
+    def decode(self, ids):
+        return " ".join(WORDS[i] for i in ids)
+
+def verify(response, answer):
+    return answer in response.split(), response != ""
+
+def reward(completion):
+    return float(completion.correct and completion.formatted)
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+config = Qwen2Config(vocab_size=7, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+                     initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=0)
+model = grpo_sg.prepare(Qwen2ForCausalLM(config), "cpu")
+policy = grpo_sg.Policy(model, WordTokenizer(), stop_ids={0})
+problems = [SimpleNamespace(question=q, answer=a, prompt=[WORDS.index(q)], opening="")
+            for q, a in (("who", "yes"), ("what", "no"), ("why", "maybe"))]
+task = SimpleNamespace(name="toy", train=problems, valid=problems, test=problems,
+                       verify=verify, reward=reward, write=None)
+cfg = grpo_sg.Config(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0,
+                     max_new_tokens=6)
+rows = grpo_sg.train(policy, task, cfg)
+row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
+print("found", len(rows), rows[0]["reward"], rows[-1]["reward"], row["eval/avg@4"], len(greedy))
+'''
+
+
+def copy_to(folder, *names):
+    for name in names:
+        shutil.copy(ROOT / name, folder)
+
+
+def run_in(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=300)
+
+
+def test_the_file_alone_trains_a_toy_policy(tmp_path):
+    copy_to(tmp_path, "grpo_sg.py")
+    done = run_in(tmp_path, "-c", ALONE)
+    line, = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    steps, before, after, accuracy, problems = map(float, line.split()[1:])
+    assert (steps, problems) == (25, 3)
+    assert before < 0.4 and after > 0.8 and accuracy > 0.8
+    assert "validation after step 10: accuracy" in done.stdout
+
+
+def test_without_tasks_the_script_says_in_one_line_what_it_needs(tmp_path):
+    copy_to(tmp_path, "grpo_sg.py")
+    done = run_in(tmp_path, "grpo_sg.py")
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: the command line needs tasks.py next to grpo_sg.py")
+
+
+def test_an_installed_file_finds_its_neighbors_from_any_folder(tmp_path):
+    """As after pip install -e: the module is found, its folder is not on sys.path."""
+    done = run_in(tmp_path, "-c", "import importlib.util as u, sys; "
+                  f"spec = u.spec_from_file_location('grpo_sg', {str(ROOT / 'grpo_sg.py')!r}); "
+                  "grpo_sg = sys.modules['grpo_sg'] = u.module_from_spec(spec); "
+                  "spec.loader.exec_module(grpo_sg); grpo_sg.main(['--task', 'chess'])")
+    assert "there is no --task chess: give one of kk, math" in done.stderr

@@ -1,0 +1,46 @@
+r"""Train a real pretrained model, SmolLM2-135M-Instruct, on a laptop without a GPU.
+
+    python -m lesson.real_model                      the model is downloaded from the hub
+    python -m lesson.real_model --model FOLDER       or made by `python -m support.smollm FOLDER`
+
+The task is small: sums of two numbers below 25. The model can nearly add, but it does not write
+\boxed{}, and without a box every completion gets the same reward: no learning signal. The example
+in the system prompt makes it write a box about once in seven completions. From there on the reward
+teaches both, first the form and then the sums.
+"""
+import itertools
+import os
+import random
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
+import grpo_sg
+import tasks
+
+SYSTEM = r"Write only the sum in a box, for example 12+7 = \boxed{19}"
+
+
+def make_sums(cfg):
+    """Make the task. Both orders of a sum are one problem: no split has a sum of another."""
+    rng = random.Random(cfg.seed)
+    pairs = set(itertools.combinations_with_replacement(range(2, 25), 2))
+    pairs.remove((7, 12))  # the example
+    problems = []
+    for pair in rng.sample(sorted(pairs), len(pairs)):
+        a, b = rng.sample(pair, 2)
+        problems.append(tasks.Problem(f"{a}+{b}", str(a + b)))
+    test = problems[:64]
+    return tasks.Task(name="sums", system=SYSTEM, verify=tasks.verify_math, train=problems[80:],
+                      valid=problems[64:80], test=test,
+                      floor=tasks.most_frequent(problem.answer for problem in test))
+
+
+tasks.TASKS["sums"] = make_sums
+# 8 completions of each of 8 sums, at most 20 tokens each, and one update, which is enough to see
+# the model learn in 15 steps.
+SETTINGS = {"task": "sums", "model": "HuggingFaceTB/SmolLM2-135M-Instruct", "steps": 15,
+            "prompts": 8, "group_size": 8, "updates": 1, "lr": 2e-5, "max_new_tokens": 20,
+            "tokens_per_micro_batch": 2048, "eval_every": 5}
+
+if __name__ == "__main__":
+    grpo_sg.main(**SETTINGS)
