@@ -11,6 +11,7 @@ The heading of each section of the lesson begins with the function that it tests
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
 import copy
+import dataclasses
 import inspect
 import itertools
 import json
@@ -748,9 +749,9 @@ def test_a_verifier_reads_the_response_without_its_stop_token():
     assert len({c.truncated for c in completions}) == 2
 
 
-def test_a_task_may_write_its_completions_itself():
+def test_a_task_may_write_its_completions_itself(tmp_path):
     """Such as in turns, with a tool. The verifier gets what the policy wrote, and only that is
-    counted; the transcript has all of it."""
+    counted; the transcript, which is logged, has all of it."""
     def write(policy, completions, cfg, generator, temperature):
         for c in completions:
             c.add([2, 3], own=True)
@@ -762,6 +763,11 @@ def test_a_task_may_write_its_completions_itself():
     assert c.mask == [True, True, False, False, False, True, True]
     assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
     assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
+    answer = {"yes"}  # JSON has no sets
+    run = grpo_sg.Run(cfg, policy, tmp_path)
+    run.log({"step": 0}, [dataclasses.replace(c, problem=c.problem._replace(answer=answer))])
+    logged, = rows_of(tmp_path / "samples.jsonl")
+    assert logged["completion"] == c.transcript and logged["answer"] == "{'yes'}"
     turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, scores: ids[:, -1] == 2)
     assert all(set(turn[:-1]).isdisjoint({0, 2}) and turn[-1] in (0, 2) for turn in turns)
 
@@ -2101,6 +2107,15 @@ def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, ri
     assert rates == (f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated; in "
                      f"{100 * equal:.0f}% of the groups all rewards are equal: no learning signal")
     assert words in advice[0] if words else not advice
+
+
+def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(capsys):
+    policy, task, cfg = build_toy()
+    for floor, warns in ((0.5, False), (0.51, True)):
+        grpo_sg.describe_run(policy, task._replace(floor=floor), grpo_sg.Run(cfg))
+        printed = capsys.readouterr().out
+        assert "as the model reads it (1 tokens):\nwho\nits answer: yes\n" in printed
+        assert ("a constant answer is right on most test problems" in printed) == warns
 
 
 @pytest.mark.parametrize("k", [0, 4])
