@@ -1368,11 +1368,16 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
 
-def test_puzzles_are_the_same_in_every_version():
-    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
-    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
-    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
-        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+def test_problems_and_their_solutions_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test problem."""
+    for make, expected in (
+            (lambda split: tasks.kk_split(split, 12, [3, 4, 5], 7),
+             [17314934643642533110, 17622088144427226318, 10039267714022456171]),
+            (lambda split: tasks.arithmetic_split(split, 12, 7),
+             [14853416243481268606, 1992433993788839764, 5210348658571075419])):
+        for split, number in zip(("train", "valid", "test"), expected):
+            parts = [(p.question, p.answer, p.solution, p.shortcut) for p in make(split)]
+            assert tasks.digest(parts) == number, split
     assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
 
 
