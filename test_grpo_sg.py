@@ -903,6 +903,14 @@ def test_pass_at_k_refuses_impossible_counts(n, c, k):
         grpo_sg.pass_at_k(n, c, k)
 
 
+def test_the_settings_defaults_are_those_of_the_functions():
+    cfg = grpo_sg.Config()
+    for function in (token_weights, grpo_sg_loss):
+        for name, parameter in inspect.signature(function).parameters.items():
+            assert getattr(cfg, name, parameter.default) == parameter.default, name
+    assert cfg.shaping == "sg" and grpo_sg.weigh(torch.zeros(1), cfg).item() == pytest.approx(1.4)
+
+
 def test_the_weights_of_other_methods():
     logps = torch.tensor([0.0, 0.5, 1.0]).log()
     assert grpo_sg.weigh(logps, grpo_sg.Config(shaping="none")) is None
@@ -1073,9 +1081,12 @@ def test_a_rollout_depends_only_on_the_seed():
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
-    policy, task, cfg = build_toy(temperature=0.7)
+    def verify(text, gold):
+        return tasks.Verdict("maybe" not in text, len(text) % 2 == 0)
+    policy, task, cfg = build_toy(temperature=0.7, change={"verify": verify})
     problems = task.train * 40
     row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=2)
+    assert {(c.correct, c.formatted) for c in greedy} == {(True, True), (True, False)}
     drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=0.7, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
     rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
