@@ -1996,6 +1996,7 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         assert start(folder, tmp_path / "run") == status
     assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert rows_of(tmp_path / "run" / "metrics.jsonl")[-1]["step"] < 4
     assert start(folder, tmp_path / "run", "--resume") is None
     assert "resuming after step" in capsys.readouterr().out
     assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
