@@ -9,10 +9,10 @@ lists the tests of test_grpo_sg.py that fail only then, what test_an_update_is_o
 and what the bug does. lesson/results/five_breaks.txt has what all five printed.
 
 `inside` trains with and without bug 2, the weight w inside the clip: min(w r A, clip(w r) A).
-Nothing fails, and both runs look healthy. The settings are those of experiments/README.md, "Four
-common mistakes": puzzles of three people; a warm-up of 100 steps instead of the default 500, so the
-policy is still unsure; 40 steps of 16 prompts with 8 updates, at a learning rate of 1e-4. The last
-line is what eight seeds gave there.
+Nothing fails, and both runs look healthy. The settings are those of experiments/README.md, "One
+variant and three mistakes": puzzles of three people; a warm-up of 100 steps instead of the default
+500, so the policy is still unsure; 40 steps of 16 prompts with 8 updates, at a learning rate of
+1e-4. The last line is what eight seeds gave there.
 """
 import argparse
 import copy

@@ -16,7 +16,7 @@ exponents are bounded, so each takes less than 50 milliseconds, in any thread.
 Start at the end, with math_equal. Its stages:
 
     math_tokens    cut the text into tokens: rewrite notations, name units and words
-    without_label  drop the "x =" in front of a value
+    without_label  drop the "x =" in front of a value, and name_of that of a gold
     read           parse tokens into an Item: read_items splits lists and relations,
                    read_side takes the unit, read_expression sums, products and powers,
                    read_atom all that has no sign, and `relation` makes equations
@@ -127,7 +127,7 @@ UNITS = {name: names.split()[0] for names in (
     "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
-    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
+    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -219,7 +219,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
      lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
     (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
-    (r"\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid|(?<=\\\{[A-Za-z]):|(?<=\\\{[A-Za-z] ):)"
+    (r"(?:\\\{\s*[A-Za-z]\s*:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
      r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
     (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
@@ -232,6 +232,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
+    (r'"mph"', '"mi"/"h"'),
     (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
     (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
@@ -570,10 +571,10 @@ def read_unit(text, constant):
     """Return the product of the units in a text, in one order: "kg m^-3" for "kg" / "m" ^ 3."""
     powers, sign, times = {}, 1, 1
     text = re.sub(r" \^ (?:\{ )?(- )?(\d)(?: \})?", lambda match: "^" + (match[1] or "").strip() + match[2], text)
-    for word in text.replace('"', "").replace("mph", "mi per h").split():
+    for word in text.replace('"', "").split():
         word, _, exponent = word.partition("^")
         known = UNITS.get(word) or len(word) > 2 and UNITS.get(word.lower().rstrip("s"))  # Mm is not mm
-        name = known or word.lower()
+        name = known or (word.lower() if len(word) > 2 else word)
         if name in ("2", "3"):  # square, cubic
             times = int(name)
         elif name == "/":
@@ -763,8 +764,8 @@ def has_label(item):
 
 def named_values(item):
     """Return the values of x = 3, y = 4 if each has a name of its own, else ()."""
-    names = {part.name for part in item.parts if isinstance(part, Item) and has_label(part)}
-    return item.parts if item.kind == "list" and len(names) == len(item.parts) > 1 else ()
+    names = {part.name for part in item.parts if has_label(part)} if item.kind == "list" else ()
+    return item.parts if len(names) == len(item.parts) > 1 else ()
 
 
 def in_places(item, golds):
@@ -937,18 +938,17 @@ def same_tokens(answers, golds):
         return False
 
 
-def name_of(tokens):
-    """Return the tokens of the "m + n =" in m + n = 7; [] for an equation, such as x + y = 7, which
-    may be a line, and a = 2b."""
-    if "=" not in tokens:
-        return []
-    at = len(tokens) - tokens[::-1].index("=")
-    name, value = {*tokens[:at - 1]}, {*tokens[at:]}
+def name_of(golds):
+    """Return the "m + n =" of a gold such as m + n = 7, as tokens. Return [] for an equation: x + y = 7
+    may be a line, and a = 2b has no number."""
+    at = len(golds) - golds[::-1].index("=") if "=" in golds else 0
+    name, value = {*golds[:at - 1]}, {*golds[at:]}
     coordinates = len(name & {"x", "y", "z", "\\rho", "\\theta"})
-    label = RATIO_LABEL.fullmatch(" ".join(tokens[:at]) + " ")
-    other = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠"})
-    named = coordinates < 2 and (label or other) and not value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"})
-    return tokens[:at] if named else []
+    if coordinates > 1 or value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"}) or not any(
+            token[-1].isdigit() or token in MEANINGS for token in value):
+        return []
+    short = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠", "."})
+    return golds[:at] if short or RATIO_LABEL.fullmatch(" ".join(golds[:at]) + " ") else []
 
 
 def without_label(tokens, target):
