@@ -614,8 +614,7 @@ def train(policy, task, cfg, run=None, reference=None):
         # The command line tests after the last step.
         if step % cfg.eval_every == 0 and step < cfg.steps:
             evaluate_split(policy, task, cfg, run, step, "valid")
-        run.save_if_due(step, optimizer)
-        if run.stopped_by:  # a signal, such as Ctrl-C
+        if run.save_if_due(step, optimizer):  # a signal, such as Ctrl-C
             break
     return run.rows
 
@@ -1041,8 +1040,9 @@ class Run:
         self.bar = None
         self.started = self.last_save = time.time()
         if out:
-            os.makedirs(out, exist_ok=True)
-            write_json(os.path.join(out, "settings.json"), vars(cfg))
+            with one_line_if_not_writable(out):
+                os.makedirs(out, exist_ok=True)
+                write_json(os.path.join(out, "settings.json"), vars(cfg))
         if state:
             cut_logs(out, state["sizes"])
 
@@ -1099,19 +1099,23 @@ class Run:
                             "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
         for name, rows in zip(LOGS, ([row], samples)):
+            # What JSON cannot represent is written with str().
+            lines = [json.dumps(row, default=str, skipkeys=True) + "\n" for row in rows]
             if self.out:
-                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
-                    for row in rows:  # what JSON cannot represent is written with str()
-                        file.write(json.dumps(row, default=str, skipkeys=True) + "\n")
+                with (one_line_if_not_writable(self.out),
+                      open(os.path.join(self.out, name), "a", encoding="utf-8") as file):
+                    file.writelines(lines)
 
     def save_if_due(self, step, optimizer):
-        """Save after the last step, after a signal, and every ten minutes."""
-        last = self.stopped_by or step == self.cfg.steps
+        """Save after the last step, after a signal, and every ten minutes. Returns whether this
+        step ends the training."""
+        last = bool(self.stopped_by) or step == self.cfg.steps
         if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
             self.save(step, optimizer)
             self.started = self.last_save = time.time()
         if last:
             self.bar.close()
+        return last
 
     def save(self, step, optimizer):
         """Write a checkpoint next to the one before, which it then replaces: killed at any
@@ -1148,6 +1152,15 @@ class Run:
         # Not with print, which the signal may have interrupted.
         with contextlib.suppress(OSError):
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
+
+
+@contextlib.contextmanager
+def one_line_if_not_writable(out):
+    try:
+        yield
+    except OSError as error:
+        raise SystemExit(f"error: cannot write to {out} ({error.strerror}): make room, or name "
+                         "another --out")
 
 
 @contextlib.contextmanager
@@ -1323,6 +1336,8 @@ def main(argv=None, **defaults):
         defaults: a script's own default settings, such as main(task="mine").
     """
     sys.path.append(HERE)  # for a file that is installed
+    with contextlib.suppress(AttributeError):  # in a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal knows every letter
     try:
         import tasks
     except ModuleNotFoundError as error:
@@ -1335,7 +1350,7 @@ def main(argv=None, **defaults):
         run = Run(cfg, policy, cfg.out or new_name(cfg), state)
         describe_run(policy, task, run)
         carry_out(policy, task, cfg, run)
-    except (tasks.UserError, OSError) as error:
+    except tasks.UserError as error:
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError:
         raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
@@ -1475,7 +1490,8 @@ def check_settings(cfg):
                          f"{', '.join(tasks.TASKS)}")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: there is no tiny model in pretrained/{cfg.task}")
+                         f"folder: there is no tiny model in pretrained/{cfg.task} (python -m "
+                         "support.tiny makes one)")
     if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
         if not cfg.resume:
             raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
@@ -1530,10 +1546,10 @@ def describe_run(policy, task, run):
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
+    to_train = "" if run.cfg.eval_only else f"{len(task.train):,} problems to train on, "
     say(f"files of this run: {run.out}/\n"
-        f"{policy.model.num_parameters():,} parameters on {device}{threads}; "
-        f"{len(task.train):,} problems to train on, {len(task.test)} to test on (best constant "
-        f"answer: {task.floor:.2f} right)\n"
+        f"{policy.model.num_parameters():,} parameters on {device}{threads}; {to_train}"
+        f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)\n"
         f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
     if task.floor > 0.5:

@@ -165,7 +165,8 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     # One call for all of them is much faster.
     encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
     for ids in encoded:
-        if ids[-1:] == [tokenizer.eos_token_id]:  # some tokenizers add it to every text
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
             ids.pop()
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
@@ -422,17 +423,17 @@ def read_roles(answer, names):
     name_of = {" ".join(fold(name).split()): name for name in names}
     any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in name_of)
     clause = re.compile(KK_CLAUSE.format(any_name))
-    found = {}
+    roles = {}
     at = 0
     while at < len(answer):
         if match := clause.match(answer, at):
             name = name_of[" ".join(match[1].split())]
-            if found.setdefault(name, match[2]) != match[2]:
+            if roles.setdefault(name, match[2]) != match[2]:
                 return None
         elif not (match := KK_BETWEEN.match(answer, at)):
             return None
         at = match.end()
-    return found or None
+    return roles or None
 
 
 def fold(text):
@@ -553,11 +554,11 @@ def narrow_down(claims):
     the claims before it."""
     knight, left = list_assignments(len(claims))
     every = left
-    found = []
+    sets = []
     for speaker, claim in enumerate(claims):
         left &= every ^ knight[speaker] ^ find_true(claim, knight, every)
-        found.append(left)
-    return found
+        sets.append(left)
+    return sets
 
 
 @functools.lru_cache(10_000)
@@ -771,69 +772,30 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 
 # ---- Mathematics: the final answer of a response ----
 
-MAX_CHARS = 500  # of an answer, and of the text that is read on each side of it
+MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
 JOINED = re.compile(r"""[\s$]* (?:[,;] | ,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))
     [\s$]* (?:[A-Za-z]\s*=\s*)?""", re.X)
 
-# With answer tags, a box is the answer if nothing but layout is between it and one of these:
-# a line or sentence end, or words that only introduce or end an answer.
-STARTS = re.compile(r"""(?:\A|\n)\s*(?:-|\#+|\(?\w[.)])\s  # an item of a list
-    | \n | (?<![\\\w])[^\W\d_]{2,},\s | [.?]\s | (?<![\s\d]):\s | [。：是] | => | -> | [→⇒∴≈]
-    | \\(?:to|approx|therefore|implies|(?:Long|long)?[Rr]ightarrow)(?![A-Za-z])
-    | (?<!\w)(?:is|are|equals|est|(?:it|that)['’]s|obtain|get|so|then|thus|hence|therefore|
-       answer(?:\s[=–—-]\s)?)(?!\w)
-    | =[^=$\\,;]*(?:\$|\\\))[,.;:]?\s+  # since $x = 5$,
-    | =[\d\s+*.-]+= | [:&]= | \\boxed\s*\{[^{}]*\}\s+\Z""", re.X | re.I)
-ENDS = re.compile(r"""\n | \\end\s*\{ | \\\\\s*$ | [.?]\s | \s[–—]\s | 个
-    | \((?:approximately|final|units)\)
-    | ,?(?<![\w}])(?:is\ it|is\ the\ answer|and\ we\ are\ done|as\ required|where|for\ \w\ =|
-        a\ day|a\ week)(?!\w)""", re.X | re.I | re.M)
-LAYOUT = re.compile(r"""[\s$*~(){}.,:;?。，∎■□✓✔✅] | \\[()\[\],;:!$ ]
-    | \^\s*\{?\s*\\circ(?![A-Za-z]) | °
-    | \\(?:text[a-z]*|mbox|mathbf|mathrm|displaystyle|q?quad|left|right
-         |blacksquare|square|Box|checkmark|qed)(?![A-Za-z])""", re.X)
-PERCENT = re.compile(r"[\s$]*(?:\\?[%％]|per\s?cent\b)", re.I)
-
 
 def final_answer(response):
-    """Return the text of the final answer, or "" if there is none.
+    """Return what the last \\boxed{...} contains, or "" if there is no answer.
 
-    It is what the last \\boxed{...} after the last </think> contains; no <think> may
-    follow. With answer tags only the last <answer>...</answer> counts: its last box, or
-    if other text touches that box, with this text; or all of it if it has no box. Boxes
-    joined by a comma, "and" or "or" are one answer, a list; a box in a box is part of
-    it. An empty box is not an answer."""
+    Only the text after the last </think> counts, and a <think> that is not closed has no answer
+    after it. Boxes joined by a comma, "and" or "or" are one answer, a list; a box in a box is
+    part of it. An empty box is not an answer. No other text is read."""
     text = response.rpartition("</think>")[2]
-    _, tagged, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-    if "<think>" in text or not tagged and ("<answer>" in text or "</answer>" in text):
+    if "<think>" in text:
         return ""
-    text = inside.partition("</answer>")[0] if tagged else text
-    contents, first, end = [], 0, 0  # of the boxes that are joined
+    contents, end = [], 0  # of the boxes that are joined
     for box in BOX.finditer(text, max(0, text.rfind("\\boxed") - MAX_CHARS)):
         if box.start() >= end:  # else it is in a box
             if not contents or not JOINED.fullmatch(text, end, box.start()):
-                contents, first = [], box.start()
+                contents = []
             end = after_brace(text, box.end())
             contents.append(text[box.end() + 1:end - 1].strip())
-    if not all(contents):
-        return ""
-    answer = ", ".join(dict.fromkeys(contents))
-    if not tagged:
-        return answer
-    if not contents:
-        return text.strip() if len(text) <= MAX_CHARS else ""
-    percent = PERCENT.match(text, end)
-    before = STARTS.split(text[max(0, first - MAX_CHARS):first])[-1]
-    # Split with the box's brace, which does not end a word.
-    after = ENDS.split(text[end - 1:end + MAX_CHARS])[0][1:]
-    if not LAYOUT.sub("", before + after):
-        return answer
-    if percent:  # otherwise 5% would be 5, because a unit may be left out
-        answer = f"{answer} \\times 10^{{-2}}"
-        after = ENDS.split(text[percent.end():percent.end() + MAX_CHARS])[0]
-    return f"{before}{{{answer}}}{after}".strip()
+    return ", ".join(dict.fromkeys(contents)) if all(contents) else ""
 
 
 def after_brace(text, at):
@@ -850,12 +812,14 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-DIGITS = r"[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"  # 1234, or 1,234 with all its commas
-NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\$)?
+COMMA = r"(?P<comma> , | \{,\} | ,\\! | \\[!,] )"  # LaTeX has several
+# 1234, or 1,234 with all its commas
+DIGITS = rf"[0-9]+ | [1-9][0-9]{{0,2}} {COMMA}[0-9]{{3}} (?: (?P=comma)[0-9]{{3}} )*"
+NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\\?\$)?
     (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
       | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
-      | \\[dt]?frac \{{(?P<above>[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
-    \s* (?P<unit>\\?% | \^?\\circ | °)? \.?""", re.X)
+      | \\[dt]?frac \{{(?P<above>-?[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
+    \s* (?P<unit>\\?% | \^?\\circ | \^\{{\\circ\}} | °)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
@@ -875,19 +839,20 @@ def plain_equal(answer, gold):
 def read_number(text):
     """Read a plain number as (Fraction, its unit: "", "%", "$" or a degree sign), or return
     None."""
-    text = re.sub(r"\A\$(.*)\$\Z", r"\1", text.strip())  # mathematics in LaTeX
-    found = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
+    text = text.strip().replace("\u2212", "-")  # the minus sign
+    text = re.sub(r"\A(?:\$(.*)\$|\\text\{\s*(.*?)\s*\})\Z", r"\1\2", text)
+    number = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if not number or not any(number[name] for name in ("whole", "part", "top", "above")):
         return None
-    top, bottom = found["top"] or found["above"], found["bottom"] or found["below"]
+    top, bottom = number["top"] or number["above"], number["bottom"] or number["below"]
     if top:
         value = Fraction(int(top), int(bottom) or 1)
-        if str(value) != f"{top}/{bottom}":
-            return None  # 6/8 is not worked out, and 1/0 is no number
+        if str(value) != f"{top}/{bottom}" or number["sign"] and value < 0:
+            return None  # 6/8 is not worked out, 1/0 is no number, and nobody writes -\frac{-1}{2}
     else:
-        value = Fraction((found["whole"] or "0").replace(",", "") + (found["part"] or ""))
-    unit = (found["unit"] or found["dollar"] or "").strip("\\^").replace("circ", "°")
-    return -value if found["sign"] == "-" else value, unit
+        value = Fraction(re.sub("[^0-9]", "", number["whole"] or "0") + (number["part"] or ""))
+    unit = (number["unit"] or number["dollar"] or "").strip("\\^{}").replace("circ", "°")
+    return -value if number["sign"] == "-" else value, unit
 
 
 try:
@@ -903,7 +868,7 @@ def verify_math(response, gold):
 
     A response is formatted if the function final_answer finds an answer in it and no
     \\boxed{} of that answer is longer than 500 characters. It is correct if math_equal
-    accepts that answer. Without answer tags only the box is read, not the text around it.
+    accepts that answer.
 
     Args:
         response: without the prompt.
@@ -995,6 +960,9 @@ MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 # An example line of a file. The answer may be a string, a number, or a list of these.
 MATH_LINE = {"question": "1 + 1?", "answer": "2"}
+# What data sets call these two, in the order in which we look.
+COLUMNS = {"question": ("question", "problem", "prompt", "query"),
+           "answer": ("answer", "ground_truth", "final_answer", "solution")}
 
 
 def load_hub(name, configuration, split):
@@ -1018,42 +986,65 @@ def load_hub(name, configuration, split):
 
 def load_math(name, places):
     """Load the rows (question, golds) of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or
-    of a .jsonl file."""
-    if name not in places:
-        return with_golds(name, read_file(name, MATH_LINE), is_gold)
-    rows = []
-    for row in load_hub(*places[name]):
-        if name == "gsm8k":
-            gold = row["answer"].partition("####")[2].strip().replace(",", "")
-            rows.append((row["question"], [gold]))
-        elif name == "math":
-            rows.append((row["problem"], [final_answer(row["solution"])]))
-        else:
-            rows.append((row["problem"], [row["answer"]]))
+    of a .jsonl or .json file."""
+    rows = load_set(name, places[name]) if name in places else read_file(name, MATH_LINE)
+    rows = [(question, [unwrap(gold) for gold in golds]) for question, golds in rows]
     return with_golds(name, rows, is_gold)
 
 
+def load_set(name, place):
+    """Yield the rows of a set on the hub."""
+    for row in load_hub(*place):
+        if name == "gsm8k":
+            yield row["question"], [unwrap(row["answer"]).replace(",", "")]
+        elif name == "math":
+            yield row["problem"], [final_answer(row["solution"])]  # "" if it has no box
+        else:
+            yield row["problem"], [row["answer"]]
+
+
+def unwrap(gold):
+    """Return the final answer of a solution that ends in #### 5, as GSM8K's do, or in \\boxed{5};
+    any other gold as it is."""
+    if gold and "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold and final_answer(gold) or gold
+
+
 def read_file(path, example):
-    """Read the rows of a .jsonl file: of each line the values at the example's keys. The
-    second, one gold or a list, becomes a list of strings."""
+    """Read a .jsonl file, with a row on each line, or a .json file with a list of rows: of each row
+    the values at the example's keys, or at other names in COLUMNS. The second value, one gold or
+    a list, becomes a list of strings."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:  # Excel adds a mark
             lines = file.readlines()
+        if path.endswith(".json"):
+            lines = [json.dumps(row) for row in json.loads("".join(lines))]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{path} is not a list of rows like {json.dumps(example)}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line) if line.strip() else None
-            question, golds, *more = [values[key] for key in example] if values else ("", [])
+            row = json.loads(line) if line.strip() else None
+            question, golds, *others = [value_of(key, row) for key in example] if row else ("", [])
+            golds = golds if isinstance(golds, list) else [golds]
+            if any(isinstance(gold, (bool, dict, list)) for gold in golds):
+                raise TypeError("not an answer")
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not like "
                             f"{json.dumps(example)}") from None
         if question:
-            golds = golds if isinstance(golds, list) else [golds]
             golds = ["" if gold is None else str(gold) for gold in golds]
-            rows.append((question, golds, *more))
+            rows.append((question, golds, *others))
     return rows
+
+
+def value_of(key, row):
+    """Return the row's value in the first column that COLUMNS has for the key."""
+    names = [name for name in COLUMNS.get(key, [key]) if name in row]
+    return row[names[0]]
 
 
 def with_golds(name, rows, matches):
@@ -1072,7 +1063,6 @@ def with_golds(name, rows, matches):
     return kept
 
 
-
 def choose_eval_data(cfg, pairs):
     """Return the name of the set to test on. pairs: the default for each training set."""
     eval_data = cfg.eval_data or pairs.get(cfg.data, "")
@@ -1081,9 +1071,12 @@ def choose_eval_data(cfg, pairs):
         if name == "":
             raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
                             "file with --eval_data")
-        if name not in known and not name.endswith(".jsonl"):
+        if name not in known and not name.endswith((".jsonl", ".json")):
+            form = name.rpartition(".")[2]
+            hint = (f": write one with datasets.Dataset.from_{form}({name!r}).to_json('my.jsonl')"
+                    if form in ("csv", "parquet") else "")
             raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            "that ends in .jsonl")
+                            f"that ends in .jsonl or .json{hint}")
     return eval_data
 
 
@@ -1095,13 +1088,13 @@ def drop_questions(problems, held_out):
     return [problem for problem in problems if key(problem) not in keys]
 
 
-def hold_out(found, test, eval_data, cfg):
-    """Split the problems found into (train, valid), without those in the test set; print
+def hold_out(problems, test, eval_data, cfg):
+    """Split the problems into (train, valid), without those in the test set; print
     how many were removed. Validation gets at most a tenth, and at most
     cfg.eval_problems."""
-    train = drop_questions(found, test)
-    if len(train) < len(found):
-        print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
+    train = drop_questions(problems, test)
+    if len(train) < len(problems):
+        print(f"removed {len(problems) - len(train)} training problems that occur in {eval_data}")
     valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
     train = drop_questions(train, valid)
     if not valid or not train:
@@ -1126,8 +1119,8 @@ def math_task(cfg):
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        found = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
-        train, valid = hold_out(found, test, eval_data, cfg)
+        problems = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
+        train, valid = hold_out(problems, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")

@@ -10,6 +10,7 @@ they use, at the end of the file, are tiny, random and made here.
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import copy
 import inspect
 import itertools
 import json
@@ -22,6 +23,7 @@ import shutil
 import signal
 import sys
 import time
+import unicodedata
 from unittest import mock
 
 import pytest
@@ -755,11 +757,13 @@ def test_a_task_may_write_its_completions_itself():
             c.add([5, 6, 7], own=False)
             c.add([4, 0], own=True)
             c.tool_calls += 1
-    policy, task, cfg = build_toy(change={"write": write})
+    policy, task, cfg = build_toy(change={"write": write}, max_new_tokens=50)
     row, (c, _) = grpo_sg.evaluate(policy, task, task.train[:2], cfg)
     assert c.mask == [True, True, False, False, False, True, True]
     assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
     assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
+    turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, scores: ids[:, -1] == 2)
+    assert all(set(turn[:-1]).isdisjoint({0, 2}) and turn[-1] in (0, 2) for turn in turns)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -771,12 +775,6 @@ def test_a_verdict_or_a_reward_that_cannot_be_used_is_one_line(change, message):
     policy, task, cfg = build_toy(change=change)
     with pytest.raises(SystemExit, match=f"error: .*{re.escape(message)}"):
         grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
-
-
-def test_an_update_clips_on_both_sides_where_its_settings_say():
-    found = [stepped(*rolled(updates=3, clip_low=low, clip_high=high))[0]["clip_frac"]
-             for low, high in ((9, 9), (9, 1e-4), (1e-4, 9))]
-    assert found[0] == 0 and min(found[1:]) > 0
 
 
 class PlainAdam:
@@ -810,6 +808,8 @@ def test_training_is_this_loop():
     policy, task, cfg = build_toy(**settings)
     cfg.seed = 7
     reference = build_model(vocab_size=len(WORDS), seed=9)
+    with pytest.raises(AssertionError, match="beta > 0 needs a reference model"):
+        grpo_sg.train(policy, task, cfg)
     rows = grpo_sg.train(policy, task, cfg, reference=reference)
     slow, _, _ = build_toy(**settings)
     optimizer = PlainAdam(slow.model, 0.02)
@@ -818,7 +818,7 @@ def test_training_is_this_loop():
         problems = random.Random(seed).sample(task.train, 2)
         completions = grpo_sg.rollout(slow, task, problems, cfg, n=16, temperature=0.7, seed=seed)
         grpo_sg.set_advantages(completions, 16)
-        updates = learn(slow, optimizer, completions, cfg, reference, seed)
+        updates = grpo_sg.learn(slow, optimizer, completions, cfg, reference, seed)
         assert row["step"] == step and row["skipped"] == 0
         assert row["reward"] == sum(c.reward for c in completions) / 32
         assert row["grad_norm"] == pytest.approx(max(totals["norm"] for totals in updates), rel=1e-3)
@@ -827,26 +827,32 @@ def test_training_is_this_loop():
          "AdamW with betas 0.9 and 0.99, no weight decay, cfg.lr", 1e-4)
 
 
-def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
-    policy, task, cfg = build_toy()
+def test_training_logs_a_group_of_each_step_and_the_validations(tmp_path):
+    policy, task, cfg = build_toy(steps=8, eval_every=3)
     run = grpo_sg.Run(cfg, policy, tmp_path / "run")
     grpo_sg.train(policy, task, cfg, run)
-    rewards = [row["reward"] for row in run.rows]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 2 and len(rewards) == 25
     assert run.rows[0]["weight_mean"] > 1
     samples = rows_of(tmp_path / "run" / "samples.jsonl")
     assert len({row["question"] for row in samples[::cfg.group_size] if row["split"] == "train"}) == 3
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
-        (step, problem.question) for step in (10, 20) for problem in task.valid]  # and never the test's
+        (step, problem.question) for step in (3, 6) for problem in task.valid]  # greedy, and never the test's
+    assert not any("@" in key for row in rows_of(tmp_path / "run" / "metrics.jsonl") for key in row)
 
 
-def test_without_a_folder_training_writes_nothing(tmp_path, monkeypatch):
+def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=2, eval_every=1, shaping="none")
+    policy, task, cfg = build_toy(steps=6, eval_every=3, shaping="none")
     rows = grpo_sg.train(policy, task, cfg)
-    assert [row["weight_mean"] for row in rows] == [1, 1]
+    assert [row["weight_mean"] for row in rows] == [1] * 6
     assert os.listdir(tmp_path) == []
+    printed = capsys.readouterr().out
+    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("12356")
+    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == ["3"]  # the test comes after the last
+    assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
+    for row in rows:
+        assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
+        assert row["tokens_per_second"] * row["seconds_sampling"] == pytest.approx(48 * row["completion_tokens"])
 
 
 def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
@@ -858,35 +864,27 @@ def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
     assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 3
     samples = rows_of(tmp_path / "run" / "samples.jsonl")
     assert [row["question"] for row in samples] == ["why why"] * 16 * 3
+    # One reward may be the mean of its group.
+    completions = [grpo_sg.Completion(None, [5], [2], [True], reward=R) for R in (0, 1, 2, 4, 4, 4)]
+    grpo_sg.set_advantages(completions, 3)
+    assert grpo_sg.make_step_row(1, completions, [], 3)["equal_groups"] == 0.5
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_and_all_completions_are_logged(tmp_path):
+def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
     policy, task, cfg = build_toy(steps=1)
-    before = parameters_of(policy.model)
     next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
-    row, = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
-    assert row["skipped"] == 2 and row["grad_norm"] == 0 and math.isfinite(row["loss"])
-    assert torch.equal(parameters_of(policy.model), before)
+    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
-
-
-def test_a_row_has_the_largest_norm_and_means_over_tokens():
-    """Of two updates, and of these and one that was not finite."""
-    sums = dict(clipped=3.0, kls=0.2, entropies=40.0, weights=24.0, unlikely=5.0)
-    updates = [dict(norm=1.0, loss=0.5, count=10.0, **dict.fromkeys(sums, 1.0)),
-               dict(norm=3.0, loss=1.5, count=10.0, **sums)]
-    row = grpo_sg.average_updates(updates)
-    assert row == pytest.approx({"grad_norm": 3.0, "skipped": 0, "loss": 1.0, "clip_frac": 0.2, "kl": 0.06,
-                                 "entropy": 2.05, "weight_mean": 1.25, "low_prob_frac": 0.3})
-    row = grpo_sg.average_updates([*updates, dict(updates[0], norm=9.0, loss=math.nan)])
-    assert (row["grad_norm"], row["skipped"], row["loss"]) == (3.0, 1, None)
+    assert "step 1: 2 updates skipped" in capsys.readouterr().out
 
 
 # ==== Corner cases of the algorithm ====
 
-def test_a_large_offset_of_the_rewards_changes_nothing():
+def test_advantages_do_not_depend_on_how_rewards_are_rounded():
+    """Neither with a large offset, nor if equal rewards were computed in different ways."""
     rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
-    assert grpo_sg.group_advantages(rewards + 1e9).equal(grpo_sg.group_advantages(rewards))
+    assert group_advantages(rewards + 1e9).equal(group_advantages(rewards))
+    assert group_advantages(torch.tensor([[0.1 * 3, 0.3, 0.3]], dtype=torch.float64)).eq(0).all()
 
 
 def test_a_random_number_rounded_up_to_1_draws_the_last_token():
@@ -936,14 +934,11 @@ def test_the_sums_are_those_of_loops(mode):
 def test_the_loss_is_computed_in_float32_or_float64():
     logps, old, ref, A, mask, w = batch()
     for dtype, rel in ((torch.bfloat16, 1e-5), (torch.float64, 1e-12)):
-        x, y, a = logps.to(dtype), old.to(dtype), A if dtype == torch.bfloat16 else A.double()
+        x, y = (logps.double() / 3).to(dtype), (old.double() / 3).to(dtype)
+        a = A if dtype == torch.bfloat16 else A.double()
         expected = slow_loss(x.double(), y.double(), a, mask, w, ref)
         assert grpo_sg_loss(x, y, a, mask, weights=w)[0].item() == pytest.approx(expected.item(), rel=rel)
-    assert grpo_sg_loss(logps, old, A, torch.zeros_like(mask))[0] == 0
-
-
-def test_the_entropy_of_many_tokens_does_not_overflow_in_float16():
-    """131,072 tokens of 2 nats sum to more than float16 can hold."""
+    # 131,072 tokens of 2 nats sum to more than float16 can hold.
     logps = torch.full((64, 2048), -2.0)
     _, sums = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
     assert sums["entropies"].item() / sums["count"].item() == pytest.approx(2.0)
@@ -1059,7 +1054,9 @@ def check_seeds(policy, task, cfg):
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
-        rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        with mock.patch.object(grpo_sg, "sample", wraps=sample) as watched:
+            rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        assert max(len(call.args[1]) for call in watched.call_args_list) <= size
         found.append([(c.tokens, c.mask) for c in rolled])
     assert found[0] == found[1] == found[2] == found[3] != found[4]
     return rolled
@@ -1115,9 +1112,6 @@ def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
 def test_prompts_that_are_not_lists_of_tokens_are_refused(prompts):
     with pytest.raises(AssertionError, match=f"prompts must be lists of token ids, .* not {type(prompts).__name__}"):
         sample(build_model(), prompts, max_new_tokens=2, stop_ids=[])
-
-
-def test_a_temperature_below_0_is_refused():
     with pytest.raises(AssertionError, match="the temperature must not be below 0: -1"):
         sample(build_model(), [[1]], max_new_tokens=2, stop_ids=[], temperature=-1)
 
@@ -1150,29 +1144,53 @@ def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
 def test_a_prepared_model_has_no_dropout_even_in_training_mode(family, rates):
     """Gradient checkpointing needs that mode. The config has the rates, and so have modules."""
     model = build_model(family, **dict.fromkeys(rates, 0.5)).train()
+    torch.set_num_threads(2)
     assert not grpo_sg.prepare(model, "cpu").training
+    assert torch.get_num_threads() == 1  # of a tiny model
     ids = torch.tensor([PROMPTS[2]])
     expected = model(input_ids=ids).logits
     assert torch.equal(model.train()(input_ids=ids).logits, expected)
     assert [getattr(model.config, rate) for rate in rates] == [0.0] * len(rates)
 
 
-def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_update():
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_stay_in_float32_under_autocast(tied):
+    """Also those of a copy, which has its own vocabulary matrix."""
+    model = build_model(tie_word_embeddings=tied)
+    grpo_sg.keep_logits_in_float32(model)
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    for each in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
+        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
+        assert output.logits.equal(hidden @ head.weight.T) and head(hidden.bfloat16()).dtype == torch.float32
+
+
+def test_a_gpu_is_used_if_there_is_one(monkeypatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
+
+
+@pytest.mark.filterwarnings("error")  # no warning of training mode
+def test_gradient_checkpointing_recomputes_layers_and_trains_the_same():
     calls, parameters = {}, {}
     for checkpointing in (False, True):
-        policy, completions, cfg = rolled(updates=1, gradient_checkpointing=checkpointing)
+        policy, task, cfg = build_toy(steps=2, gradient_checkpointing=checkpointing)
         grpo_sg.prepare(policy.model, "cpu", gradient_checkpointing=checkpointing)
         calls[checkpointing] = 0
         attention = policy.model.model.layers[0].self_attn
         before = attention.forward
 
         def forward(*given, **named):
-            calls[checkpointing] += 1
+            calls[checkpointing] += torch.is_grad_enabled()
             return before(*given, **named)
         attention.forward = forward
-        _, parameters[checkpointing] = stepped(policy, completions, cfg)
+        grpo_sg.train(policy, task, cfg)
+        parameters[checkpointing] = parameters_of(policy.model)
     assert calls[True] == 2 * calls[False] > 0
-    assert torch.allclose(parameters[True], parameters[False], atol=1e-6)
+    assert torch.allclose(parameters[True], parameters[False], atol=1e-4)
 
 
 @MODES
@@ -1194,20 +1212,18 @@ def test_logged_means_leave_out_equal_groups_but_the_loss_counts_their_tokens(mo
     assert sum(c.advantage != 0 for c in completions) == 32
 
 
-def test_a_non_finite_update_is_skipped():
+def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped():
     policy, completions, cfg = rolled(updates=2)
     before = parameters_of(policy.model)
-    advantages = [c.advantage for c in completions]
-    for c in completions:
-        c.advantage *= math.nan
+    hook = next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 2 and row["loss"] is None and row["grad_norm"] == 0
+    assert row["skipped"] == 2 and row["grad_norm"] == 0 and math.isfinite(row["loss"])
     assert torch.equal(before, after)
-    for c, A in zip(completions, advantages):
-        c.advantage = A
-    completions[0].advantage = math.inf
+    hook.remove()
+    completions[0].advantage = math.inf  # in one of the two updates
     row, after = stepped(policy, completions, cfg)
-    assert row["skipped"] == 1 and after.isfinite().all() and not torch.equal(before, after)
+    assert row["skipped"] == 1 and row["loss"] is None and row["grad_norm"] > 0
+    assert after.isfinite().all() and not torch.equal(before, after)
 
 
 # ==== Knights and Knaves, sums and products ====
@@ -1215,6 +1231,62 @@ def test_a_non_finite_update_is_skipped():
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
 ROLE_NAMES = ("knight", "knave")
+
+
+RIGHT = [GOOD, "(1) Mira is a knight\n(2) Tobias is a knave\n(3) Zo\u00eb is a knight", GOOD + ", Mira is a knight",
+         "mira IS A KNIGHT; tobias is a Knave. zo\u00eb is a knight", "1. Mira is a knight 2. Tobias is a knave\n- Zo\u00eb "
+         "is a knight.", "**Mira** is a **knight**, Tobias is a knave, and Zoe\u0308 is a knight"]
+# Slips, doubts, several answers, letters that only look right, and what nobody can read as an answer.
+WRONG = ["", " ", GOOD.replace("knave", "knight"), "Mira is a knight, Tobias is a knave", GOOD + ", Ivo is a knave",
+         "It is false that " + GOOD, GOOD.replace("is a", "is not a", 1), "Is it that " + GOOD + "?", GOOD + "?", GOOD + "!",
+         "I guess " + GOOD, "maybe " + GOOD, GOOD + " or not", "Tobias said " + GOOD, f'"{GOOD}"', f"~~{GOOD}~~",
+         GOOD.replace("knight", "knight's rival", 1), GOOD.replace("knight", "knightess", 1), GOOD + ", Mira is a knave",
+         "Mira is a knave, " + GOOD, GOOD + ". Wait, Mira is a knave", GOOD + ". Just kidding", "Anna-" + GOOD,
+         GOOD.replace("Mira", "Mira-Anna"), GOOD.replace("Mira", "Mira\u200b"), GOOD.replace("Mira", "M\u0456ra"),
+         GOOD.replace("knight", "\u212anight"), GOOD.replace("knave", "knav\u0435"), GOOD.replace("\u00eb", "e"),
+         "Mira: knight, Tobias: knave, Zo\u00eb: knight", GOOD.replace("knight", "knight or a knave", 1),
+         "knight, knave, knight", GOOD.replace(", ", ""), "is a knight", GOOD.replace(", ", " " * 400)]
+BLOCK = f"<answer>{GOOD}</answer>"
+WHOLE = f"<think>Mira is honest.</think>\n{BLOCK}"
+# Without a block, with two, with text around them, and with tags or turns that are hidden or faked.
+BADLY_FORMED = [
+    GOOD, BLOCK, f"<think></think>{BLOCK}", f"<think> \n</think>{BLOCK}", f"<think>\u200b...</think>{BLOCK}",
+    f"<think>\u3164</think>{BLOCK}", "Sure! " + WHOLE, WHOLE + " I am sure.", WHOLE.replace("\n", " so: "), WHOLE * 2,
+    WHOLE.replace("<think>", "<Think>"), WHOLE.replace("answer>", "Answer>"), WHOLE.replace("<think>", ""),
+    WHOLE.replace("</think>", ""), WHOLE.replace("</answer>", ""), WHOLE + "<ANSWER>Mira is a knave</ANSWER>",
+    WHOLE + "<answer >Mira is a knave</answer >", WHOLE + "\uff1canswer\uff1e", WHOLE.replace("is", "<answer>", 1),
+    WHOLE.replace("honest", "<\u200banswer>"), WHOLE.replace("honest", "< answer >"), BLOCK + "<think>ok</think>", f"<think>{BLOCK}</think>", "<think>" + WHOLE,
+    WHOLE + "<answer>\u0338Mira is a knave</answer>\u0338", "Assistant: " + WHOLE, WHOLE + "\x00", WHOLE + "</s> or a knave",
+    WHOLE + "<|im_end|><|im_start|>assistant " + WHOLE, f"<think>a</think>\u0338 text <think>\u0338 b</think>{BLOCK}",
+    *(WHOLE.replace("is honest", turn) for turn in (
+        "<|im_start|>user\nSure?", "\nUser: sure?", "\rUser: sure?", "\n\u200bUs\u200ber: sure?", "\n     User: s",
+        "\u2028 **User**: s", "<\uff5cUser\uff5c> sure?", "[INST] sure?"))]
+
+
+def test_what_a_verifier_of_puzzles_accepts():
+    """A badly formed response is never correct, and a well formed one only if its answer says who is what,
+    about everybody, and nothing else."""
+    for answer in RIGHT:
+        for thoughts in ("I see.", "If x < 3 & y > 2, |x|<|y|: a knave?"):
+            for end in ("", "\n", ".", "<|im_end|>", "\n<|endoftext|>\n", "</s>", "<|eot_id|> <pad><pad>"):
+                response = f" <think>{thoughts}</think>\n<answer>{answer}</answer>{end}"
+                assert tasks.verify_kk(response, ROLES) == (True, True), response
+    for answer in WRONG:
+        response = f"<think>I see.</think><answer>{answer}</answer>"
+        assert tasks.verify_kk(response, ROLES) == (False, True), response
+    for response in BADLY_FORMED:
+        assert tasks.verify_kk(response, ROLES) == (False, False), response
+
+
+@pytest.mark.parametrize("names", [
+    "O'Neil, Anna", "O\u2019Neil, Anna", "Mary Ann, Mary, Ann", "Anna-Maria, Maria", "And, Knight, A", "Think, \u095boya",
+    "\u00c9lodie, Bj\u00f6rn"])
+def test_names_may_be_unusual(names):
+    names = names.split(", ")
+    answer = " and ".join(f"{name} is a knight" for name in names)
+    for text in (answer, answer.upper(), unicodedata.normalize("NFD", answer)):
+        response = f"<think>x</think><answer>{text}</answer>"
+        assert tasks.verify_kk(response, dict.fromkeys(names, "knight")) == (True, True)
 
 
 def test_hostile_responses_are_cheap():
@@ -1281,11 +1353,11 @@ def meaning(problem):
 
 
 def test_splits_share_no_puzzle_under_other_names_or_words():
-    found = {split: tasks.kk_split(split, 100, [3], seed)
+    found = {split: tasks.kk_split(split, 60, [3], seed)
              for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
     sets = {split: {meaning(problem) for problem in problems} for split, problems in found.items()}
     assert not any(a & b for a, b in itertools.combinations(sets.values(), 2))
-    assert len(sets["test"]) == 100 and len({problem.question for problem in found["train"]}) == 100
+    assert len(sets["test"]) == 60 and len({problem.question for problem in found["train"]}) == 60
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
@@ -1324,7 +1396,8 @@ def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
-    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], train_problems=2, eval_problems=40))
+    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], eval_problems=40, eval_only=True))
+    assert task.train is task.test  # without training no others are made, which takes long
     right = 0
     for n in (2, 3):
         answers = [str(list(problem.answer.values())) for problem in task.test if len(problem.answer) == n]
@@ -1344,8 +1417,8 @@ def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
 
 
 def test_solutions_of_arithmetic_are_right():
-    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=2000, eval_problems=5))
-    for problem in task.train[:200]:
+    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=200, eval_problems=5))
+    for problem in task.train:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
         assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
         columns = re.findall(r"(\d)([+*])(\d)=(\d\d)\+(\d)=(\d\d)", problem.solution)
@@ -1357,21 +1430,24 @@ def test_solutions_of_arithmetic_are_right():
 
 def test_arithmetic_splits_share_no_operands():
     pairs = {}
-    for split, count in (("train", 6000), ("valid", 2000), ("test", 2000)):
+    for split, count in (("train", 2000), ("valid", 1000), ("test", 1000)):
         problems = tasks.arithmetic_split(split, count, 3)
         pairs[split] = [frozenset(re.findall(r"\d+", problem.question)) for problem in problems]
     assert not any(set(a) & set(b) for a, b in itertools.combinations(pairs.values(), 2))
-    assert len(set(pairs["test"])) == 2000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
+    assert len(set(pairs["test"])) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
 # ==== Plain numbers, and data from files and the hub ====
 
 EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
          "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
-         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5"]
+         "\\frac{3}{4} 3/4", "\\dfrac{3}{4} 0.75", "-\\frac{1}{2} -1/2", "$5$ 5", "\\$18 18", "90^{\\circ} 90",
+         "90^{\\circ} 90^\\circ", "\\frac{-1}{2} -0.5", "1{,}234 1234", "1,\\!234 1,234", "1\\,234\\,567 1234567",
+         "\u22125 -5", "\\text{5} 5", "$-\\$5$ -5"]
 UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
            "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
-           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5"]
+           "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5",
+           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%"]
 
 
 @pytest.mark.parametrize("pair", EQUAL)
@@ -1383,6 +1459,13 @@ def test_equal_plain_numbers(pair):
 def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
     assert not tasks.plain_equal(*pair.split())
     assert not tasks.plain_equal("", "") and not tasks.plain_equal("9" * 501, "9" * 501)
+
+
+@pytest.mark.parametrize("response, gold, verdict", [
+    ("\\boxed{5}", "5", (True, True)), ("\\boxed{42}", 42, (True, True)), ("\\boxed{5}", ["4", "5"], (True, True)),
+    ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False))])
+def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(response, gold, verdict):
+    assert tasks.verify_math(response, gold) == verdict
 
 
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
@@ -1425,18 +1508,11 @@ def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
         ("deepscaler", "test"): ("aime_2024 train", ["5"])}
 
 
-def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
-    """Of puzzles with two people and with three, each size with its own answer."""
-    puzzles = [tasks.Problem(str(i), dict(zip("abc", roles))) for i, roles in enumerate(
-        [("knight",) * 2, ("knight",) * 2, ("knave",) * 2, ("knight",) * 3, ("knave",) * 3])]
-    monkeypatch.setattr(tasks, "kk_split", lambda split, count, **more: puzzles)
-    assert tasks.kk_task(grpo_sg.Config(people=[2, 3])).floor == pytest.approx(3 / 5)
-
-
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
+    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
-    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
+    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", eval_data="math500"), "own test puzzles"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
 def test_data_that_does_not_exist_is_refused(settings, message):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
@@ -1446,10 +1522,35 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5"):
+    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
             tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+@pytest.mark.parametrize("text", [
+    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
+    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
+    '[\n{"question": "1?",\n"answer": "1"}]'])
+def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
+    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
+    path.write_text(text, encoding="utf-8")
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
+
+
+def test_a_json_file_without_a_list_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
+        path.write_text(text)
+        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
+            tasks.read_file(str(path), tasks.MATH_LINE)
+
+
+def test_golds_may_be_whole_solutions(tmp_path):
+    path = tmp_path / "a.jsonl"
+    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
+    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
+    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
 
 
 def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
@@ -1525,10 +1626,13 @@ def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(templ
         tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
 
 
-def test_a_task_without_thoughts_can_use_a_template_that_closes_them():
+def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
     tokenizer = byte_tokenizer(CLOSED)
     (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
+    (ids, opening), = tasks.encode_prompts(byte_tokenizer(CHAT + "<think>"), chat_task(system=""), ["Who?"])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert opening == "<think>"  # the response contains the thoughts, because this template opens them
     switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
     (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
                                            '{"thinking": true}')
@@ -1549,6 +1653,10 @@ def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
     assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
+    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
@@ -1561,8 +1669,15 @@ def test_a_question_may_be_a_chat():
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
     assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
-    (ids, _), = tasks.encode_prompts(byte_tokenizer(GEMMA), chat_task(), [chat])
-    assert tokenizer.decode(ids).startswith("<start_of_turn>user\nBe good.\n\n1 + 1?<end_of_turn>")
+    # Templates may leave out what the assistant thought.
+    tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
+    chat[1]["content"] = "<think>easy</think>2"
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    assert ids == first
+    tokenizer = byte_tokenizer(GEMMA)
+    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
+    first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
+    assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
 def test_a_chat_in_a_file_is_a_question(tmp_path):
@@ -1592,6 +1707,7 @@ def test_the_system_prompt_can_be_replaced(name, opening):
     assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
 
 
+@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "pretrained")), reason="pretrained/ is optional")
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_a_tiny_model_reads_only_the_question(name):
     """It knows the words of the questions and solutions, and no others."""
@@ -1606,7 +1722,7 @@ def test_a_tiny_model_reads_only_the_question(name):
     (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
-    (LAST_MESSAGE, "<|endoftext|>"), ("{{ messages[0].content }}", "<|endoftext|>"),
+    (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
     ("{{ raise_exception('no') }}", "<|endoftext|>")])
 def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
@@ -1626,21 +1742,12 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     assert completion.tokens == [last] and completion.reward == -0.5
 
 
-def test_the_tag_that_ends_the_prompt_is_part_of_the_response():
-    """Otherwise no completion of a real model would be well formed. The stop token is not part of it."""
-    policy, task, cfg = build_toy()
-    task = task._replace(verify=lambda response, answer: tasks.Verdict(False, response == "<think>yes"))
-    with mock.patch.object(grpo_sg, "sample", lambda *a, **settings: [[2, 0]]):
-        completion, = grpo_sg.rollout(policy, task, [task.train[0]._replace(opening="<think>")], cfg, n=1,
-                                      temperature=1.0, seed=0)
-    assert completion.formatted and completion.transcript == completion.response == "<think>yes"
-
-
 def test_all_end_tokens_that_the_model_names_end_a_completion():
     tokenizer, model = byte_tokenizer(None), build_model(vocab_size=300)
     for named, stops in (([258, 299], {0, 2, 258, 299}), (7, {0, 2, 7}), (None, {0, 2})):
         model.generation_config.eos_token_id = named
-        assert grpo_sg.find_stop_ids(model, tokenizer) == stops
+        for tokenizer.eos_token in ("<|endoftext|>", "<|im_end|>"):
+            assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
 # ==== The model and the program ====
@@ -1668,7 +1775,7 @@ def run_program(text, capsys, **defaults):
 
 
 @pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, monkeypatch, capsys):
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
     rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
@@ -1682,9 +1789,12 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flag
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
     # The checkpoint has the settings of its run: no flag but --model is needed.
-    printed = run_program(f"--eval_only --model {tmp_path}/run --out {tmp_path}/test", capsys)
+    monkeypatch.chdir(tmp_path)
+    printed = run_program("--eval_only --model run", capsys)
     assert "--max_new_tokens=8" in printed
-    assert rows_of(tmp_path / "test" / "metrics.jsonl") == [{**rows[-1], "step": 0}]
+    out, = (tmp_path / "runs").iterdir()
+    assert out.name.startswith(f"{flags.split()[1]}-test-seed0-") and f"files of this run: runs/{out.name}/" in printed
+    assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
 
 
 def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_the_defaults(tmp_path, capsys):
@@ -1731,6 +1841,27 @@ def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_p
     assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
 
 
+def test_all_settings_can_be_written_as_flags():
+    """So settings.json is read as flags are."""
+    cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
+    assert grpo_sg.parse(grpo_sg.as_flags(vars(cfg))) == vars(cfg)
+
+
+def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
+    """At a learning rate of 1e-6, bfloat16 would round most updates away."""
+    save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
+    model, _ = grpo_sg.load_model(tmp_path, local=True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--out /proc/run", "error: "), ("--out run --max_new_tokens 5000", "error: no problem fits into the model's context")])
+def test_a_run_that_cannot_begin_says_why_in_one_line(flags, message, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = run_program(f"--model {folder}/model {SMALL} --brief --people 3 {flags}", capsys)
+    assert error.startswith(message) and "\n" not in error and not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("fault", ["lacks", "nan"])
 def test_a_model_with_missing_or_broken_parameters_is_refused(fault, tmp_path, capsys):
     """Missing ones would start at random, without a word."""
@@ -1760,13 +1891,14 @@ def reward_by_length(completion):
     return len(completion.response) % 3
 
 
-def start(model, out, capsys, flags="--steps 4"):
-    """Start a run of an untrained model in the folder `out`, or resume it. Returns the exit status."""
+def start(folder, out, flags="--steps 4", reward=reward_by_length):
+    """Start a run of the model in `folder`, with its files in `out`, or resume it. Returns the exit
+    status, or its error line."""
     if "--resume" not in flags:
-        flags = (f"{flags} --model {model} --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
-                 "--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001")
-    make = tasks.TASKS["kk"]
-    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=tasks.TASKS["reward"])):
+        flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
+                 f"--eval_samples 2 --max_new_tokens 4 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
+    make = tasks.kk_task
+    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
         try:
             grpo_sg.main([*flags.split(), "--out", str(out)])
         except SystemExit as stop:
@@ -1785,14 +1917,20 @@ def contents_of(out):
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    save_model(tmp_path_factory.mktemp("run") / "model")
-    return tmp_path_factory.getbasetemp() / "run0" / "model"
+def folder(tmp_path_factory):
+    """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_model(folder / "model", model=build_model(vocab_size=260, num_hidden_layers=1))
+    assert start(folder, folder / "whole") is None
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def default_reward(monkeypatch):
-    monkeypatch.setitem(tasks.TASKS, "reward", reward_by_length)
+def ctrl_c_interrupts():
+    """In the background of a shell SIGINT is ignored, and a child inherits this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Event:
@@ -1808,122 +1946,123 @@ class Event:
         return self.function(*args, **kwargs)
 
 
-def send(name):
-    """Return a function that sends this process the signal."""
-    def happen():
-        os.kill(os.getpid(), getattr(signal, name))
-    return happen
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def die():
     raise SystemExit("killed")
 
 
-@pytest.fixture
-def whole(model_folder, tmp_path, capsys):
-    """Return the contents of an uninterrupted run."""
-    assert start(model_folder, tmp_path / "whole", capsys) is None
-    return contents_of(tmp_path / "whole")
+def fill_disk():
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("where, number, happen, status", [
-    ("sample", 6, send("SIGINT"), 130), ("learn", 2, send("SIGTERM"), 143),  # in a rollout, in an update
-    ("evaluate", 3, send("SIGINT"), 130),                                   # in a validation
-    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])           # with no time to save
+    ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
+    ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
+    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])    # with no time to save
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
-        where, number, happen, status, whole, model_folder, tmp_path, capsys, monkeypatch):
+        where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs."""
     monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
     with mock.patch.object(grpo_sg, where, Event(getattr(grpo_sg, where), number, happen)):
-        assert start(model_folder, tmp_path / "run", capsys) == status
-    printed = capsys.readouterr().out
-    assert "killed" == status or f"continue with --resume --out {tmp_path}/run" in printed
+        assert start(folder, tmp_path / "run") == status
+    assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
+    assert start(folder, tmp_path / "run", "--resume") is None
     assert "resuming after step" in capsys.readouterr().out
-    assert contents_of(tmp_path / "run") == whole
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-@pytest.mark.parametrize("where, number", [
-    ("shutil.rmtree", 5), ("os.rename", 2), ("os.rename", 3), ("torch.save", 2)])
-def test_a_run_killed_while_it_saves_keeps_a_whole_checkpoint(
-        where, number, whole, model_folder, tmp_path, capsys, monkeypatch):
-    """Each save renames twice, except for the first: between the two only the checkpoint before is whole."""
+@pytest.mark.parametrize("where, name, number, happen, message", [
+    # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
+    (os, "rename", 2, die, "killed"), (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
+    (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
+def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
+        where, name, number, happen, message, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-    module, name = where.split(".")
-    module = {"os": os, "shutil": shutil, "torch": torch}[module]
-    with mock.patch.object(module, name, Event(getattr(module, name), number, die)):
-        assert start(model_folder, tmp_path / "run", capsys) == "killed"
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert contents_of(tmp_path / "run") == whole
+    with mock.patch.object(where, name, Event(getattr(where, name), number, happen)):
+        assert start(folder, tmp_path / "run").startswith(message)
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-def test_a_second_signal_ends_a_run_at_once(model_folder, tmp_path, capsys):
-    def twice():
-        send("SIGINT")()
-        send("SIGINT")()
-    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, twice)):
-        assert start(model_folder, tmp_path / "run", capsys) == 130
+def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
+    def press_twice():
+        press_ctrl_c()
+        press_ctrl_c()
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, press_twice)):
+        assert start(folder, tmp_path / "run") == 130
     assert not (tmp_path / "run" / "checkpoint").exists()
     # Not one step was logged, so the run can begin again.
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert [row["step"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-def test_a_signal_before_training_ends_the_program_at_once(model_folder, tmp_path, capsys):
-    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, send("SIGINT"))):
-        assert start(model_folder, tmp_path / "run", capsys) == 130
+def test_a_signal_before_training_ends_the_program_at_once(folder, tmp_path, capsys):
+    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, press_ctrl_c)):
+        assert start(folder, tmp_path / "run") == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(whole, model_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+def test_ignored_signals_stay_ignored_and_handlers_return_after_training():
+    """nohup ignores SIGHUP."""
+    run = grpo_sg.Run(grpo_sg.Config())
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with grpo_sg.signals_to(run):
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == run.receive
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
-    def fill():
-        raise OSError(28, "No space left on device")
-    with mock.patch.object(torch, "save", Event(torch.save, 3, fill)):
-        error = start(model_folder, tmp_path / "run", capsys)
-    assert error.startswith("error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")
-    assert start(model_folder, tmp_path / "run", capsys, "--resume") is None
-    assert contents_of(tmp_path / "run") == whole
+
+def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
+    """Also in a resumed run."""
+    out = tmp_path / "run"
+    start(folder, out, "--steps 2 --updates 1 --beta 0.1")
+    start(folder, out, "--resume --steps 3")
+    first, second, third = [row["kl"] for row in rows_of(out / "metrics.jsonl") if "split" not in row]
+    assert first == 0 and second > 1e-6 and third > 1e-6
 
 
-def test_a_resumed_run_may_add_steps_but_not_change_its_method(whole, model_folder, tmp_path, capsys):
-    out = tmp_path / "whole"
-    assert "--resume keeps the run's own --lr 0.001" in start(model_folder, out, capsys, "--resume --lr 0.01")
-    assert "--steps 3, but the run in" in start(model_folder, out, capsys, "--resume --steps 3")
-    assert contents_of(out) == whole
-    assert start(model_folder, out, capsys, "--resume --steps 5 --sample_batch 7") is None
+def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    assert "--resume keeps the run's own --lr 0.001" in start(folder, out, "--resume --lr 0.01")
+    assert "--steps 3, but the run in" in start(folder, out, "--resume --steps 3")
+    assert contents_of(out) == contents_of(folder / "whole")
+    assert start(folder, out, "--resume --steps 5 --sample_batch 7") is None
     assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
 
 
+def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
+    """A run that is killed before the first cannot continue, and loses nothing of its logs."""
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 3, die)):
+        assert start(folder, tmp_path / "run") == "killed"
+    assert "has steps but no checkpoint: start a new run" in start(folder, tmp_path / "run", "--resume")
+    rows = rows_of(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], row.get("split")) for row in rows] == [
+        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
+
+
 @pytest.mark.parametrize("damage, message", [
-    ("checkpoint", "has steps but no checkpoint: start a new run"), ("checkpoint/training.pt", "training.pt cannot be read"),
+    ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
-def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, whole, model_folder, tmp_path, capsys):
-    path = tmp_path / "whole" / damage
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    logs = (tmp_path / "whole" / "samples.jsonl").read_text()
-    assert message in start(model_folder, tmp_path / "whole", capsys, "--resume")
-    assert (tmp_path / "whole" / "samples.jsonl").read_text() == logs
+def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / damage).unlink()
+    assert message in start(folder, out, "--resume")
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (out / name).read_text() == (folder / "whole" / name).read_text()
 
 
-@pytest.mark.parametrize("reward, message", [
-    (lambda c: math.nan, "error: reward must return a finite number, not nan"), (lambda c: c.nothing, None)])
-def test_a_users_wrong_value_is_one_line_and_a_users_bug_keeps_its_traceback(
-        reward, message, model_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(tasks.TASKS, "reward", reward)
-    if message:
-        assert start(model_folder, tmp_path / "run", capsys).startswith(message)
-    else:
-        with pytest.raises(AttributeError, match="nothing"):
-            start(model_folder, tmp_path / "run", capsys)
-
-
-def test_a_verdict_must_be_two_truth_values(capsys):
-    policy, task, cfg = build_toy(change={"verify": lambda response, answer: 0.5})
-    with pytest.raises(SystemExit, match=r"error: verify must return \(correct, formatted\)"):
-        grpo_sg.rollout(policy, task, task.test, cfg, n=1, temperature=0, seed=0)
+def test_a_bug_in_a_users_function_keeps_its_traceback(folder, tmp_path):
+    with pytest.raises(AttributeError, match="nothing"):
+        start(folder, tmp_path / "run", reward=lambda c: c.nothing)
 
 
 def test_a_reader_that_goes_away_does_not_end_a_run(monkeypatch):

@@ -1,10 +1,10 @@
-"""Read the recorded rows, and compute paired differences, 95% confidence intervals, minimum
-detectable effects, and Holm's correction. Nothing here trains."""
+"""Read recorded rows; compute 95% confidence intervals and minimum detectable effects."""
 import functools
 import json
 import math
 import pathlib
 import statistics
+import subprocess
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -28,17 +28,21 @@ def append_rows(path, rows):
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
+def name_commit():
+    """Return the commit of the program, with "changed" if a script differs from it."""
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=RESULTS, capture_output=True, text=True)
+        return done.stdout.strip()
+    changed = git("status", "--porcelain", "--", ":/*.py")
+    return git("rev-parse", "--short", "HEAD") + (" changed" if changed else "")
+
+
 def read(experiment):
     return read_rows(RESULTS / f"{experiment}.jsonl")
 
 
 def read_json(name):
     return json.loads((RESULTS / name).read_text("utf-8"))
-
-
-def select(rows, **values):
-    """Return {seed: row} of the rows with these values."""
-    return {row["seed"]: row for row in rows if values.items() <= row.items()}
 
 
 # ---- Intervals ----
@@ -74,35 +78,3 @@ def detectable(values):
     difference of this size, with an interval that excludes 0."""
     degrees = len(values) - 1
     return (t_quantile(0.975, degrees) + t_quantile(0.8, degrees)) * standard_error(values)
-
-
-def holm(tests):
-    """Return {name: whether its mean differs from 0 after Holm's correction}. tests: {name:
-    values}, all of the same number."""
-    sizes = {}
-    for name, values in tests.items():
-        error = standard_error(values)
-        sizes[name] = abs(statistics.fmean(values)) / error if error else 0.0
-    found, going = {}, True
-    for i, name in enumerate(sorted(sizes, key=sizes.get, reverse=True)):
-        level = 0.05 / (len(tests) - i)
-        limit = t_quantile(1 - level / 2, len(tests[name]) - 1)
-        going = going and sizes[name] > limit
-        found[name] = going
-    return found
-
-
-# ---- How values are written ----
-
-def rounded(x):
-    """Round to five digits; turn nan, which JSON does not have, into None."""
-    return float(f"{float(x):.5g}") if math.isfinite(x) else None
-
-
-def in_words(values, digits=2):
-    """Format the mean and 95% CI of values, or a single value."""
-    numbers = interval(values) if len(values) > 1 else values
-    texts = [f"{round(x, digits) + 0.0:.{digits}f}" for x in numbers]  # never -0.00
-    if len(texts) < 2:
-        return texts[0] if texts else "-"
-    return "{} [{}, {}]".format(*texts)

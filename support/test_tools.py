@@ -34,7 +34,7 @@ def verify_x(response, gold):
 
 
 @pytest.fixture
-def converse():
+def converse(monkeypatch):
     """Return (spell, converse). converse(scripts) does a rollout without a model: row k writes the token
     ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer = letters_tokenizer()
@@ -53,10 +53,11 @@ def converse():
                         stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
                 written.append(turn[:ends[0]] if ends else turn)
             return written
+        monkeypatch.setattr(grpo_sg, "sample", scripted)
         problems = [tasks.Problem(f"{k}|", "x", prompt=spell(f"{k}|")) for k in range(len(scripts))]
         task = tasks.Task("calls", "", problems, problems, problems, verify_x, 0.0,
                           write=Tool(count_calls, STOP, max_turns))
-        policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0}, sampler=scripted)
+        policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0})
         cfg = grpo_sg.Config(max_new_tokens=60)
         return grpo_sg.rollout(policy, task, problems, cfg, n=1, temperature=1.0, seed=0)
     return spell, converse
@@ -122,7 +123,7 @@ def test_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
     turns = "<search>b</search>", "<search>c</search>", "<answer>x</answer>"
     c, = converse([[spell(turns[0]), spell(turns[1]), spell(turns[2]) + [0]]])
     task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, write=Tool(count_calls, STOP))
-    ids, mask = tiny.write_script(letters_tokenizer(), task, c.problem, "".join(turns))
+    ids, mask = tiny.write_script(letters_tokenizer(), task, c.problem, "".join(turns), 0)
     assert ids.tolist() == c.prompt + c.tokens
     assert mask.tolist() == [False] * len(c.prompt) + c.mask
 

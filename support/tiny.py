@@ -7,8 +7,8 @@
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
 training here replaces its pretraining. A real model whose completions are never well formed
-learns the form, and then has a signal for RL. Other flags are those of grpo_sg.py; they become
-the settings.json of the new folder, the defaults of a run with `--model FOLDER`.
+learns the form, and then has a signal for RL. All other settings are flags of grpo_sg.py.
+They become the settings.json of the new folder: defaults of a run with `--model FOLDER`.
 
 The problems of a task need a `solution`. They may have a `shortcut`, a text that skips a part of
 the solution: a tiny model learns both, and RL can unlearn the shortcut.
@@ -198,20 +198,6 @@ def find_task(name):
     return new[0]
 
 
-def choose_settings(settings):
-    """Return the Config of a run with the new model. Each setting comes from the first that
-    has it: the flags, in `settings`; those of the model, or for a tiny one TINY; Config."""
-    if settings["model"]:
-        settings["model"] = grpo_sg.find_model(settings)
-        saved = grpo_sg.read_model_settings(settings)
-    else:
-        settings["model"] = "tiny"
-        saved = TINY | (PUZZLES if settings["task"] == "kk" else {})
-    cfg = grpo_sg.Config(**{**saved, **settings})
-    grpo_sg.check_settings(cfg)
-    return cfg
-
-
 def check_lengths(task, tokenizer, cfg):
     """Raise UserError if most solutions are longer than a completion may be."""
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
@@ -234,10 +220,7 @@ def make_task(cfg):
 def train(cfg, recipe, new):
     """Make the tiny model, or load cfg.model, and train it with the recipe. Returns the
     Policy."""
-    loaded = None
-    if not new:
-        grpo_sg.say(f"loading {cfg.model}")
-        loaded = grpo_sg.load_or_explain(cfg.model)
+    loaded = None if new else grpo_sg.load_or_explain(cfg.model)
     torch.manual_seed(cfg.seed)
     task = make_task(cfg)
     model, tokenizer = loaded or tiny_model(task)
@@ -268,7 +251,7 @@ def save(policy, cfg, folder):
 
 
 def read_flags(argv):
-    """Parse the flags. Returns (those of this command, those of grpo_sg.py), two dicts."""
+    """Parse the flags. Returns (those of this command, as a dict; those of grpo_sg.py)."""
     parser = argparse.ArgumentParser(
         prog="python -m support.tiny", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
@@ -284,20 +267,21 @@ def read_flags(argv):
                         help=f"texts in a step; default: {NEW['batch']}, or {LOADED['batch']}")
     parser.add_argument("--lr", type=float, metavar="X",
                         help=f"learning rate; default: {NEW['lr']}, or {LOADED['lr']}")
-    own, settings = parser.parse_known_args(argv)
-    return vars(own), grpo_sg.read_flags(settings)
+    own, flags = parser.parse_known_args(argv)
+    return vars(own), flags
 
 
 def main(argv=None):
     transformers.utils.logging.disable_progress_bar()  # it would garble our lines
-    own, settings = read_flags(argv)
+    own, flags = read_flags(argv)
     task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
     for name, value in own.items():
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     try:
         name = find_task(task)
-        cfg = choose_settings({**settings, "task": name, "model": model, "out": out})
+        usual = {} if model else TINY | (PUZZLES if name == "kk" else {})
+        cfg = grpo_sg.read_settings(flags, **usual, task=name, model=model or "tiny", out=out)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         if model:
             name = f"{name}-{os.path.basename(cfg.model)}"

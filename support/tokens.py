@@ -101,6 +101,8 @@ def view(folder, script=""):
     if script:
         find_task(script)
     saved = grpo_sg.read_saved(folder)
+    if not saved:
+        raise SystemExit(f"error: {folder} has no settings.json")
     saved |= {"model": grpo_sg.find_model(saved), "out": "", "resume": False}
     cfg = grpo_sg.Config(**saved)
     grpo_sg.check_settings(cfg)
@@ -108,7 +110,6 @@ def view(folder, script=""):
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
     last = grpo_sg.find_checkpoint(folder)
     if last:
-        grpo_sg.say(f"loading {last}")
         model, _ = grpo_sg.load_or_explain(last)
         policy.model = grpo_sg.prepare(model, policy.model.device)
         sections["after training"] = show_groups(policy.tokenizer, watch(policy, task, cfg))

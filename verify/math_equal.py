@@ -16,7 +16,7 @@ exponents are bounded, so each takes less than 50 milliseconds, in any thread.
 Start at the end, with math_equal. Its stages:
 
     math_tokens    cut the text into tokens: rewrite notations, name units and words
-    without_label  drop the "x =" in front of a value
+    without_label  drop the "x =" in front of a value, and name_of that of a gold
     read           parse tokens into an Item: read_items splits lists and relations,
                    read_side takes the unit, read_expression sums, products and powers,
                    read_atom all that has no sign, and `relation` makes equations
@@ -122,16 +122,23 @@ GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨ
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
     *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
 UNITS = {name: names.split()[0] for names in (
-    "m meter metre|cm centimeter centimetre|mm millimeter|km kilometer|ft foot feet|in inch inche|yd yard|"
-    "mi mile|s sec second|min minute|h hr hour|day|week|month|year|g gram|kg kilogram|mg|lb pound|oz ounce|"
-    "mL|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|mph|N newton|J joule|erg|"
+    "m meter metre|cm|mm|km Km KM|ft foot feet|in inch inche|yd yard|mi mile|s sec second|min minute|h hr hour|day|"
+    "week|month|year|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
+    "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
-    "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
-    "Mpc|kpc|ly|amu|dB|am|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
+    "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
+    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
-# Any other plural is a unit, except these.
-NO_UNITS = re.compile("(.*th|third|dozen|hundred|.*ousand|.*llion|halve|ten|time|minu|plu|les|unles|versu|"
-                      "pair|couple|score|gros|triplet|twin|brace)s")
+PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
+UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
+          for name, unit in UNITS.items() if len(name) > 2 and unit in "m g L s byte W V J N Hz A Pa mol".split()}
+# Any other plural is a unit of its own, except these, which change the number.
+NO_UNITS = re.compile(
+    "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
+    "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
+    "kilo|mil|milli|meg|mega|gig|giga|k)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
@@ -151,6 +158,7 @@ UNICODE = str.maketrans({
 ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
 SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
+INTERVALS = "()", "[]", "(]", "[)"
 CLOSERS |= {left: {right} for left, right in BARS.items()}
 STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
     "(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
@@ -166,6 +174,24 @@ def scientific(match):
     """Turn 3 * 10^5 into 3e5, but not 10^1 or 3 * 10^0, which are shorter without the power."""
     first, exponent = match[1], match[2] or match[3]
     return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
+
+
+SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
+
+
+def choose(match):
+    """Turn C_5^2 into a binomial coefficient, and A_5^2 or P_5^2, a number of permutations, into
+    5!/3!. C_1 to C_3 may be constants of integration, so their powers stay."""
+    n, k = (int(script.strip("{} ")) for script in match.groups()[1:])
+    if not 3 < n or k > n:
+        return match[0]
+    return f"\\binom{{{n}}}{{{k}}}" if match[1] == "C" else f"\\frac{{{n}!}}{{{n - k}!}}"
+
+
+def numeral(match):
+    """Write the base of a numeral, in figures or in words, after an underscore: 201_3."""
+    digits, *bases = match.groups()
+    return f"{digits}_{next(BASES.get(base, base) for base in bases if base)} "
 
 
 BASES = {name: base for base, name in enumerate(
@@ -190,7 +216,11 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
      lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
-    (r"\\\{\s*[A-Za-z]\s*(?:[|:]|\\mid)([^|{}]*)\\\}", r"\1"),  # {x | x > 1}
+    (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
+     lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
+    (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
+    (r"(?:\\\{\s*[A-Za-z]\s*:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
+     r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
     (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
     (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
@@ -202,22 +232,23 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
-    (rf'(?<=[\dA-F])\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
-     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
-     lambda match: f"_{next(BASES.get(base, base) for base in match.groups() if base)} "),  # 201_{(3)}
+    (r'"mph"', '"mi"/"h"'),
+    (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
+     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
+    (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
+    (rf'(?<![A-Za-z\\])"?([CPA])"?\s*\^\s*{SCRIPT}\s*_\s*{SCRIPT}', r"\1_\3^\2"),  # C^2_5
+    (rf'(?<![A-Za-z\\])"?([CPA])"?\s*_\s*{SCRIPT}\s*\^\s*{SCRIPT}', choose),
     (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
-    (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
-     improper),
+    (r"(?<![\d.^_/])([0-9]+)\s*\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", improper),
     (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
      r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
-    |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z0-9])|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
+    |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z]|\d+)|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
     |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
-    |(?:(?<!\d,)[1-9]\d?\d?(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,3})?
-    |\.\d+(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
+    |(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
 UNIT = re.compile(
     r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
 
@@ -468,26 +499,41 @@ POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 def read_items(tokens, left):
     """Parse the items up to the closing bracket. A union is one set, and so is an
     interval without some points."""
-    items, union = [], False
+    items, union, joint = [], False, False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
         while tokens[-1] in RELATIONS:
             signs.append(tokens.pop())
             sides.append(read_side(tokens))
         items.append(relation(sides, signs) if signs else sides[0])
+        if joint and items[-1].name and items[-1].kind in INTERVALS and items[-1].name == items[-2].name:
+            items[-2:] = [intersection(*items[-2:])]
         if tokens[-1] == "∖":
             tokens.pop()
             union = True
             items[-1:] = without_points(items[-1], read_side(tokens))
         if tokens[-1] not in SEPARATORS | CLOSERS[left]:
             raise ValueError("no separator")
+        joint = False
         while tokens[-1] in SEPARATORS:
-            union |= tokens.pop() == "∪"
+            union |= tokens[-1] == "∪"
+            joint |= tokens.pop() == '"and"'
     if union and sum(item.kind == "list" for item in items) > 1:
         raise ValueError("a union to be made")
-    if union or len(items) == 1:
+    if union or len(items) == 1 and left in ("", "{"):
         items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
     return tuple(items)
+
+
+def intersection(a, b):
+    """Return the interval of x > 1 and x < 2. Raises ValueError if there is no such interval."""
+    if a.parts[0] in INFINITIES:
+        a, b = b, a
+    low, high = a.parts[0], b.parts[1]
+    if (low in INFINITIES or high in INFINITIES or a.parts[1] not in INFINITIES
+            or b.parts[0] not in INFINITIES or low.parts[0].real >= high.parts[0].real):
+        raise ValueError("no interval")
+    return Item(a.kind[0] + b.kind[1], (low, high), a.name)
 
 
 def without_points(interval, removed):
@@ -497,7 +543,7 @@ def without_points(interval, removed):
     inside = all(point.constant for point in points)
     for x, y in zip([low, *points], [*points, high]):
         inside &= x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real
-    if not inside or interval.kind not in ("()", "[]", "(]", "[)"):
+    if not inside or interval.kind not in INTERVALS:
         raise ValueError("no points of an interval")
     lefts, rights = left + "(" * len(points), ")" * len(points) + right
     ends = zip(lefts, rights, [low, *points], [*points, high])
@@ -511,19 +557,33 @@ def read_side(tokens):
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
         return Item("words " + plain(words).casefold(), ())
-    boxed = tokens[-1] == "{"  # \boxed{5} quarters may be fourths, but in a box they are coins
     item = read_expression(tokens)
     if tokens[-1].lower() in MULTIPLES and item.rational:
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
     if unit := UNIT.match(" ".join(tokens[::-1])):
-        words = unit[0].replace('"', "").split()
-        del tokens[len(tokens) - len(words):]
-        names = [UNITS.get(word) or UNITS.get(word.lower().rstrip("s")) for word in words]
-        strange = [word.lower() for word, name in zip(words, names) if word.isalpha() and not name]
-        if boxed and "quarters" in strange or strange and not item.constant or any(NO_UNITS.match(word) or word[-1] != "s" for word in strange):
-            raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
-        item = item._replace(unit=" ".join(sorted(filter(None, names))))
+        del tokens[len(tokens) - len(unit[0].split()):]
+        item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant))
     return item
+
+
+def read_unit(text, constant):
+    """Return the product of the units in a text, in one order: "kg m^-3" for "kg" / "m" ^ 3."""
+    powers, sign, times = {}, 1, 1
+    text = re.sub(r" \^ (?:\{ )?(- )?(\d)(?: \})?", lambda match: "^" + (match[1] or "").strip() + match[2], text)
+    for word in text.replace('"', "").split():
+        word, _, exponent = word.partition("^")
+        known = UNITS.get(word) or len(word) > 2 and UNITS.get(word.lower().rstrip("s"))  # Mm is not mm
+        name = known or (word.lower() if len(word) > 2 else word)
+        if name in ("2", "3"):  # square, cubic
+            times = int(name)
+        elif name == "/":
+            sign = -1  # J/(mol K) is often written J/mol K
+        elif name != "*":
+            if not known and (name[-1] != "s" or not constant or NO_UNITS.fullmatch(name)):
+                raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
+            powers[name] = powers.get(name, 0) + sign * times * int(exponent or 1)
+            times = 1
+    return " ".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
 
 
 def read_expression(tokens, level=0):
@@ -630,7 +690,7 @@ def read_symbol(tokens, name):
 def read_number(token):
     if "_" in token:  # a numeral with a base is a symbol
         return symbol(token.lstrip("0"))._replace(name="")
-    digits, _, period = re.sub("[,{}]|overline|bar|dot", "", token).partition("\\")
+    digits, _, period = re.sub("[{}]|overline|bar|dot", "", token).partition("\\")
     whole, _, places = re.sub("[eE].*", "", digits).partition(".")
     value = bounded(Fraction(digits))
     if period and not period.strip("9"):
@@ -696,6 +756,27 @@ def same_decimal(x, y, least=100_000):
     return not digits.imag and x.digits in (int(digits.real), round(digits.real))
 
 
+def has_label(item):
+    """Return True for x = 5, but not for a free symbol, which is its own name."""
+    return bool(item.name) and item.parts != sample_points(item.name)
+
+
+def named_values(item):
+    """Return the values of x = 3, y = 4 if each has a name of its own, else ()."""
+    names = {part.name for part in item.parts if has_label(part)} if item.kind == "list" else ()
+    return item.parts if len(names) == len(item.parts) > 1 else ()
+
+
+def in_places(item, golds):
+    """Return a list or tuple as a list in which values without a name have those of the golds: (3, 4) is
+    x = 3, y = 4, but 4, 3 is not."""
+    names = item.name.split(",") if item.name else [gold.name for gold in golds]
+    if item.kind not in ("list", "()") or not len(item.parts) == len(golds) == len(names):
+        return item
+    return Item("list", tuple(part if has_label(part) else part._replace(name=name)
+                              for part, name in zip(item.parts, names)))
+
+
 def quotient(item):
     """Return the value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3. Other items
     are returned unchanged, so 6:30 stays a time."""
@@ -717,7 +798,9 @@ def same(a, b):
         a = Item("=", (each("+", symbol(a.name), minus(a)),))
     if {a.kind, b.kind} == {":", "value"}:
         a, b = quotient(a), quotient(b)
-    names = {item.name for item in (a, b) if item.name and item.parts != sample_points(item.name)}
+    if golds := named_values(b) or b.name and named_values(a):
+        a, b = in_places(a, golds), in_places(b, golds)
+    names = {item.name for item in (a, b) if has_label(item)}
     other_argument = a.argument and b.argument and a.argument != b.argument
     if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
         return False
@@ -751,7 +834,8 @@ def read(tokens):
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
-    return items[0] if len(items) == 1 else Item("list", tuple(items))
+    nested = len(items) == 1 and items[0].kind == "list"  # {{1}} is not {1}
+    return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
 
 # What may stand before the value: a name, a word, or several with signs between them, as in
@@ -834,14 +918,31 @@ def equal_items(answer, gold):
     answers, golds = math_tokens(answer), math_tokens(gold)
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
+    together = gold.replace(", ", ",")
+    if {answer, gold} == {together, together.replace(",", ", ")} and re.fullmatch(r"(\d{3},)+\d{3}", together):
+        return True  # 123,456 may have been a list
+    name = name_of(golds)
+    rest = answers[len(name):] if answers[:len(name)] == name else answers
+    if name and not {*rest} & {"=", "∈"}:
+        answers, golds = rest, golds[len(name):]
     try:
-        if re.search(r"(?<!\d)\d{3},\d{3}", f"{answer} {gold}"):  # 123,456: one number or two
-            if same(*(read(math_tokens(text.replace(",", ", "))) for text in (answer, gold))):
-                return True
         target = read(golds)
         return same(read(without_label(answers, target)), target)
     except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
         return False
+
+
+def name_of(golds):
+    """Return the "m + n =" of a gold such as m + n = 7, as tokens. Return [] for an equation: x + y = 7
+    may be a line, and a = 2b has no number."""
+    at = len(golds) - golds[::-1].index("=") if "=" in golds else 0
+    name, value = {*golds[:at - 1]}, {*golds[at:]}
+    coordinates = len(name & {"x", "y", "z", "\\rho", "\\theta"})
+    if coordinates > 1 or value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"}) or not any(
+            token[-1].isdigit() or token in MEANINGS for token in value):
+        return []
+    short = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠", "."})
+    return golds[:at] if short or RATIO_LABEL.fullmatch(" ".join(golds[:at]) + " ") else []
 
 
 def without_label(tokens, target):

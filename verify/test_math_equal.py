@@ -92,19 +92,12 @@ def test_final_answer_finds_the_answer_in_a_response():
         correct(case["response"], case["gold"]), final_answer(case["response"]) != "")] == []
 
 
-def test_text_that_touches_a_box_in_answer_tags_changes_the_answer():
-    rows = [case for case in CASES if "tagged" in case]
-    assert sum(len(row["tagged"]) for row in rows) > 250
-    assert [(text, row["gold"]) for row in rows for text in row["tagged"]
-            if correct(f"<answer>{text}</answer>", row["gold"]) != row["correct"]] == []
-
-
-def test_words_around_a_box_in_answer_tags_are_not_read():
-    """Examine only 500 characters on each side."""
-    for words in ("word " * 500, "a long sentence, and\n" * 100):
-        assert correct(f"<answer>{words} is \\boxed{{5}}. {words}</answer>", "5")
-        assert not correct(f"<answer>{words} is \\boxed{{5}} {words}</answer>", "5")
-    assert not correct(f"<answer>{'word ' * 500} is 2\\boxed{{5}}</answer>", "5")
+def test_text_around_a_box_is_not_read():
+    for text in ("{} cm", "-{}", "2({})", "<answer> x = {} </answer>", "<answer> {}", "{}. <answer>6</answer>",
+                 "<think>6</think> {} dozen", "word " * 500 + "{}" + " word" * 500):
+        assert final_answer(text.format("\\boxed{5}")) == "5", text
+    for text in ("<answer>5</answer>", "5", "\\boxed{5} <think> or 6", "\\boxed{5}</think>", "\\boxed{5} \\boxed{}"):
+        assert final_answer(text) == "", text
 
 
 def test_restated_questions_are_not_answers():
@@ -149,8 +142,8 @@ PIECES = [*r"""
 \frac1 \frac{1}{x+ \frac{x}{y} 1/x x^{163}+ x^{150}y^{149}+ (x+1) (x^7+1)^7 (xyz)^{.3} \ln(xyz) \log_x3+ \log_23+
 |x| |x-9| \lfloor{x}\rfloor \sin 10^{999} 1e999+ 1e-999* 3e300* 9 0 .1 0.1234567+ 1, 1,000 000, 9; \pm9, \pm \mp
 +- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
-0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <answer> </answer> <think> é ﻿
-""".split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & "]
+0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= "kg"/ "mph"* 1,000, \{\{ é ﻿
+""".split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & ", "5 \\text{ fives }", "x > 1 and "]
 
 
 def test_no_answer_of_500_characters_takes_more_than_50_ms():
@@ -172,7 +165,7 @@ def test_no_answer_of_500_characters_takes_more_than_50_ms():
 def test_no_text_of_300000_characters_takes_more_than_a_second():
     for piece in PIECES:
         text = piece * (149_900 // len(piece))
-        for response, gold in ((f"<answer>{text} \\boxed{{5}} {text}</answer>", "5"), ("\\boxed{5}", text)):
+        for response, gold in ((f"{text} \\boxed{{5}} {text}", "5"), ("\\boxed{5}", text)):
             took = seconds(response, gold)
             assert took < 1, f"{took:.3f} s: {response[:60]!r}, gold {gold[:60]!r}"
 
@@ -225,7 +218,8 @@ def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here()
     """tasks.plain_equal replaces math_equal in a copy of the five files."""
     rng = random.Random(0)
     written = ["{}", "-{}", "+{}", "{}.", "${}$", "{}%", "{}\\%", "{}^\\circ", "{}.0", ".{}", "{}.50", "0{}",
-               "{},000", "{}/2", "{}/6", "-\\frac{{1}}{{{}}}", "\\dfrac{{{}}}{{3}}", "${}", "-${}", "{}°", "1{}/4"]
+               "{},000", "{}/2", "{}/6", "-\\frac{{1}}{{{}}}", "\\dfrac{{{}}}{{3}}", "${}", "-${}", "{}°", "1{}/4",
+               "\\${}", "{}^{{\\circ}}", "\\frac{{-{}}}{{2}}", "1{{,}}{:03}", "{},\\!000", "1\\,{:03}", "\u2212{}", "\\text{{{}}}"]
     texts = [form.format(n) for form in written for n in (0, 1, 2, 3, 5, 25, 50, 100, 1234)]
     pairs = [(a, b) for a in texts for b in rng.sample(texts, 30)] + [(a, a) for a in texts]
     pairs += [(final_answer(row["response"]), row["gold"]) for row in PAIRS]

@@ -1,0 +1,280 @@
+"""Is B better than A on a task, or was it the learning rate, or luck?
+
+    python -m experiments.compare --task kk --seeds 8 --a shaping=none --b shaping=sg
+    python -m experiments.compare my_task.py --seeds 8 --a shaping=none --b clip_high=0.28 \
+        --model FOLDER --lr 5e-6 1e-5 2e-5 --tune_seeds 4
+
+A and B are settings of grpo_sg.py; all other flags go to both. Each run is one of `python
+grpo_sg.py`, or of your script. A and B have equal budgets:
+
+1. Tuning, with --tune_seeds: both arms run at each rate of --lr. An arm's own rate has the highest
+   accuracy on validation problems, averaged over a run's validations and over these seeds.
+2. Counted runs: both arms at both own rates, or without tuning at each rate of --lr, with seeds 0,
+   1, ..., which tuning does not use. Choose --seeds before you see a result.
+
+Differences are paired by seed: both arms have the same problems. At equal rates they show the
+effect of B. At own rates they include the luck of the tuning.
+
+The file --rows gets a line for each run. After a kill the same command continues, also within a
+run. Runs with other settings or other code are not used. --show prints a file and runs nothing.
+"""
+import argparse
+import datetime
+import hashlib
+import json
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import grpo_sg
+from experiments import analysis
+
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDERS = pathlib.Path("runs/compare")
+TUNING = 1000   # the first seed of tuning
+FEW = 5         # with fewer seeds there is a warning
+OUTCOMES = {"end": "accuracy of samples, after training", "reward": "reward, mean over training",
+            "mean": "accuracy, mean over validations"}
+
+
+# ---- Runs ----
+
+def list_jobs(args, rates, seeds, tuning):
+    """List what to run. Seeds change last, so that whoever stops it has pairs."""
+    return [{"arm": arm, "lr": lr, "seed": seed, "tuning": tuning}
+            for seed in seeds for lr in rates for arm in (args.a, args.b)]
+
+
+def write_command(args, job):
+    """Return the words of a run's command, without python and --out."""
+    flags = [f"--{setting}" for setting in job["arm"].split()]
+    rate = [] if job["lr"] is None else [f"--lr={job['lr']}"]
+    return [args.script, *args.flags, *flags, *rate, f"--seed={job['seed']}"]
+
+
+def hash_code(script):
+    """Return a hash of what decides a run besides its command."""
+    files = {ROOT / "grpo_sg.py", ROOT / "tasks.py", pathlib.Path(script).absolute()}
+    return make_hash(b"".join(path.read_bytes() for path in sorted(files)))
+
+
+def make_hash(content):
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def find_rows(args, jobs):
+    """Return the rows of these jobs."""
+    commands = {" ".join(write_command(args, job)) for job in jobs}
+    return [row for row in analysis.read_rows(args.rows)
+            if row["command"] in commands and row["code"] == args.code]
+
+
+def run_jobs(args, jobs, later=0):
+    """Make the runs that have no row yet, and return the rows of all. later: the number of runs
+    that follow at least."""
+    done = {row["command"] for row in find_rows(args, jobs)}
+    missing = [job for job in jobs if " ".join(write_command(args, job)) not in done]
+    seconds = []
+    for i, job in enumerate(missing, 1):
+        started = time.time()
+        words = write_command(args, job)
+        folder = FOLDERS / make_hash(" ".join([*words, args.code]).encode())
+        make_run(words, folder)
+        row = {**job, **read_run(folder)}
+        if job["tuning"] and row["mean"] is None:
+            raise SystemExit("error: there was no validation to tune by: give an --eval_every "
+                             "below --steps")
+        seconds.append(time.time() - started)
+        analysis.append_rows(args.rows, [
+            {**row, "command": " ".join(words), "code": args.code,
+             "commit": analysis.name_commit(), "date": str(datetime.date.today()),
+             "minutes": round(seconds[-1] / 60, 2)}])
+        left = round(statistics.fmean(seconds) * (len(missing) - i + later))
+        kind, outcome = ("tuning run", "mean") if job["tuning"] else ("run", "end")
+        print(f"{kind} {i} of {len(missing)}: {row['arm']}, lr {row['lr']:g}, seed {row['seed']}: "
+              f"{row[outcome]:.3f}; about {datetime.timedelta(seconds=left)} left", flush=True)
+    return find_rows(args, jobs)
+
+
+def make_run(words, folder):
+    """Run the command, or continue the run in its folder, and delete its checkpoint."""
+    if grpo_sg.find_checkpoint(str(folder)):
+        words = [words[0], "--resume"]
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    with open(log, "w", encoding="utf-8") as file:
+        process = subprocess.Popen([sys.executable, *words, "--out", str(folder)], stdout=file,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()  # it finishes its step and saves
+            process.wait()
+            raise SystemExit("stopped; the same command continues")
+    if status:
+        text = log.read_text("utf-8").strip()[-2000:]
+        raise SystemExit(f"{text}\nerror: this run failed: python {' '.join(words)}")
+    for checkpoint in folder.glob("checkpoint*"):
+        shutil.rmtree(checkpoint)
+
+
+def read_run(folder):
+    """Return the outcomes of a run."""
+    rows = analysis.read_rows(folder / "metrics.jsonl")
+    settings = json.loads((folder / "settings.json").read_text("utf-8"))
+    k = settings["eval_samples"]
+    last = [row for row in rows if row.get("split") == "test"][-1]
+    rewards = [row["reward"] for row in rows if "split" not in row]
+    valid = [row["eval/accuracy"] for row in rows if row.get("split") == "valid"]
+    return {"lr": settings["lr"], "end": last[f"eval/avg@{k}" if k else "eval/accuracy"],
+            "reward": statistics.fmean(rewards), "mean": statistics.fmean(valid) if valid else None}
+
+
+# ---- What the rows say ----
+
+def choose(rows, arm):
+    """Return the rate of an arm with the best tuning runs, of equally good ones the lowest."""
+    outcomes = {}
+    for row in rows:
+        if row["arm"] == arm:
+            outcomes.setdefault(row["lr"], []).append(row["mean"])
+    return max(sorted(outcomes), key=lambda lr: statistics.fmean(outcomes[lr]))
+
+
+def select(rows, arm, lr):
+    """Return {seed: row} of an arm's counted runs at a rate."""
+    return {row["seed"]: row for row in rows
+            if (row["arm"], row["lr"], row["tuning"]) == (arm, lr, False)}
+
+
+def compare_arms(ours, theirs):
+    """Return lines that compare B's runs, ours, with A's, each {seed: row}, by each outcome."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if len(seeds) < 2:
+        return ["  fewer than two seeds that both arms have: nothing to say"]
+    lines = []
+    for key, name in OUTCOMES.items():
+        if ours[seeds[0]][key] is None:  # no validations
+            continue
+        a, b = ([rows[seed][key] for seed in seeds] for rows in (theirs, ours))
+        differences = [y - x for x, y in zip(a, b)]
+        mean, low, high = analysis.interval(differences)
+        lines.append(f"  {name}: A {statistics.fmean(a):.3f}, B {statistics.fmean(b):.3f}, B minus "
+                     f"A {mean:+.3f}, 95% CI [{low:+.3f}, {high:+.3f}], MDE "
+                     f"{analysis.detectable(differences):.3f}")
+        if key == "end":
+            lines.append(f"    {interpret(low, high, len(seeds))}")
+    if len(seeds) < FEW:
+        lines.append(f"  warning: {len(seeds)} seeds say little: take {FEW} or more")
+    return lines
+
+
+def interpret(low, high, n):
+    """Say in a sentence what an interval of B minus A means."""
+    if low == high == 0:
+        return "A and B are equal for every seed: does the setting have an effect?"
+    if low > 0:
+        return f"B is better: the true difference is probably {low:.3f} to {high:.3f}"
+    if high < 0:
+        return f"B is worse: the true difference is probably {low:.3f} to {high:.3f}"
+    return (f"no difference that {n} seeds can show: the true one is probably smaller than "
+            f"{max(-low, high):.3f}")
+
+
+def describe_tuning(args, rows):
+    """Return ({arm: own rate}, lines with warnings)."""
+    own, lines = {}, []
+    for name, arm in (("A", args.a), ("B", args.b)):
+        own[arm] = choose(rows, arm)
+        lines.append(f"{name}, {arm}: own rate {own[arm]:g}, by {args.tune_seeds} seeds")
+        if own[arm] in (min(args.lr), max(args.lr)):
+            lines.append(f"warning: {name}'s rate is at an end of --lr: add rates beyond it")
+    if own[args.a] != own[args.b]:
+        lines.append("warning: the own rates differ, so the difference at own rates may come from "
+                     "the rates: trust the one at equal rates")
+    return own, lines
+
+
+def describe(args, rows, own=None):
+    """Return the lines of the result. own: {arm: own rate} after tuning."""
+    rates = {arm: sorted({row["lr"] for row in rows if row["arm"] == arm and not row["tuning"]})
+             for arm in (args.a, args.b)}
+    lines = [f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by Student's t. "
+             "80% of such comparisons would detect a true difference of the MDE."]
+    for lr in sorted({*rates[args.a]} & {*rates[args.b]}):
+        lines.append(f"at equal rates, lr {lr:g}:")
+        lines += compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))
+    if own is None and all(len(grid) == 1 for grid in rates.values()):
+        own = {arm: rates[arm][0] for arm in rates}
+    if own and own[args.a] != own[args.b]:
+        lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
+        lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
+    return lines
+
+
+def carry_out(args):
+    """Tune, make the counted runs, and return the lines of the result."""
+    rates, own, lines = args.lr or [None], None, []
+    if args.tune_seeds:
+        jobs = list_jobs(args, rates, range(TUNING, TUNING + args.tune_seeds), True)
+        own, lines = describe_tuning(args, run_jobs(args, jobs, later=2 * args.seeds))
+        rates = sorted({*own.values()})
+    rows = run_jobs(args, list_jobs(args, rates, range(args.seeds), False))
+    return [*lines, *describe(args, rows, own)]
+
+
+# ---- The command line ----
+
+def read_arguments(argv):
+    script = argv.pop(0) if argv and argv[0].endswith(".py") else "grpo_sg.py"
+    parser = argparse.ArgumentParser(
+        usage="python -m experiments.compare [SCRIPT.py] --a SETTING=VALUE ... --b SETTING=VALUE "
+              "... [flags of grpo_sg.py]", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--a", nargs="+", required=True, help="settings of A: shaping=none")
+    parser.add_argument("--b", nargs="+", required=True, help="settings of B: shaping=sg")
+    parser.add_argument("--lr", nargs="+", type=float, default=[], help="learning rates")
+    parser.add_argument("--tune_seeds", type=int, default=0, help="0: no tuning")
+    parser.add_argument("--seeds", type=int, default=8, help="counted runs of each arm and rate")
+    parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl",
+                        help="file of the results")
+    parser.add_argument("--show", action="store_true", help="print all rows of the file, run none")
+    args, flags = parser.parse_known_args(argv)
+    for setting in args.a + args.b:
+        if "=" not in setting:
+            parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
+    args.script, args.flags, args.lr = script, flags, sorted({*args.lr})
+    args.a, args.b = " ".join(args.a), " ".join(args.b)
+    both = [f"--{setting}" for setting in f"{args.a} {args.b}".split()]
+    reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
+    for name in reserved & grpo_sg.parse([*args.flags, *both]).keys():
+        parser.error(f"--{name}: compare sets it")
+    if args.a == args.b:
+        parser.error("--a and --b are equal")
+    if args.tune_seeds and len(args.lr) < 2:
+        parser.error("--tune_seeds needs two rates or more in --lr")
+    if not pathlib.Path(script).is_file():
+        parser.error(f"there is no script {script}")
+    args.code = hash_code(script)
+    return args
+
+
+def main(argv=None):
+    args = read_arguments(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    args.rows.parent.mkdir(parents=True, exist_ok=True)
+    if args.show:
+        rows = [row for row in analysis.read_rows(args.rows) if row["arm"] in (args.a, args.b)]
+        lines = describe(args, rows) if rows else [f"{args.rows} has no rows of A or B"]
+    else:
+        lines = carry_out(args)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

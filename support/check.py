@@ -1,0 +1,192 @@
+"""Check a model and a task in a minute or two, before hours are spent on a run.
+
+    python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
+
+Shows what the model reads, and measures on training problems whether there is a learning signal
+and how long a run takes. The flags are those of grpo_sg.py; --task may also be the path of a
+script that registers a task. Nothing is trained, and nothing is written.
+"""
+import datetime
+import shlex
+import sys
+import time
+from statistics import fmean as mean
+
+import grpo_sg  # before torch: it configures PyTorch's allocator
+import torch
+
+import tasks
+from support.memory import peaks
+from support.tiny import find_task
+
+PROBLEMS, SAMPLES = 16, 4
+MARKS = ("\\boxed{", "<answer>")  # an answer begins with one of them
+say = grpo_sg.say
+
+
+# ---- What the model reads, and where it stops ----
+
+def describe_prompt(policy, task):
+    """Print the first problem as the model reads it, and which tokens end a completion."""
+    tokenizer = policy.tokenizer
+    problem = task.train[0]
+    longest = max(len(problem.prompt) for problem in task.train)
+    say(f"a prompt, {len(problem.prompt)} tokens (the longest has {longest}):\n"
+        f"{tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
+    system = "it has the system prompt" if task.system else "there is no system prompt"
+    opening = f"the response begins with {problem.opening}" if problem.opening else ""
+    say("; ".join(filter(None, [f"chat template: {'yes' if tokenizer.chat_template else 'none'}",
+                                system, opening])))
+    stops = [f"{tokenizer.decode([i])} ({i})" for i in sorted(policy.stop_ids)]
+    say(f"a completion ends with {' or '.join(stops) or 'no token: nothing can end it'}")
+
+
+# ---- Does the model compute what training needs? ----
+
+@torch.no_grad()
+def compare_passes(model, prompt, tokens):
+    """Compare greedy sampling and token_logps with a plain forward pass.
+
+    Args:
+        model: the model.
+        prompt, tokens: token ids of a prompt, and of its greedy completion.
+
+    Raises:
+        SystemExit: a sampled token is not the most likely one, or token_logps differs, by more
+            than a hundredth of the largest logit; or the model is not causal.
+    """
+    ids = torch.tensor([prompt + tokens], device=model.device)
+    mask = torch.arange(ids.shape[1], device=model.device)[None] >= len(prompt)
+    logits = model(input_ids=ids).logits[0].float()
+    most = logits.abs().max()
+    if not most.isfinite():
+        raise SystemExit("error: its logits are not finite: check its parameters for NaN")
+    first = model(input_ids=ids[:, :1]).logits[0, 0].float()
+    if (first - logits[0]).abs().max() > 0.01 * most:
+        raise SystemExit("error: not a causal model: a token's logits depend on later tokens")
+    logits = logits[len(prompt) - 1:-1]
+    drawn = ids[0, len(prompt):, None]
+    behind = logits.amax(-1) - logits.gather(1, drawn)[:, 0]
+    logps = logits.log_softmax(-1).gather(1, drawn)[:, 0]
+    off = (grpo_sg.token_logps(model, ids, mask)[0, len(prompt):] - logps).abs()
+    if not (torch.cat([behind, off]) <= 0.01 * most).all():
+        raise SystemExit("error: sampling or token_logps differs from a plain forward pass: its "
+                         "cache, padding or positions work differently from most models'")
+
+
+def check_passes(model, prompt):
+    """Sample four tokens after a prompt, and after its second half: padding is tried, too."""
+    prompts = [prompt, prompt[len(prompt) // 2:]]
+    drawn = grpo_sg.sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
+    for prompt, tokens in zip(prompts, drawn):
+        compare_passes(model, prompt, tokens)
+    say("sampling and token_logps agree with a plain forward pass")
+
+
+# ---- Is there a signal? ----
+
+def begins_answer(c, task):
+    """Return whether the completion has the beginning of an answer, such as \\boxed{; None if
+    neither the instructions nor a solution show one."""
+    asked = task.system + task.train[0].solution
+    marks = [mark for mark in MARKS if mark in asked]
+    return any(mark in c.transcript for mark in marks) if marks else None
+
+
+def repeats_itself(c):
+    """Return whether the completion said the same again and again until it was cut off."""
+    return c.truncated and c.transcript.count(c.transcript[-20:]) > 3
+
+
+def advise(row, completions, task, cfg):
+    """Return one piece of advice; "" if there is a signal. row: the columns that a test has
+    for samples."""
+    formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
+    if formed >= 0.05:
+        return "".join(tasks.describe_start(row, SAMPLES).split("\n")[1:])
+    if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
+        begun = any(begins_answer(c, task) for c in completions)
+        where = "in their answer" if begun else "before an answer begins"
+        return (f"completions are cut off {where}: raise --max_new_tokens, now "
+                f"{cfg.max_new_tokens}, and check again")
+    return ("completions do not have the form that is asked for, and more tokens would not help: "
+            "show the form by an example in --system, take a larger Instruct model, or fine-tune "
+            f"this one on worked solutions: python -m support.tiny {cfg.task} --model {cfg.model}")
+
+
+# ---- How much memory and time does it take? ----
+
+def estimate_memory(policy, task, cfg):
+    """Say how much memory the run needs, if completions are as long as they may be."""
+    gb = peaks(policy.model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
+               new=cfg.max_new_tokens, prompt=max(len(problem.prompt) for problem in task.train),
+               checkpointing=cfg.gradient_checkpointing, beta=cfg.beta > 0,
+               float32=not grpo_sg.has_bfloat16(policy.model.device.type))
+    say(f"memory at most, computed and not measured: {gb['sampling']:.1f} GB to sample, "
+        f"{gb['update']:.1f} GB for an update")
+
+
+def measure_update(policy, completions, cfg):
+    """Return the tokens a second of a forward and a backward pass, of prompts and completions."""
+    longest = max(c.length() for c in completions)
+    rows = max(1, cfg.tokens_per_micro_batch // longest)
+    batch = grpo_sg.make_batch(completions[:rows], policy.model.device)
+    policy.model.train(cfg.gradient_checkpointing)
+    started = time.time()
+    grpo_sg.compute_logps(policy.model, batch, cfg).sum().backward()
+    float(next(policy.model.parameters()).grad.sum())  # waits for the GPU
+    return batch.ids.numel() / (time.time() - started)
+
+
+def estimate_time(policy, task, completions, seconds, cfg):
+    """Say what a step and the run will take. seconds: of sampling the completions."""
+    seconds /= len(completions)  # of sampling one
+    per_step = min(cfg.prompts, len(task.train)) * cfg.group_size
+    tokens = per_step * mean(c.length() for c in completions)
+    measure_update(policy, completions, cfg)  # the first pass is slower
+    update = tokens / measure_update(policy, completions, cfg)
+    update *= 1 + (cfg.updates - 1) / cfg.updates / 3  # old_logps: forward passes only
+    step = per_step * seconds + update
+    tests = 2 * len(task.test) * (1 + cfg.eval_samples)
+    validations = (cfg.steps - 1) // cfg.eval_every * len(task.valid)
+    total = cfg.steps * step + (tests + validations) * seconds
+    step, total = (datetime.timedelta(seconds=round(x)) for x in (step, total))
+    say(f"{mean(sum(c.mask) for c in completions) / seconds:,.0f} tokens sampled a second with "
+        f"{len(completions)} completions at once. At this speed a step of {per_step} completions "
+        f"takes {step}, and {cfg.steps} steps with their tests {total}; less if more are "
+        "sampled at once, or if groups have equal rewards")
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & {*argv}:
+        return print(__doc__)
+    try:
+        cfg = grpo_sg.read_settings([find_task(word) for word in argv])
+        policy, task = grpo_sg.load(cfg)
+        describe_prompt(policy, task)
+        check_passes(policy.model, task.train[0].prompt)
+        started = time.time()
+        completions = grpo_sg.rollout(policy, task, task.train[:PROBLEMS], cfg, n=SAMPLES,
+                                      temperature=cfg.temperature, seed=cfg.seed)
+        seconds = time.time() - started
+        say(f"a completion:\n{completions[0].transcript[:1000]}")
+        row = {}
+        grpo_sg.add_samples(row, completions, SAMPLES)
+        say(tasks.describe_start(row, SAMPLES).split("\n")[0])
+        begun = [begins_answer(c, task) for c in completions]
+        begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "
+        say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "
+            f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
+        estimate_memory(policy, task, cfg)
+        estimate_time(policy, task, completions, seconds, cfg)
+        say(advise(row, completions, task, cfg)
+            or f"there is a signal to learn from: python grpo_sg.py {shlex.join(argv)}")
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Test check.py: what it measures, and what it advises."""
+import os
+import re
+
+import pytest
+import torch
+
+import grpo_sg
+import tasks
+from support import check
+from test_grpo_sg import build_model
+
+SMALL = "--train_problems 40 --eval_problems 8".split()
+
+
+def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    check.main(["--task", "kk", *SMALL])
+    said = capsys.readouterr().out
+    for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
+                  "agree with a plain forward pass", "<think> Ada:", "100% begin an answer",
+                  "4 samples per problem: 100% well formed", "GB for an update", "tokens sampled a second",
+                  "a step of 256 completions takes 0:0", "60 steps with their tests"):
+        assert words in said
+    assert said.endswith("there is a signal to learn from: python grpo_sg.py --task kk "
+                         f"{' '.join(SMALL)}\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_mistake_is_one_line():
+    with pytest.raises(SystemExit, match="^error: there is no setting --grup_size .did you mean --group_size"):
+        check.main(["--grup_size", "4"])
+
+
+def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
+    model = build_model()
+    check.check_passes(model, [2, 3, 4, 5])
+    right = grpo_sg.token_logps
+    monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
+    with pytest.raises(SystemExit, match="differs from a plain forward pass"):
+        check.check_passes(model, [2, 3, 4, 5])
+
+
+def test_a_model_with_nan_or_that_looks_ahead_is_refused():
+    model = build_model()
+    with pytest.raises(SystemExit, match="not a causal model"):
+        check.compare_passes(build_model("Bert", is_decoder=False), [2, 3, 4, 5], [6])
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    with pytest.raises(SystemExit, match="logits are not finite"):
+        check.compare_passes(model, [2, 3, 4, 5], [6])
+
+
+def groups_of(transcript, *, truncated, formatted=False, rewards=(-3, -3, -3, -3)):
+    """Return two groups of completions with this transcript."""
+    problem = tasks.Problem("1 + 1", "2", solution="\\boxed{2}")
+    return [grpo_sg.Completion(problem, [1], transcript=transcript, truncated=truncated, mask=[True], reward=reward,
+                               formatted=formatted, correct=reward > 0) for reward in rewards * 2]
+
+
+@pytest.mark.parametrize("completions, advice", [
+    # No completion has a box, though most ended: the model does not know the form.
+    (groups_of("The answer is 2.", truncated=False), "show the form by an example in --system"),
+    (groups_of("The answer is 2.", truncated=False) + 3 * groups_of("\\boxed{", truncated=True), "show the form"),
+    # One that repeats itself to the end did not run out of room.
+    (groups_of("<answer>\n" * 99, truncated=True), "more tokens would not help: show the form"),
+    (groups_of("\\boxed{1}" * 99, truncated=True), "more tokens would not help: show the form"),
+    (groups_of("First, we add the ones,", truncated=True), "before an answer begins: raise --max_new_tokens, now 64"),
+    (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64"),
+    (groups_of("\\boxed{3}", truncated=False, formatted=True, rewards=(-0.5,) * 4), "no completion is correct"),
+    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3,) * 4), "use harder ones"),
+    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3, 3, -0.5, 3)), "^$")])
+def test_advice_follows_from_the_rates(completions, advice):
+    task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
+    row = {}
+    grpo_sg.add_samples(row, completions, check.SAMPLES)
+    said = check.advise(row, completions, task, grpo_sg.Config(max_new_tokens=64))
+    assert re.search(advice, said)

@@ -1,0 +1,219 @@
+"""Test grpo_sg.py with tiny, untrained models of many families, and the setup of devices. Linear
+attention and sliding windows have other caches; some families scale or cap their logits."""
+import copy
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers.integrations import sdpa_attention
+
+import grpo_sg
+import tasks
+from test_grpo_sg import CHAT, build_model, byte_tokenizer
+
+LINEAR = dict(head_dim=8, num_hidden_layers=4, full_attention_interval=4, linear_num_key_heads=2,
+              linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+WINDOW = dict(head_dim=8, sliding_window=4)
+FAMILIES = {  # name -> settings of its configuration
+    "Qwen2": {}, "Qwen3": dict(head_dim=8), "Llama": {}, "SmolLM3": {}, "Mistral": WINDOW, "Gemma2": WINDOW,
+    "Gemma3": WINDOW, "Cohere": dict(logit_scale=0.3), "Granite": dict(logits_scaling=3.0),
+    "Olmo3": dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+    "Lfm2": dict(layer_types=["conv", "full_attention"]), "Qwen3_5": LINEAR,
+    "Qwen3Next": dict(LINEAR, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                      shared_expert_intermediate_size=16),
+    "FalconH1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=8,
+                     mamba_expand=1, mamba_chunk_size=16)}
+
+
+def build(name):
+    if name == "GPT2":
+        return build_model(name)
+    return build_model(name, initializer_range=0.3, **FAMILIES[name])
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "GPT2"])
+def test_greedy_completions_equal_those_of_generate(name):
+    """Use prompts of unequal lengths, and rows that end early and leave the batch and cache."""
+    model = build(name)
+    prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [5, 6, 7]]
+    ours = grpo_sg.sample(model, prompts, n=2, max_new_tokens=12, stop_ids=range(10), temperature=0)
+    for i, prompt in enumerate(prompts):
+        alone = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False,
+                               eos_token_id=list(range(10)))
+        assert ours[2 * i] == ours[2 * i + 1] == alone[0, len(prompt):].tolist()
+    assert len({len(tokens) for tokens in ours}) > 1
+
+
+@pytest.mark.parametrize("name", list(FAMILIES)[1:])
+def test_log_probabilities_and_gradients_equal_those_of_the_full_softmax(name):
+    """Compute each row separately, without padding. (Qwen2 and GPT2: test_grpo_sg.py.)"""
+    model = build(name)
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(3, 9, dtype=torch.bool)
+    naive = torch.zeros(3, 9)
+    for row, (start, end, real) in enumerate([(4, 9, 9), (2, 6, 6), (5, 6, 7)]):
+        mask[row, start:end] = True
+        full = (model(input_ids=ids[row:row + 1, :real], use_cache=False).logits[0] / 0.7).log_softmax(-1)
+        for t in range(start, end):
+            naive[row, t] = full[t - 1, ids[row, t]]
+    logps = grpo_sg.token_logps(model, ids, mask, temperature=0.7)
+    assert torch.allclose(logps, naive, atol=1e-4)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    each = [torch.autograd.grad(x.sum(), parameters, allow_unused=True) for x in (logps, naive)]
+    for ours, expected in zip(*each):
+        if expected is not None:
+            assert (ours - expected).norm() <= 1e-3 * (1 + expected.norm())
+
+
+class Words:
+    """The part of a tokenizer that a rollout needs. A word is a number."""
+    chat_template = None
+    eos_token_id = 1
+    unk_token_id = 0
+
+    def __call__(self, texts, **settings):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+    def get_vocab(self):
+        return {}
+
+    def save_pretrained(self, folder):
+        pass
+
+
+def read(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+
+
+def verify_even(text, gold):
+    return tasks.Verdict(len(text) % 2 == 0, True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "FalconH1", "Gemma2"])
+def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, tmp_path):
+    """Make two updates with a KL. Completions of even length are right."""
+    problems = [tasks.Problem(f"{i} {i + 1}", "") for i in range(10, 14)]
+    task = tasks.Task("even", "2", problems, problems, problems, verify_even, floor=0.0)
+    cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1,
+                         lr=1e-2, steps=1, out=str(tmp_path / "run"))
+    policy = grpo_sg.Policy(build(name), Words(), set(range(9)))
+    task = tasks.encode_problems(task, policy, cfg)
+    before = policy.model.get_output_embeddings().weight.clone()
+    run = grpo_sg.Run(cfg, policy, cfg.out)
+    grpo_sg.train(policy, task, cfg, run, reference=build(name))
+    row, = run.rows
+    assert row["grad_norm"] > 0 and row["skipped"] == 0 and row["kl"] is not None
+    assert not torch.equal(before, policy.model.get_output_embeddings().weight)
+    saved = read(tmp_path / "run" / "checkpoint").eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    mask = torch.tensor([[False, True, True, True, True]])
+    again = [grpo_sg.token_logps(model.eval(), ids, mask) for model in (policy.model, saved)]
+    assert torch.allclose(*again, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_dropout_is_off_even_with_gradient_checkpointing(tmp_path):
+    """Checkpointing needs training mode, in which OPT's layers call functional dropout."""
+    build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
+                token_dropout=True, max_position_embeddings=64,
+                word_embed_proj_dim=32).save_pretrained(tmp_path)
+    model = grpo_sg.prepare(read(tmp_path), "cpu", gradient_checkpointing=True)
+    assert model.config.token_dropout is True  # ESM's switch: not a rate
+    completions = []
+    for i in range(8):
+        tokens = [7, 8, 9]
+        completions.append(grpo_sg.Completion(None, [5, 6], tokens, [True] * 3, advantage=(-1.0) ** i))
+    cfg = grpo_sg.Config(updates=2, gradient_checkpointing=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    updates = grpo_sg.learn(grpo_sg.Policy(model, None, {1}), optimizer, completions, cfg)
+    for totals in updates:
+        assert totals["kls"] == 0 and totals["clipped"] == 0 and totals["norm"] > 0
+
+
+# ---- Devices ----
+
+def test_the_vocabulary_matrix_is_taken_out_of_autocast():
+    """Errors of bfloat16 logits in log-probabilities exceed the clip range."""
+    model = build_model(tie_word_embeddings=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
+        grpo_sg.keep_logits_in_float32(model)
+        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
+        hidden = torch.randn(2, 32, dtype=torch.bfloat16)
+        logits = model.lm_head(hidden)
+    assert torch.equal(logits, hidden.float() @ model.lm_head.weight.T)
+
+
+def test_a_copy_of_a_prepared_model_has_its_own_head():
+    """The KL's reference model is such a copy, and must not change in training."""
+    model, ids = build_model(tie_word_embeddings=True), torch.tensor([[1, 2, 3]])
+    grpo_sg.keep_logits_in_float32(model)
+    copied = copy.deepcopy(model)
+    before = copied(ids).logits
+    model.lm_head.weight.data.mul_(3)
+    assert copied(ids).logits.equal(before) and not model(ids).logits.allclose(before)
+
+
+def test_prepare_sets_up_a_gpu(monkeypatch):
+    """cuDNN's attention is off; the vocabulary matrix has TF32 and no autocast."""
+    model = build_model()
+    monkeypatch.setattr(model, "to", lambda device: model)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    head = model.get_output_embeddings().forward
+    assert grpo_sg.prepare(model.train(), "cuda") is model and not model.training
+    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+    assert model.get_output_embeddings().forward != head
+
+
+def test_emulated_bfloat16_is_not_used(monkeypatch):
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+        assert grpo_sg.has_bfloat16("cuda") == supported and not grpo_sg.has_bfloat16("cpu")
+
+
+@pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
+def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, monkeypatch):
+    """Grouped keys would need a score per pair of tokens: 25 GB for a row of 2,300."""
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    attention, shapes = torch.nn.functional.scaled_dot_product_attention, []
+
+    def note(query, key, value, **settings):
+        shapes.append((query.shape[1], key.shape[1], settings.get("enable_gqa", False)))
+        return attention(query, key, value, **settings)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    model, ids = build_model(num_hidden_layers=1), torch.tensor([[1, 2, 3]])
+    before = model(ids).logits
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "to", lambda device: model)
+        grpo_sg.prepare(model, "cuda")
+    assert torch.allclose(model(ids).logits, before, atol=1e-6)
+    assert shapes == [(4, 2, True), (4, 2, True) if grouped else (4, 4, False)]
+
+
+def test_a_missing_device_is_refused_and_the_available_ones_are_listed(monkeypatch):
+    for gpu, mac in ((True, False), (False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
+        assert grpo_sg.find_device("auto") == ("cuda" if gpu else "cpu") and grpo_sg.find_device("cpu") == "cpu"
+        assert grpo_sg.find_device("cuda" if gpu else "mps") == ("cuda" if gpu else "mps")
+        with pytest.raises(SystemExit, match=f"--device {'mps' if gpu else 'cuda'}: .* can use cpu and "
+                                            f"{'cuda' if gpu else 'mps'}"):
+            grpo_sg.find_device("mps" if gpu else "cuda")
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}))
+    byte_tokenizer(CHAT).save_pretrained(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *question: sys.exit("asked"))
+    with pytest.raises(SystemExit, match="error: --model .* cannot be used"):
+        grpo_sg.load_or_explain(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
