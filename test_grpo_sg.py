@@ -1925,6 +1925,14 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """In the background of a shell SIGINT is ignored, and a child inherits this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Event:
     """Call `happen` before the number-th call of the function."""
 
