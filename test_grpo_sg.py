@@ -10,6 +10,7 @@ they use, at the end of the file, are tiny, random and made here.
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -2175,6 +2176,15 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_does_not_know_the_words_is_refused():
+    """Such as a tiny model's, with another task. One unknown word in 20 is allowed."""
+    policy, task, cfg = build_toy()
+    for words, refused in (("who " * 19 + "Zo\u00eb", False), ("who " * 18 + "Zo\u00eb", True)):
+        problems = [tasks.Problem(words, "yes")]
+        with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
+            tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
 
 
 def test_a_quiet_sampler_prints_nothing(capsys):
