@@ -423,17 +423,17 @@ def read_roles(answer, names):
     name_of = {" ".join(fold(name).split()): name for name in names}
     any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in name_of)
     clause = re.compile(KK_CLAUSE.format(any_name))
-    found = {}
+    roles = {}
     at = 0
     while at < len(answer):
         if match := clause.match(answer, at):
             name = name_of[" ".join(match[1].split())]
-            if found.setdefault(name, match[2]) != match[2]:
+            if roles.setdefault(name, match[2]) != match[2]:
                 return None
         elif not (match := KK_BETWEEN.match(answer, at)):
             return None
         at = match.end()
-    return found or None
+    return roles or None
 
 
 def fold(text):
@@ -554,11 +554,11 @@ def narrow_down(claims):
     the claims before it."""
     knight, left = list_assignments(len(claims))
     every = left
-    found = []
+    sets = []
     for speaker, claim in enumerate(claims):
         left &= every ^ knight[speaker] ^ find_true(claim, knight, every)
-        found.append(left)
-    return found
+        sets.append(left)
+    return sets
 
 
 @functools.lru_cache(10_000)
@@ -841,18 +841,18 @@ def read_number(text):
     None."""
     text = text.strip().replace("\u2212", "-")  # the minus sign
     text = re.sub(r"\A(?:\$(.*)\$|\\text\{\s*(.*?)\s*\})\Z", r"\1\2", text)
-    found = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if not found or not any(found[name] for name in ("whole", "part", "top", "above")):
+    number = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if not number or not any(number[name] for name in ("whole", "part", "top", "above")):
         return None
-    top, bottom = found["top"] or found["above"], found["bottom"] or found["below"]
+    top, bottom = number["top"] or number["above"], number["bottom"] or number["below"]
     if top:
         value = Fraction(int(top), int(bottom) or 1)
-        if str(value) != f"{top}/{bottom}" or found["sign"] and value < 0:
+        if str(value) != f"{top}/{bottom}" or number["sign"] and value < 0:
             return None  # 6/8 is not worked out, 1/0 is no number, and nobody writes -\frac{-1}{2}
     else:
-        value = Fraction(re.sub("[^0-9]", "", found["whole"] or "0") + (found["part"] or ""))
-    unit = (found["unit"] or found["dollar"] or "").strip("\\^{}").replace("circ", "°")
-    return -value if found["sign"] == "-" else value, unit
+        value = Fraction(re.sub("[^0-9]", "", number["whole"] or "0") + (number["part"] or ""))
+    unit = (number["unit"] or number["dollar"] or "").strip("\\^{}").replace("circ", "°")
+    return -value if number["sign"] == "-" else value, unit
 
 
 try:
@@ -1088,13 +1088,13 @@ def drop_questions(problems, held_out):
     return [problem for problem in problems if key(problem) not in keys]
 
 
-def hold_out(found, test, eval_data, cfg):
-    """Split the problems found into (train, valid), without those in the test set; print
+def hold_out(problems, test, eval_data, cfg):
+    """Split the problems into (train, valid), without those in the test set; print
     how many were removed. Validation gets at most a tenth, and at most
     cfg.eval_problems."""
-    train = drop_questions(found, test)
-    if len(train) < len(found):
-        print(f"removed {len(found) - len(train)} training problems that occur in {eval_data}")
+    train = drop_questions(problems, test)
+    if len(train) < len(problems):
+        print(f"removed {len(problems) - len(train)} training problems that occur in {eval_data}")
     valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
     train = drop_questions(train, valid)
     if not valid or not train:
@@ -1119,8 +1119,8 @@ def math_task(cfg):
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        found = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
-        train, valid = hold_out(found, test, eval_data, cfg)
+        problems = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
+        train, valid = hold_out(problems, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")

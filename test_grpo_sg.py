@@ -11,6 +11,7 @@ The heading of each section of the lesson begins with the function that it tests
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
 import copy
+import dataclasses
 import inspect
 import itertools
 import json
@@ -23,6 +24,7 @@ import shutil
 import signal
 import sys
 import time
+import unicodedata
 from unittest import mock
 
 import pytest
@@ -747,20 +749,27 @@ def test_a_verifier_reads_the_response_without_its_stop_token():
     assert len({c.truncated for c in completions}) == 2
 
 
-def test_a_task_may_write_its_completions_itself():
+def test_a_task_may_write_its_completions_itself(tmp_path):
     """Such as in turns, with a tool. The verifier gets what the policy wrote, and only that is
-    counted; the transcript has all of it."""
+    counted; the transcript, which is logged, has all of it."""
     def write(policy, completions, cfg, generator, temperature):
         for c in completions:
             c.add([2, 3], own=True)
             c.add([5, 6, 7], own=False)
             c.add([4, 0], own=True)
             c.tool_calls += 1
-    policy, task, cfg = build_toy(change={"write": write})
+    policy, task, cfg = build_toy(change={"write": write}, max_new_tokens=50)
     row, (c, _) = grpo_sg.evaluate(policy, task, task.train[:2], cfg)
     assert c.mask == [True, True, False, False, False, True, True]
     assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
     assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
+    answer = {"yes"}  # JSON has no sets
+    run = grpo_sg.Run(cfg, policy, tmp_path)
+    run.log({"step": 0}, [dataclasses.replace(c, problem=c.problem._replace(answer=answer))])
+    logged, = rows_of(tmp_path / "samples.jsonl")
+    assert logged["completion"] == c.transcript and logged["answer"] == "{'yes'}"
+    turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, scores: ids[:, -1] == 2)
+    assert all(set(turn[:-1]).isdisjoint({0, 2}) and turn[-1] in (0, 2) for turn in turns)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -805,6 +814,8 @@ def test_training_is_this_loop():
     policy, task, cfg = build_toy(**settings)
     cfg.seed = 7
     reference = build_model(vocab_size=len(WORDS), seed=9)
+    with pytest.raises(AssertionError, match="beta > 0 needs a reference model"):
+        grpo_sg.train(policy, task, cfg)
     rows = grpo_sg.train(policy, task, cfg, reference=reference)
     slow, _, _ = build_toy(**settings)
     optimizer = PlainAdam(slow.model, 0.02)
@@ -822,29 +833,28 @@ def test_training_is_this_loop():
          "AdamW with betas 0.9 and 0.99, no weight decay, cfg.lr", 1e-4)
 
 
-def test_training_raises_the_reward_and_logs_its_rows(tmp_path):
-    policy, task, cfg = build_toy()
+def test_training_logs_a_group_of_each_step_and_the_validations(tmp_path):
+    policy, task, cfg = build_toy(steps=8, eval_every=3)
     run = grpo_sg.Run(cfg, policy, tmp_path / "run")
     grpo_sg.train(policy, task, cfg, run)
-    rewards = [row["reward"] for row in run.rows]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 2 and len(rewards) == 25
     assert run.rows[0]["weight_mean"] > 1
     samples = rows_of(tmp_path / "run" / "samples.jsonl")
     assert len({row["question"] for row in samples[::cfg.group_size] if row["split"] == "train"}) == 3
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
-        (step, problem.question) for step in (10, 20) for problem in task.valid]  # and never the test's
+        (step, problem.question) for step in (3, 6) for problem in task.valid]  # greedy, and never the test's
+    assert not any("@" in key for row in rows_of(tmp_path / "run" / "metrics.jsonl") for key in row)
 
 
 def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """As in a notebook. Without a weight, its mean is 1."""
     monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=7, eval_every=3, shaping="none")
+    policy, task, cfg = build_toy(steps=6, eval_every=3, shaping="none")
     rows = grpo_sg.train(policy, task, cfg)
-    assert [row["weight_mean"] for row in rows] == [1] * 7
+    assert [row["weight_mean"] for row in rows] == [1] * 6
     assert os.listdir(tmp_path) == []
     printed = capsys.readouterr().out
-    assert re.findall(r"^step (\d) of 7: reward -?\d", printed, re.M) == list("12357")
-    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == list("36")
+    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("12356")
+    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == ["3"]  # the test comes after the last
     assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
     for row in rows:
         assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
@@ -860,6 +870,10 @@ def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
     assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 3
     samples = rows_of(tmp_path / "run" / "samples.jsonl")
     assert [row["question"] for row in samples] == ["why why"] * 16 * 3
+    # One reward may be the mean of its group.
+    completions = [grpo_sg.Completion(None, [5], [2], [True], reward=R) for R in (0, 1, 2, 4, 4, 4)]
+    grpo_sg.set_advantages(completions, 3)
+    assert grpo_sg.make_step_row(1, completions, [], 3)["equal_groups"] == 0.5
 
 
 def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
@@ -887,6 +901,14 @@ def test_a_random_number_rounded_up_to_1_draws_the_last_token():
 def test_pass_at_k_refuses_impossible_counts(n, c, k):
     with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):
         grpo_sg.pass_at_k(n, c, k)
+
+
+def test_the_settings_defaults_are_those_of_the_functions():
+    cfg = grpo_sg.Config()
+    for function in (token_weights, grpo_sg_loss):
+        for name, parameter in inspect.signature(function).parameters.items():
+            assert getattr(cfg, name, parameter.default) == parameter.default, name
+    assert cfg.shaping == "sg" and grpo_sg.weigh(torch.zeros(1), cfg).item() == pytest.approx(1.4)
 
 
 def test_the_weights_of_other_methods():
@@ -1046,7 +1068,9 @@ def check_seeds(policy, task, cfg):
     found = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
-        rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        with mock.patch.object(grpo_sg, "sample", wraps=sample) as watched:
+            rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        assert max(len(call.args[1]) for call in watched.call_args_list) <= size
         found.append([(c.tokens, c.mask) for c in rolled])
     assert found[0] == found[1] == found[2] == found[3] != found[4]
     return rolled
@@ -1057,9 +1081,12 @@ def test_a_rollout_depends_only_on_the_seed():
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
-    policy, task, cfg = build_toy(temperature=0.7)
+    def verify(text, gold):
+        return tasks.Verdict("maybe" not in text, len(text) % 2 == 0)
+    policy, task, cfg = build_toy(temperature=0.7, change={"verify": verify})
     problems = task.train * 40
     row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=2)
+    assert {(c.correct, c.formatted) for c in greedy} == {(True, True), (True, False)}
     drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=0.7, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
     rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
@@ -1102,9 +1129,6 @@ def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
 def test_prompts_that_are_not_lists_of_tokens_are_refused(prompts):
     with pytest.raises(AssertionError, match=f"prompts must be lists of token ids, .* not {type(prompts).__name__}"):
         sample(build_model(), prompts, max_new_tokens=2, stop_ids=[])
-
-
-def test_a_temperature_below_0_is_refused():
     with pytest.raises(AssertionError, match="the temperature must not be below 0: -1"):
         sample(build_model(), [[1]], max_new_tokens=2, stop_ids=[], temperature=-1)
 
@@ -1137,7 +1161,9 @@ def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
 def test_a_prepared_model_has_no_dropout_even_in_training_mode(family, rates):
     """Gradient checkpointing needs that mode. The config has the rates, and so have modules."""
     model = build_model(family, **dict.fromkeys(rates, 0.5)).train()
+    torch.set_num_threads(2)
     assert not grpo_sg.prepare(model, "cpu").training
+    assert torch.get_num_threads() == 1  # of a tiny model
     ids = torch.tensor([PROMPTS[2]])
     expected = model(input_ids=ids).logits
     assert torch.equal(model.train()(input_ids=ids).logits, expected)
@@ -1154,8 +1180,8 @@ def test_logits_stay_in_float32_under_autocast(tied):
     for each in (model, other):
         with torch.autocast("cpu", torch.bfloat16):
             output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
-        hidden = output.hidden_states[-1].float()
-        assert output.logits.equal(hidden @ each.get_output_embeddings().weight.T)
+        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
+        assert output.logits.equal(hidden @ head.weight.T) and head(hidden.bfloat16()).dtype == torch.float32
 
 
 def test_a_gpu_is_used_if_there_is_one(monkeypatch):
@@ -1164,22 +1190,24 @@ def test_a_gpu_is_used_if_there_is_one(monkeypatch):
         assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
 
 
-def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_update():
+@pytest.mark.filterwarnings("error")  # no warning of training mode
+def test_gradient_checkpointing_recomputes_layers_and_trains_the_same():
     calls, parameters = {}, {}
     for checkpointing in (False, True):
-        policy, completions, cfg = rolled(updates=1, gradient_checkpointing=checkpointing)
+        policy, task, cfg = build_toy(steps=2, gradient_checkpointing=checkpointing)
         grpo_sg.prepare(policy.model, "cpu", gradient_checkpointing=checkpointing)
         calls[checkpointing] = 0
         attention = policy.model.model.layers[0].self_attn
         before = attention.forward
 
         def forward(*given, **named):
-            calls[checkpointing] += 1
+            calls[checkpointing] += torch.is_grad_enabled()
             return before(*given, **named)
         attention.forward = forward
-        _, parameters[checkpointing] = stepped(policy, completions, cfg)
+        grpo_sg.train(policy, task, cfg)
+        parameters[checkpointing] = parameters_of(policy.model)
     assert calls[True] == 2 * calls[False] > 0
-    assert torch.allclose(parameters[True], parameters[False], atol=1e-6)
+    assert torch.allclose(parameters[True], parameters[False], atol=1e-4)
 
 
 @MODES
@@ -1220,6 +1248,62 @@ def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped():
 ROLES = {"Mira": "knight", "Tobias": "knave", "Zo\u00eb": "knight"}
 GOOD = "Mira is a knight, Tobias is a knave, Zo\u00eb is a knight"
 ROLE_NAMES = ("knight", "knave")
+
+
+RIGHT = [GOOD, "(1) Mira is a knight\n(2) Tobias is a knave\n(3) Zo\u00eb is a knight", GOOD + ", Mira is a knight",
+         "mira IS A KNIGHT; tobias is a Knave. zo\u00eb is a knight", "1. Mira is a knight 2. Tobias is a knave\n- Zo\u00eb "
+         "is a knight.", "**Mira** is a **knight**, Tobias is a knave, and Zoe\u0308 is a knight"]
+# Slips, doubts, several answers, letters that only look right, and what nobody can read as an answer.
+WRONG = ["", " ", GOOD.replace("knave", "knight"), "Mira is a knight, Tobias is a knave", GOOD + ", Ivo is a knave",
+         "It is false that " + GOOD, GOOD.replace("is a", "is not a", 1), "Is it that " + GOOD + "?", GOOD + "?", GOOD + "!",
+         "I guess " + GOOD, "maybe " + GOOD, GOOD + " or not", "Tobias said " + GOOD, f'"{GOOD}"', f"~~{GOOD}~~",
+         GOOD.replace("knight", "knight's rival", 1), GOOD.replace("knight", "knightess", 1), GOOD + ", Mira is a knave",
+         "Mira is a knave, " + GOOD, GOOD + ". Wait, Mira is a knave", GOOD + ". Just kidding", "Anna-" + GOOD,
+         GOOD.replace("Mira", "Mira-Anna"), GOOD.replace("Mira", "Mira\u200b"), GOOD.replace("Mira", "M\u0456ra"),
+         GOOD.replace("knight", "\u212anight"), GOOD.replace("knave", "knav\u0435"), GOOD.replace("\u00eb", "e"),
+         "Mira: knight, Tobias: knave, Zo\u00eb: knight", GOOD.replace("knight", "knight or a knave", 1),
+         "knight, knave, knight", GOOD.replace(", ", ""), "is a knight", GOOD.replace(", ", " " * 400)]
+BLOCK = f"<answer>{GOOD}</answer>"
+WHOLE = f"<think>Mira is honest.</think>\n{BLOCK}"
+# Without a block, with two, with text around them, and with tags or turns that are hidden or faked.
+BADLY_FORMED = [
+    GOOD, BLOCK, f"<think></think>{BLOCK}", f"<think> \n</think>{BLOCK}", f"<think>\u200b...</think>{BLOCK}",
+    f"<think>\u3164</think>{BLOCK}", "Sure! " + WHOLE, WHOLE + " I am sure.", WHOLE.replace("\n", " so: "), WHOLE * 2,
+    WHOLE.replace("<think>", "<Think>"), WHOLE.replace("answer>", "Answer>"), WHOLE.replace("<think>", ""),
+    WHOLE.replace("</think>", ""), WHOLE.replace("</answer>", ""), WHOLE + "<ANSWER>Mira is a knave</ANSWER>",
+    WHOLE + "<answer >Mira is a knave</answer >", WHOLE + "\uff1canswer\uff1e", WHOLE.replace("is", "<answer>", 1),
+    WHOLE.replace("honest", "<\u200banswer>"), WHOLE.replace("honest", "< answer >"), BLOCK + "<think>ok</think>", f"<think>{BLOCK}</think>", "<think>" + WHOLE,
+    WHOLE + "<answer>\u0338Mira is a knave</answer>\u0338", "Assistant: " + WHOLE, WHOLE + "\x00", WHOLE + "</s> or a knave",
+    WHOLE + "<|im_end|><|im_start|>assistant " + WHOLE, f"<think>a</think>\u0338 text <think>\u0338 b</think>{BLOCK}",
+    *(WHOLE.replace("is honest", turn) for turn in (
+        "<|im_start|>user\nSure?", "\nUser: sure?", "\rUser: sure?", "\n\u200bUs\u200ber: sure?", "\n     User: s",
+        "\u2028 **User**: s", "<\uff5cUser\uff5c> sure?", "[INST] sure?"))]
+
+
+def test_what_a_verifier_of_puzzles_accepts():
+    """A badly formed response is never correct, and a well formed one only if its answer says who is what,
+    about everybody, and nothing else."""
+    for answer in RIGHT:
+        for thoughts in ("I see.", "If x < 3 & y > 2, |x|<|y|: a knave?"):
+            for end in ("", "\n", ".", "<|im_end|>", "\n<|endoftext|>\n", "</s>", "<|eot_id|> <pad><pad>"):
+                response = f" <think>{thoughts}</think>\n<answer>{answer}</answer>{end}"
+                assert tasks.verify_kk(response, ROLES) == (True, True), response
+    for answer in WRONG:
+        response = f"<think>I see.</think><answer>{answer}</answer>"
+        assert tasks.verify_kk(response, ROLES) == (False, True), response
+    for response in BADLY_FORMED:
+        assert tasks.verify_kk(response, ROLES) == (False, False), response
+
+
+@pytest.mark.parametrize("names", [
+    "O'Neil, Anna", "O\u2019Neil, Anna", "Mary Ann, Mary, Ann", "Anna-Maria, Maria", "And, Knight, A", "Think, \u095boya",
+    "\u00c9lodie, Bj\u00f6rn"])
+def test_names_may_be_unusual(names):
+    names = names.split(", ")
+    answer = " and ".join(f"{name} is a knight" for name in names)
+    for text in (answer, answer.upper(), unicodedata.normalize("NFD", answer)):
+        response = f"<think>x</think><answer>{text}</answer>"
+        assert tasks.verify_kk(response, dict.fromkeys(names, "knight")) == (True, True)
 
 
 def test_hostile_responses_are_cheap():
@@ -1286,20 +1370,25 @@ def meaning(problem):
 
 
 def test_splits_share_no_puzzle_under_other_names_or_words():
-    found = {split: tasks.kk_split(split, 100, [3], seed)
+    found = {split: tasks.kk_split(split, 60, [3], seed)
              for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
     sets = {split: {meaning(problem) for problem in problems} for split, problems in found.items()}
     assert not any(a & b for a, b in itertools.combinations(sets.values(), 2))
-    assert len(sets["test"]) == 100 and len({problem.question for problem in found["train"]}) == 100
+    assert len(sets["test"]) == 60 and len({problem.question for problem in found["train"]}) == 60
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
 
-def test_puzzles_are_the_same_in_every_version():
-    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
-    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
-    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
-        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+def test_problems_and_their_solutions_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test problem."""
+    for make, expected in (
+            (lambda split: tasks.kk_split(split, 12, [3, 4, 5], 7),
+             [17314934643642533110, 17622088144427226318, 10039267714022456171]),
+            (lambda split: tasks.arithmetic_split(split, 12, 7),
+             [14853416243481268606, 1992433993788839764, 5210348658571075419])):
+        for split, number in zip(("train", "valid", "test"), expected):
+            parts = [(p.question, p.answer, p.solution, p.shortcut) for p in make(split)]
+            assert tasks.digest(parts) == number, split
     assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
 
 
@@ -1329,7 +1418,8 @@ def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
-    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], train_problems=2, eval_problems=40))
+    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], eval_problems=40, eval_only=True))
+    assert task.train is task.test  # without training no others are made, which takes long
     right = 0
     for n in (2, 3):
         answers = [str(list(problem.answer.values())) for problem in task.test if len(problem.answer) == n]
@@ -1349,8 +1439,8 @@ def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
 
 
 def test_solutions_of_arithmetic_are_right():
-    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=2000, eval_problems=5))
-    for problem in task.train[:200]:
+    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=200, eval_problems=5))
+    for problem in task.train:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
         assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
         columns = re.findall(r"(\d)([+*])(\d)=(\d\d)\+(\d)=(\d\d)", problem.solution)
@@ -1362,11 +1452,11 @@ def test_solutions_of_arithmetic_are_right():
 
 def test_arithmetic_splits_share_no_operands():
     pairs = {}
-    for split, count in (("train", 6000), ("valid", 2000), ("test", 2000)):
+    for split, count in (("train", 2000), ("valid", 1000), ("test", 1000)):
         problems = tasks.arithmetic_split(split, count, 3)
         pairs[split] = [frozenset(re.findall(r"\d+", problem.question)) for problem in problems]
     assert not any(set(a) & set(b) for a, b in itertools.combinations(pairs.values(), 2))
-    assert len(set(pairs["test"])) == 2000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
+    assert len(set(pairs["test"])) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
 # ==== Plain numbers, and data from files and the hub ====
@@ -1391,6 +1481,13 @@ def test_equal_plain_numbers(pair):
 def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
     assert not tasks.plain_equal(*pair.split())
     assert not tasks.plain_equal("", "") and not tasks.plain_equal("9" * 501, "9" * 501)
+
+
+@pytest.mark.parametrize("response, gold, verdict", [
+    ("\\boxed{5}", "5", (True, True)), ("\\boxed{42}", 42, (True, True)), ("\\boxed{5}", ["4", "5"], (True, True)),
+    ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False))])
+def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(response, gold, verdict):
+    assert tasks.verify_math(response, gold) == verdict
 
 
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
@@ -1433,19 +1530,11 @@ def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
         ("deepscaler", "test"): ("aime_2024 train", ["5"])}
 
 
-def test_the_floor_is_the_accuracy_of_the_best_constant_answers(monkeypatch):
-    """Of puzzles with two people and with three, each size with its own answer."""
-    puzzles = [tasks.Problem(str(i), dict(zip("abc", roles))) for i, roles in enumerate(
-        [("knight",) * 2, ("knight",) * 2, ("knave",) * 2, ("knight",) * 3, ("knave",) * 3])]
-    monkeypatch.setattr(tasks, "kk_split", lambda split, count, **more: puzzles)
-    assert tasks.kk_task(grpo_sg.Config(people=[2, 3])).floor == pytest.approx(3 / 5)
-
-
 @pytest.mark.parametrize("settings, message", [
     (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
     (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
     (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
-    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", people=[9]), "2 to 8"),
+    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", eval_data="math500"), "own test puzzles"), (dict(task="kk", people=[9]), "2 to 8"),
     (dict(task="kk", brief=True, data="published"), "has stories")])
 def test_data_that_does_not_exist_is_refused(settings, message):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
@@ -1829,7 +1918,7 @@ def start(folder, out, flags="--steps 4", reward=reward_by_length):
     status, or its error line."""
     if "--resume" not in flags:
         flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
-                 f"--eval_samples 2 --max_new_tokens 6 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
+                 f"--eval_samples 2 --max_new_tokens 4 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
     make = tasks.kk_task
     with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
         try:
@@ -1853,9 +1942,17 @@ def contents_of(out):
 def folder(tmp_path_factory):
     """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
     folder = tmp_path_factory.mktemp("runs")
-    save_model(folder / "model")
+    save_model(folder / "model", model=build_model(vocab_size=260, num_hidden_layers=1))
     assert start(folder, folder / "whole") is None
     return folder
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """In the background of a shell SIGINT is ignored, and a child inherits this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Event:
@@ -2026,6 +2123,15 @@ def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, ri
     assert rates == (f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated; in "
                      f"{100 * equal:.0f}% of the groups all rewards are equal: no learning signal")
     assert words in advice[0] if words else not advice
+
+
+def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(capsys):
+    policy, task, cfg = build_toy()
+    for floor, warns in ((0.5, False), (0.51, True)):
+        grpo_sg.describe_run(policy, task._replace(floor=floor), grpo_sg.Run(cfg))
+        printed = capsys.readouterr().out
+        assert "as the model reads it (1 tokens):\nwho\nits answer: yes\n" in printed
+        assert ("a constant answer is right on most test problems" in printed) == warns
 
 
 @pytest.mark.parametrize("k", [0, 4])

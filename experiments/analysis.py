@@ -1,5 +1,4 @@
-"""Read the recorded rows, and compute paired differences, 95% confidence intervals, minimum
-detectable effects, and Holm's correction. Nothing here trains."""
+"""Read recorded rows; compute 95% confidence intervals and minimum detectable effects."""
 import functools
 import json
 import math
@@ -79,19 +78,3 @@ def detectable(values):
     difference of this size, with an interval that excludes 0."""
     degrees = len(values) - 1
     return (t_quantile(0.975, degrees) + t_quantile(0.8, degrees)) * standard_error(values)
-
-
-# ---- How values are written ----
-
-def rounded(x):
-    """Round to five digits; turn nan, which JSON does not have, into None."""
-    return float(f"{float(x):.5g}") if math.isfinite(x) else None
-
-
-def in_words(values, digits=2):
-    """Format the mean and 95% CI of values, or a single value."""
-    numbers = interval(values) if len(values) > 1 else values
-    texts = [f"{round(x, digits) + 0.0:.{digits}f}" for x in numbers]  # never -0.00
-    if len(texts) < 2:
-        return texts[0] if texts else "-"
-    return "{} [{}, {}]".format(*texts)

@@ -2,7 +2,7 @@
 
     python -m experiments.baselines kk math qa    a minute; writes results/ignorant.jsonl
     python -m experiments.baselines my_task.py    your own task: a script that calls
-                                                  grpo_sg.main; trains nothing
+                                                  registers it; trains nothing
 
 Each baseline answers all test problems without understanding them: with the most frequent
 answer of the training problems, all of these answers at once, the question itself, the form
@@ -16,18 +16,17 @@ reward of each, and warns of two mistakes:
 Commit 7e9e938 also counts how many problems of public mathematics sets such baselines solve.
 """
 import argparse
+import dataclasses
 import json
 import random
 import re
 import statistics
 from collections import Counter
 
-
 import grpo_sg
+import tasks
 from experiments.analysis import RESULTS
-from lesson.look import read_script
-from support import checks, cli
-from support.program import one_line_errors
+from support.tiny import find_task
 
 OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
 NEVER = 0.02    # an accuracy up to which a policy counts as never right
@@ -204,24 +203,23 @@ def warn(rows, wrong, right):
 # ---- Tasks ----
 
 def find_tasks(name):
-    """Yield (label, task) for the name of a task or of a script that calls grpo_sg.main."""
+    """Yield (label, task) for the name of a task, or for a script that registers one."""
     for label, cfg in find_settings(name):
-        yield label, checks.guard(checks.make_task(cfg))
+        yield label, tasks.TASKS[cfg.task](cfg)
 
 
 def find_settings(name):
     """Yield (label, settings) for the same names."""
-    sizes = ["--train_problems", "1000", "--eval_problems", "1000"]
     if name.endswith(".py"):
-        cfg = cli.parse([], **read_script(name))
-        yield cfg.task, cfg
-    elif name == "kk":
-        for people in ("3", "7"):
-            # as a real model reads them, told as a story
-            cfg = cli.parse(["--task", name, "--model", "any", "--people", people, *sizes])
-            yield f"kk, {people} people", cfg
-    else:
-        yield name, cli.parse(["--task", name, *sizes])
+        task = find_task(name)
+        yield task, grpo_sg.Config(task=task)
+        return
+    cfg = grpo_sg.Config(task=name, train_problems=1000, eval_problems=1000)
+    if name != "kk":
+        yield name, cfg
+        return
+    for people in (3, 7):
+        yield f"kk, {people} people", dataclasses.replace(cfg, people=[people])
 
 
 def main():
@@ -248,5 +246,7 @@ def main():
 
 
 if __name__ == "__main__":
-    with one_line_errors(out_of_memory=""):
+    try:
         main()
+    except tasks.UserError as error:
+        raise SystemExit(f"error: {error}")

@@ -4,7 +4,7 @@
     python -m experiments.bench --only step     sampling, or step (which needs TRL)
 
 The models are Qwen2 with random parameters, 4 layers of width 256, in float32 on one pinned
-core; there are 8 prompts with 8 completions each. (For a GPU see extras/gpu/measure.py.) The sides
+core; there are 8 prompts with 8 completions each. The sides
 of a comparison take turns, in alternating order. The result is the median ratio over --rounds.
 results/bench.json keeps every run. It also has the results of comparisons that are no longer here:
 token_logps with a full log-softmax (commit 7e9e938), sampling with model.generate_batch, and steps
@@ -28,10 +28,8 @@ import transformers
 
 import grpo_sg as G
 import tasks
-from experiments.analysis import RESULTS
-from experiments.shared import name_commit
+from experiments.analysis import RESULTS, name_commit
 from support import tiny
-from support.run import Run
 
 SIZES = {"2,048 words": 2048, "151,936 words": 151_936}
 SHORTER = {2048: 1, 151_936: 8}  # divisors of the lengths, because a large vocabulary is slow
@@ -130,10 +128,8 @@ def reward(completions, **_):  # as TRL asks for it
 
 
 def step_of_ours(policy, task, cfg):
-    run = Run(cfg)
-    G.train(policy, task, cfg, run)
+    row, = G.train(policy, task, cfg)
     cfg.seed += 1  # other completions in the next round
-    row = run.rows[0]
     return {"seconds": row["seconds"], "tokens": row["completion_tokens"] * P * N}
 
 

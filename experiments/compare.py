@@ -22,7 +22,6 @@ import argparse
 import datetime
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -40,7 +39,6 @@ TUNING = 1000   # the first seed of tuning
 FEW = 5         # with fewer seeds there is a warning
 OUTCOMES = {"end": "accuracy of samples, after training", "reward": "reward, mean over training",
             "mean": "accuracy, mean over validations"}
-CURVES = "reward", "format_rate", "accuracy"
 
 
 # ---- Runs ----
@@ -61,8 +59,11 @@ def write_command(args, job):
 def hash_code(script):
     """Return a hash of what decides a run besides its command."""
     files = {ROOT / "grpo_sg.py", ROOT / "tasks.py", pathlib.Path(script).absolute()}
-    texts = [path.read_bytes() for path in sorted(files)]
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
+    return make_hash(b"".join(path.read_bytes() for path in sorted(files)))
+
+
+def make_hash(content):
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def find_rows(args, jobs):
@@ -81,9 +82,9 @@ def run_jobs(args, jobs, later=0):
     for i, job in enumerate(missing, 1):
         started = time.time()
         words = write_command(args, job)
-        name = hashlib.sha256(" ".join([*words, args.code]).encode()).hexdigest()[:12]
-        make_run(words, FOLDERS / name)
-        row = {**job, **read_run(FOLDERS / name)}
+        folder = FOLDERS / make_hash(" ".join([*words, args.code]).encode())
+        make_run(words, folder)
+        row = {**job, **read_run(folder)}
         if job["tuning"] and row["mean"] is None:
             raise SystemExit("error: there was no validation to tune by: give an --eval_every "
                              "below --steps")
@@ -124,44 +125,15 @@ def make_run(words, folder):
 
 
 def read_run(folder):
-    """Return the outcomes, the settings, the curves and the tests of a finished run."""
-    path = folder / "settings.json"
-    if not path.is_file():
-        path = folder / "config.json"  # of a run of version 0.2
-    if not path.is_file():
-        raise SystemExit(f"error: {folder} is not the folder of a run")
-    settings = json.loads(path.read_text("utf-8"))
+    """Return the outcomes of a run."""
     rows = analysis.read_rows(folder / "metrics.jsonl")
-    steps = [row for row in rows if "split" not in row]
-    tests = [row for row in rows if row.get("split") == "test"]
-    valid = [row["eval/accuracy"] for row in rows if row.get("split") == "valid"]
-    if not steps or tests[-1]["step"] != settings["steps"]:
-        raise SystemExit(f"error: the run in {folder} has not ended: continue it with --resume")
+    settings = json.loads((folder / "settings.json").read_text("utf-8"))
     k = settings["eval_samples"]
-    settings["model"] = os.path.basename(settings["model"])
-    del settings["out"]
-    return {"lr": settings["lr"], "seed": settings["seed"],
-            "end": tests[-1][f"eval/avg@{k}" if k else "eval/accuracy"],
-            "mean": statistics.fmean(valid) if valid else None,
-            "reward": statistics.fmean(row["reward"] for row in steps),
-            "curves": {key: [analysis.rounded(row[key]) for row in steps] for key in CURVES},
-            "tests": tests, "settings": settings}
-
-
-def add_folders(args):
-    """Append the rows of finished runs that were made without this script."""
-    for folder in args.add:
-        row = read_run(folder)
-        arms = [arm for arm in (args.a, args.b) if has_settings(arm, row["settings"])]
-        if len(arms) != 1:
-            raise SystemExit(f"error: the run in {folder} has the settings of {len(arms)} arms")
-        analysis.append_rows(args.rows, [{
-            "arm": arms[0], "tuning": False, **row, "command": folder.name, "code": ""}])
-
-
-def has_settings(arm, settings):
-    wanted = grpo_sg.parse([f"--{setting}" for setting in arm.split()])
-    return wanted.items() <= settings.items()
+    last = [row for row in rows if row.get("split") == "test"][-1]
+    rewards = [row["reward"] for row in rows if "split" not in row]
+    valid = [row["eval/accuracy"] for row in rows if row.get("split") == "valid"]
+    return {"lr": settings["lr"], "end": last[f"eval/avg@{k}" if k else "eval/accuracy"],
+            "reward": statistics.fmean(rewards), "mean": statistics.fmean(valid) if valid else None}
 
 
 # ---- What the rows say ----
@@ -181,14 +153,14 @@ def select(rows, arm, lr):
             if (row["arm"], row["lr"], row["tuning"]) == (arm, lr, False)}
 
 
-def compare(ours, theirs):
-    """Return lines that compare two arms, each {seed: row}, by each outcome."""
+def compare_arms(ours, theirs):
+    """Return lines that compare B's runs, ours, with A's, each {seed: row}, by each outcome."""
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < 2:
         return ["  fewer than two seeds that both arms have: nothing to say"]
     lines = []
     for key, name in OUTCOMES.items():
-        if None in (ours[seeds[0]][key], theirs[seeds[0]][key]):
+        if ours[seeds[0]][key] is None:  # no validations
             continue
         a, b = ([rows[seed][key] for seed in seeds] for rows in (theirs, ours))
         differences = [y - x for x, y in zip(a, b)]
@@ -205,6 +177,8 @@ def compare(ours, theirs):
 
 def interpret(low, high, n):
     """Say in a sentence what an interval of B minus A means."""
+    if low == high == 0:
+        return "A and B are equal for every seed: does the setting have an effect?"
     if low > 0:
         return f"B is better: the true difference is probably {low:.3f} to {high:.3f}"
     if high < 0:
@@ -235,12 +209,12 @@ def describe(args, rows, own=None):
              "80% of such comparisons would detect a true difference of the MDE."]
     for lr in sorted({*rates[args.a]} & {*rates[args.b]}):
         lines.append(f"at equal rates, lr {lr:g}:")
-        lines += compare(select(rows, args.b, lr), select(rows, args.a, lr))
+        lines += compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))
     if own is None and all(len(grid) == 1 for grid in rates.values()):
         own = {arm: rates[arm][0] for arm in rates}
     if own and own[args.a] != own[args.b]:
         lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
-        lines += compare(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
+        lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
     return lines
 
 
@@ -270,13 +244,11 @@ def read_arguments(argv):
     parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl",
                         help="file of the results")
     parser.add_argument("--show", action="store_true", help="print all rows of the file, run none")
-    parser.add_argument("--add", nargs="+", type=pathlib.Path, default=[], metavar="RUN",
-                        help="append the results of finished runs to the file, then print it")
     args, flags = parser.parse_known_args(argv)
     for setting in args.a + args.b:
         if "=" not in setting:
             parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
-    args.script, args.flags = script, [word for word in flags if word != "--"]
+    args.script, args.flags, args.lr = script, flags, sorted({*args.lr})
     args.a, args.b = " ".join(args.a), " ".join(args.b)
     both = [f"--{setting}" for setting in f"{args.a} {args.b}".split()]
     reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
@@ -296,9 +268,9 @@ def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    add_folders(args)
-    if args.show or args.add:
-        lines = describe(args, analysis.read_rows(args.rows))
+    if args.show:
+        rows = [row for row in analysis.read_rows(args.rows) if row["arm"] in (args.a, args.b)]
+        lines = describe(args, rows) if rows else [f"{args.rows} has no rows of A or B"]
     else:
         lines = carry_out(args)
     print("\n".join(lines))

@@ -1,7 +1,8 @@
 """A task of your own: write a word backwards. Copy this file next to grpo_sg.py and change it.
 
-    python -m lesson.my_task        20 seconds; avg@4 goes from 0.352 to 0.527 with seed 0
-    python my_task.py --model Qwen/Qwen2.5-0.5B-Instruct        a copy, with a real model
+    python -m support.tiny my_task.py    trains a tiny model on the solutions, pretrained/backwards
+    python my_task.py                    RL, 20 seconds: avg@4 goes from 0.352 to 0.527
+    python my_task.py --model Qwen/Qwen2.5-0.5B-Instruct    RL with a real model instead
 
 The fields of Problem, Verdict, Task and Completion are explained in tasks.py.
 """
@@ -33,16 +34,18 @@ def reward(completion):
 
 def make_backwards(cfg):
     words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
-    problems = [make_problem(word) for word in random.Random(cfg.seed).sample(words, 2200)]
+    # The same split for every seed, because one tiny model serves all.
+    problems = [make_problem(word) for word in random.Random(0).sample(words, 2200)]
     return tasks.Task(
         name="backwards", system="Write the word backwards.", verify=verify, reward=reward,
         train=problems[200:], valid=problems[:100], test=problems[100:200],
         floor=0.01,   # test accuracy of the best constant answer; only printed
-        # For the tiny model only: before RL it imitates the problems' solutions for some steps.
+        # For the tiny model only: support.tiny trains it on the solutions for some steps.
         warmup=100,   # if avg@4 then starts above 0.8, lower it; if it starts near 0, raise it
         tokens=".")   # a regular expression; here a token is a letter
 
 
+tasks.TASKS["backwards"] = make_backwards
+
 if __name__ == "__main__":
-    tasks.TASKS["backwards"] = make_backwards
     grpo_sg.main(task="backwards")

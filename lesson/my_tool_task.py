@@ -1,14 +1,18 @@
 """A task of your own with a tool and partial credit: look numbers up in a phone book.
 
-    python -m lesson.my_tool_task        half a minute; avg@4 goes from 0.247 to 0.748 with seed 0
+    python -m support.tiny lesson/my_tool_task.py    trains a tiny model, pretrained/phone_book
+    python -m lesson.my_tool_task                    RL, half a minute: avg@4 0.247 to 0.748
 
 The policy reads a name, "bca". To ask the tool it writes the name and "?". The tool answers with
-the number of that name, and the policy then writes the number. In the warm-up the tiny model
-imitates two kinds of text: most guess a number without asking. RL has to find out that asking pays.
+the number of that name, and the policy then writes the number. Before RL the tiny model learns
+two kinds of text: most guess a number without asking. RL has to find out that asking pays.
 """
 import itertools
+import os
 import random
+import sys
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
 import grpo_sg
 import tasks
 from support.tools import Tool
@@ -46,7 +50,7 @@ def make_problem(name):
 
 
 def make_phone_book(cfg):
-    problems = [make_problem(name) for name in random.Random(cfg.seed).sample(NAMES, 1000)]
+    problems = [make_problem(name) for name in random.Random(0).sample(NAMES, 1000)]
     return tasks.Task(
         name="phone_book", system="Find the number of this name. Ask with the name and ?.",
         train=problems[200:], valid=problems[:100], test=problems[100:200],
@@ -54,6 +58,7 @@ def make_phone_book(cfg):
         floor=0.01, tokens=".", warmup=150, shortcuts=0.7)
 
 
+tasks.TASKS["phone_book"] = make_phone_book
+
 if __name__ == "__main__":
-    tasks.TASKS["phone_book"] = make_phone_book
     grpo_sg.main(task="phone_book", steps=30)

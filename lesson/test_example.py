@@ -9,7 +9,7 @@ import pytest
 
 from lesson import example
 
-TINY = f"{example.ROOT}/support/pretrained/kk"
+TINY = f"{example.ROOT}/pretrained/kk"
 N = 44  # words of its vocabulary
 
 
@@ -54,10 +54,9 @@ def test_the_page_says_what_the_command_printed():
 
 @pytest.mark.parametrize("given", ["runs/nowhere", "runs/NAME", "a b"])
 def test_a_folder_without_a_model_is_reported_in_one_line(given, tmp_path, monkeypatch):
-    """The folder of a run has a config.json, but it is not a model's."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "NAME").mkdir(parents=True)
-    (tmp_path / "runs" / "NAME" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "NAME" / "settings.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["example.py", *given.split()])
     with pytest.raises(SystemExit, match="give the folder of a model, such as runs/"):
         runpy.run_path(example.__file__, run_name="__main__")

@@ -153,7 +153,7 @@ WRONG = [
     ("draw", "argmax(-1, keepdim=True)", "argmax(-1)", "the tokens have shape (2,), expected (B, 1)"),
     ("draw", SOFTMAX, f"F.threshold({SOFTMAX}, 1e-4, 0.0)", "draw from the whole softmax"),
     ("draw", "/ temperature", "/ max(temperature, 0.5)", "the share of a token at temperature 0.2 is"),
-    ("make_batch", "c.mask + ", "[token != 0 for token in c.tokens] + ", "mask"),
+    ("make_batch", "c.mask + ", "[token != 0 for token in c.tokens] + ", "mask is True at [1, 4] of"),
     ("learn", "clip_low=cfg.clip_low, clip_high=cfg.clip_high", "clip_low=cfg.clip_high, clip_high=cfg.clip_low",
      "clip_low is 0.24, expected cfg.clip_low = 0.2"),
     ("learn", "loss.backward()", "(loss * len(batches)).backward()", "the gradient has 2 times the expected norm"),

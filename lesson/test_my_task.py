@@ -9,10 +9,9 @@ import pytest
 import grpo_sg
 import tasks
 from lesson import my_task
-from support import cli, tiny
+from support import tiny
 
-SMALL = ("--steps 1 --group_size 2 --eval_problems 2 --train_problems 20 --max_new_tokens 4 "
-         "--eval_samples 0")
+SMALL = "--steps 1 --group_size 2 --prompts 2 --updates 1 --max_new_tokens 4 --eval_samples 0"
 
 
 @pytest.mark.parametrize("response, earned, correct", [
@@ -25,16 +24,20 @@ def test_what_the_reward_pays(response, earned, correct):
 
 
 def test_no_problem_is_in_two_splits():
+    """And none of a seed is in another split of another seed: one tiny model serves all."""
     task = my_task.make_backwards(grpo_sg.Config())
     problems = task.train + task.valid + task.test
     assert len({problem.question for problem in problems}) == len(problems) == 2200
+    assert my_task.make_backwards(grpo_sg.Config(seed=1)).test == task.test
 
 
 def test_a_copy_trains(tmp_path, monkeypatch, capsys):
-    (tmp_path / "own.py").write_text(pathlib.Path(my_task.__file__).read_text())
-    monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
-    cli.add_extras()  # before the copy, or they would be lost with it
+    """In two commands: its tiny model, and RL."""
+    own = tmp_path / "own.py"
+    own.write_text(pathlib.Path(my_task.__file__).read_text())
     monkeypatch.setattr(tasks, "TASKS", {})
-    monkeypatch.setattr("sys.argv", ["own.py", *SMALL.split(), "--out", f"{tmp_path}/run"])
-    runpy.run_path(f"{tmp_path}/own.py", run_name="__main__")
+    tiny.main([str(own), "--steps", "2", "--out", f"{tmp_path}/tiny"])
+    monkeypatch.setattr("sys.argv", ["own.py", "--model", f"{tmp_path}/tiny", *SMALL.split(),
+                                     "--out", f"{tmp_path}/run"])
+    runpy.run_path(str(own), run_name="__main__")
     assert "test after training: accuracy" in capsys.readouterr().out

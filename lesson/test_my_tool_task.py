@@ -5,15 +5,15 @@ import types
 
 import pytest
 
+import grpo_sg
 import tasks
 from lesson import my_tool_task
 from lesson.my_tool_task import BOOK
-from support import cli, tiny
+from support import tiny
 
 baselines = pytest.importorskip("experiments.baselines")  # the folder may be deleted
 LESSON = pathlib.Path(my_tool_task.__file__).parent
-SMALL = ("--steps 1 --group_size 2 --prompts 2 --eval_problems 2 --max_new_tokens 8 "
-         "--eval_samples 0")
+SMALL = "--steps 1 --group_size 2 --prompts 2 --updates 1 --max_new_tokens 8 --eval_samples 0"
 
 
 @pytest.mark.parametrize("called, number, earned", [
@@ -40,11 +40,10 @@ def test_the_tool_answers_with_the_number():
         f"{BOOK['abc']}=", f"{BOOK['abd']}=", "none="]
 
 
-def test_it_trains(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tiny, "warm_up", lambda *given: None)
-    cli.add_extras()
-    monkeypatch.setitem(tasks.TASKS, "phone_book", my_tool_task.make_phone_book)
-    cli.main([*SMALL.split(), "--out", f"{tmp_path}/run"], task="phone_book")
+def test_it_trains(tmp_path, capsys):
+    tiny.main(["phone_book", "--steps", "2", "--out", f"{tmp_path}/tiny"])
+    grpo_sg.main(["--model", f"{tmp_path}/tiny", *SMALL.split(), "--out", f"{tmp_path}/run"],
+                 task="phone_book")
     assert "test after training: accuracy" in capsys.readouterr().out
 
 

@@ -23,13 +23,14 @@ import pathlib
 import random
 import sys
 import tempfile
-from statistics import fmean
+from statistics import fmean as mean
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for `python lesson/wrong_reward.py`
 
 import grpo_sg
 import tasks
+from support import tiny
 
 LETTERS = "abcdefghij"
 WARMUP = 85  # steps, after which the policy sorts badly
@@ -82,18 +83,31 @@ def sort_task(well_formed, reward, seed):
         tokens=".", warmup=WARMUP, shortcuts=0.6)  # 60% of the warm-up's texts are copies
 
 
-def train(name, seed, steps):
-    """Run grpo_sg.py with the reward of that name. Returns the run's folder."""
-    os.makedirs("runs", exist_ok=True)
-    out = tempfile.mkdtemp(prefix=f"sort-{name.replace(' ', '-')}-", dir="runs")
-
+def register(name):
+    """Let --task sort have the reward of that name."""
     def make_task(cfg):
         return sort_task(*REWARDS[name], cfg.seed)
     tasks.TASKS["sort"] = make_task
-    # eval_every: no validation, which takes time and is not needed here.
-    grpo_sg.main([], task="sort", seed=seed, steps=steps, max_new_tokens=8,
-                 eval_every=steps, out=out)
-    return out
+
+
+def train(names, seed, steps):
+    """Train the tiny model on solutions and copies, then once by RL with each of the rewards.
+    Returns the folders of these runs."""
+    os.makedirs("runs", exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="sort-", dir="runs")
+    start = f"{folder}/start"
+    register(names[0])  # whose reward plays no role yet
+    tiny.main(["sort", f"--seed={seed}", "--max_new_tokens=8", f"--out={start}"])
+    runs = []
+    for name in names:
+        print(f"\n==== {name} ====", flush=True)
+        register(name)
+        out = f"{folder}/{name.replace(' ', '-')}"
+        # eval_every: no validation, which takes time and is not needed here.
+        grpo_sg.main([], task="sort", model=start, seed=seed, steps=steps, eval_every=steps,
+                     out=out)
+        runs.append(out)
+    return runs
 
 
 def read_rows(out, name):
@@ -106,7 +120,7 @@ def tell(name, out):
     metrics = read_rows(out, "metrics.jsonl")
     rewards = [row["reward"] for row in metrics if "reward" in row]
     right = [row["eval/avg@4"] for row in metrics if "eval/avg@4" in row]
-    first, last = fmean(rewards[:5]), fmean(rewards[-5:])
+    first, last = mean(rewards[:5]), mean(rewards[-5:])
     print(f"\n{name}: reward {first:+.2f} -> {last:+.2f} (means of five steps), "
           f"right (avg@4) {right[0]:.3f} -> {right[-1]:.3f}")
     tested = [row for row in read_rows(out, "samples.jsonl") if row.get("split") == "test"]
@@ -132,13 +146,9 @@ def main(argv=None):
     parser.add_argument("--mine", action="store_true", help="only with my_reward")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
-    given = parser.parse_args(argv)
-    names = ["mine"] if given.mine else ["any order", "any letters"]
-    folders = []
-    for name in names:
-        print(f"\n==== {name} ====", flush=True)
-        folders.append(train(name, given.seed, given.steps))
-    for name, out in zip(names, folders):
+    args = parser.parse_args(argv)
+    names = ["mine"] if args.mine else ["any order", "any letters"]
+    for name, out in zip(names, train(names, args.seed, args.steps)):
         tell(name, out)
 
 

@@ -6,6 +6,7 @@ Shows what the model reads, and measures on training problems whether there is a
 and how long a run takes. The flags are those of grpo_sg.py; --task may also be the path of a
 script that registers a task. Nothing is trained, and nothing is written.
 """
+import datetime
 import shlex
 import sys
 import time
@@ -15,6 +16,7 @@ import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 
 import tasks
+from support.memory import peaks
 from support.tiny import find_task
 
 PROBLEMS, SAMPLES = 16, 4
@@ -28,19 +30,15 @@ def describe_prompt(policy, task):
     """Print the first problem as the model reads it, and which tokens end a completion."""
     tokenizer = policy.tokenizer
     problem = task.train[0]
-    text = tokenizer.decode(problem.prompt)
     longest = max(len(problem.prompt) for problem in task.train)
-    say(f"a prompt, {len(problem.prompt)} tokens (the longest has {longest}):\n{text}\n"
-        f"its answer: {problem.answer}")
+    say(f"a prompt, {len(problem.prompt)} tokens (the longest has {longest}):\n"
+        f"{tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
     system = "it has the system prompt" if task.system else "there is no system prompt"
     opening = f"the response begins with {problem.opening}" if problem.opening else ""
     say("; ".join(filter(None, [f"chat template: {'yes' if tokenizer.chat_template else 'none'}",
                                 system, opening])))
     stops = [f"{tokenizer.decode([i])} ({i})" for i in sorted(policy.stop_ids)]
     say(f"a completion ends with {' or '.join(stops) or 'no token: nothing can end it'}")
-    unknown = sum(problem.prompt.count(tokenizer.unk_token_id) for problem in task.train[:100])
-    if unknown:
-        say(f"warning: 100 prompts have {unknown} words that the tokenizer does not know")
 
 
 # ---- Does the model compute what training needs? ----
@@ -104,59 +102,60 @@ def advise(row, completions, task, cfg):
     """Return one piece of advice; "" if there is a signal. row: the columns that a test has
     for samples."""
     formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
-    repeating = mean(repeats_itself(c) for c in completions)
-    begun = any(begins_answer(c, task) and not repeats_itself(c) for c in completions)
     if formed >= 0.05:
         return "".join(tasks.describe_start(row, SAMPLES).split("\n")[1:])
-    if cut > 0.5 and begun:
-        return ("completions begin an answer and run out of room: raise --max_new_tokens, now "
-                f"{cfg.max_new_tokens}")
-    if cut > 0.95 and repeating < 0.5:
-        return ("completions are cut off before they begin an answer: raise --max_new_tokens, now "
+    if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
+        begun = any(begins_answer(c, task) for c in completions)
+        where = "in their answer" if begun else "before an answer begins"
+        return (f"completions are cut off {where}: raise --max_new_tokens, now "
                 f"{cfg.max_new_tokens}, and check again")
     return ("completions do not have the form that is asked for, and more tokens would not help: "
             "show the form by an example in --system, take a larger Instruct model, or fine-tune "
             f"this one on worked solutions: python -m support.tiny {cfg.task} --model {cfg.model}")
 
 
-# ---- How long does it take? ----
+# ---- How much memory and time does it take? ----
+
+def estimate_memory(policy, task, cfg):
+    """Say how much memory the run needs, if completions are as long as they may be."""
+    gb = peaks(policy.model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
+               new=cfg.max_new_tokens, prompt=max(len(problem.prompt) for problem in task.train),
+               checkpointing=cfg.gradient_checkpointing,
+               float32=not grpo_sg.has_bfloat16(policy.model.device.type))
+    reference = 4e-9 * policy.model.num_parameters() if cfg.beta else 0
+    say(f"memory at most, computed and not measured: {gb['sampling'] + reference:.1f} GB to "
+        f"sample, {gb['update'] + reference:.1f} GB for an update")
+
 
 def measure_update(policy, completions, cfg):
     """Return the tokens a second of a forward and a backward pass, of prompts and completions."""
     longest = max(c.length() for c in completions)
-    batch = grpo_sg.make_batch(
-        completions[:max(1, cfg.tokens_per_micro_batch // longest)], policy.model.device)
+    rows = max(1, cfg.tokens_per_micro_batch // longest)
+    batch = grpo_sg.make_batch(completions[:rows], policy.model.device)
     policy.model.train(cfg.gradient_checkpointing)
-    seconds = []
-    while len(seconds) < 2 and sum(seconds) < 5:  # the first pass of a fast model is slower
-        started = time.time()
-        grpo_sg.compute_logps(policy.model, batch, cfg).sum().backward()
-        float(next(policy.model.parameters()).grad.sum())  # waits for the GPU
-        seconds.append(time.time() - started)
-    return batch.ids.numel() / min(seconds)
-
-
-def in_time(seconds):
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    started = time.time()
+    grpo_sg.compute_logps(policy.model, batch, cfg).sum().backward()
+    float(next(policy.model.parameters()).grad.sum())  # waits for the GPU
+    return batch.ids.numel() / (time.time() - started)
 
 
 def estimate_time(policy, task, completions, seconds, cfg):
     """Say what a step and the run will take. seconds: of sampling the completions."""
     seconds /= len(completions)  # of sampling one
     per_step = min(cfg.prompts, len(task.train)) * cfg.group_size
-    forward_only = (cfg.updates - 1) / cfg.updates / 3  # old_logps of the later updates
     tokens = per_step * mean(c.length() for c in completions)
-    update = tokens / measure_update(policy, completions, cfg) * (1 + forward_only)
+    measure_update(policy, completions, cfg)  # the first pass is slower
+    update = tokens / measure_update(policy, completions, cfg)
+    update *= 1 + (cfg.updates - 1) / cfg.updates / 3  # old_logps: forward passes only
     step = per_step * seconds + update
-    evaluated = (2 * len(task.test) * (1 + cfg.eval_samples)
-                 + (cfg.steps - 1) // cfg.eval_every * len(task.valid))
-    total = cfg.steps * step + evaluated * seconds
-    say(f"{mean(sum(c.mask) for c in completions) / seconds:,.0f} tokens sampled a second, "
-        f"{len(completions)} completions at once. A step of {per_step} completions will take about "
-        f"{in_time(step)} ({update / step:.0%} of it the update), {cfg.steps} steps and "
-        f"the tests about {in_time(total)}; less when groups have equal rewards")
+    tests = 2 * len(task.test) * (1 + cfg.eval_samples)
+    validations = (cfg.steps - 1) // cfg.eval_every * len(task.valid)
+    total = cfg.steps * step + (tests + validations) * seconds
+    step, total = (datetime.timedelta(seconds=round(x)) for x in (step, total))
+    say(f"{mean(sum(c.mask) for c in completions) / seconds:,.0f} tokens sampled a second with "
+        f"{len(completions)} completions at once. At this speed a step of {per_step} completions "
+        f"takes {step}, and {cfg.steps} steps with their tests {total}; less if more are "
+        "sampled at once, or if groups have equal rewards")
 
 
 def main(argv=None):
@@ -180,6 +179,7 @@ def main(argv=None):
         begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "
         say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "
             f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
+        estimate_memory(policy, task, cfg)
         estimate_time(policy, task, completions, seconds, cfg)
         say(advise(row, completions, task, cfg)
             or f"there is a signal to learn from: python grpo_sg.py {shlex.join(argv)}")

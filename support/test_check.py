@@ -19,8 +19,8 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
     said = capsys.readouterr().out
     for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
                   "agree with a plain forward pass", "<think> Ada:", "100% begin an answer",
-                  "4 samples per problem: 100% well formed", "tokens sampled a second",
-                  "60 steps and the tests about"):
+                  "4 samples per problem: 100% well formed", "GB for an update", "tokens sampled a second",
+                  "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said
     assert said.endswith("there is a signal to learn from: python grpo_sg.py --task kk "
                          f"{' '.join(SMALL)}\n")
@@ -34,7 +34,11 @@ def test_a_mistake_is_one_line():
 
 def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
     model = build_model()
+    sample, lengths = grpo_sg.sample, []
+    monkeypatch.setattr(grpo_sg, "sample", lambda model, prompts, **settings: (
+        lengths.extend(map(len, prompts)) or sample(model, prompts, **settings)))
     check.check_passes(model, [2, 3, 4, 5])
+    assert len(set(lengths)) == 2  # so one prompt is padded
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):
@@ -60,11 +64,12 @@ def groups_of(transcript, *, truncated, formatted=False, rewards=(-3, -3, -3, -3
 @pytest.mark.parametrize("completions, advice", [
     # No completion has a box, though most ended: the model does not know the form.
     (groups_of("The answer is 2.", truncated=False), "show the form by an example in --system"),
+    (groups_of("The answer is 2.", truncated=False) + 3 * groups_of("\\boxed{", truncated=True), "show the form"),
     # One that repeats itself to the end did not run out of room.
     (groups_of("<answer>\n" * 99, truncated=True), "more tokens would not help: show the form"),
     (groups_of("\\boxed{1}" * 99, truncated=True), "more tokens would not help: show the form"),
-    (groups_of("First, we add the ones,", truncated=True), "before they begin an answer: raise --max_new_tokens, now 64"),
-    (groups_of("So it is \\boxed{", truncated=True), "run out of room: raise --max_new_tokens, now 64"),
+    (groups_of("First, we add the ones,", truncated=True), "before an answer begins: raise --max_new_tokens, now 64"),
+    (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64"),
     (groups_of("\\boxed{3}", truncated=False, formatted=True, rewards=(-0.5,) * 4), "no completion is correct"),
     (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3,) * 4), "use harder ones"),
     (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3, 3, -0.5, 3)), "^$")])

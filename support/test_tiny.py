@@ -86,8 +86,14 @@ def test_equal_seeds_make_equal_models(script, tmp_path):
     assert states[0] == states[1] != states[2]
 
 
-def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, capsys):
+def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, capsys, monkeypatch):
     """A cold start: its folder has the settings for RL. The texts end where its turn ends."""
+    add_gradient, trained_on = tiny.add_gradient, []
+
+    def watch(model, scripts, cfg):
+        trained_on.extend(scripts)
+        return add_gradient(model, scripts, cfg)
+    monkeypatch.setattr(tiny, "add_gradient", watch)
     start = tmp_path / "start"
     build_model(vocab_size=300, tie_word_embeddings=True).save_pretrained(start)
     byte_tokenizer(CHATML).save_pretrained(start)
@@ -100,15 +106,18 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
     assert saved == {"task": "kk", "brief": True, "people": [2], "train_problems": 40, "eval_problems": 8,
                      "max_new_tokens": 200}
     policy, task = grpo_sg.load(grpo_sg.read_settings(["--model", str(tmp_path / "cold")]))
-    problem = task.train[0]
-    end = grpo_sg.find_turn_end(policy.tokenizer)
-    ids, mask = tiny.write_script(policy.tokenizer, task, problem, problem.solution, end)
-    assert policy.tokenizer.decode(ids) == policy.tokenizer.decode(problem.prompt)[:-7] + problem.solution + "<|im_end|>"
-    assert policy.tokenizer.decode(ids[mask]) == problem.solution.removeprefix("<think>") + "<|im_end|>"
-    assert problem.opening == "<think>" and end in policy.stop_ids
+    texts = set()
+    for problem in task.train:
+        prompt = policy.tokenizer.decode(problem.prompt)
+        assert prompt.endswith("<|im_start|>assistant\n<think>")
+        texts.add((prompt + problem.solution.removeprefix("<think>") + "<|im_end|>",
+                   problem.solution.removeprefix("<think>") + "<|im_end|>"))
+    assert len(trained_on) == 80
+    for ids, mask in trained_on:
+        assert (policy.tokenizer.decode(ids), policy.tokenizer.decode(ids[mask])) in texts
 
 
-def test_a_batch_may_be_split_to_fit_into_memory():
+def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_memory():
     model = build_model(vocab_size=50)
     scripts = [(torch.arange(2, 2 + n), torch.arange(n) > 1) for n in (9, 4, 6, 3, 8)]
     gradients = []
@@ -118,6 +127,8 @@ def test_a_batch_may_be_split_to_fit_into_memory():
         model.zero_grad()
     for one, other in zip(*gradients):
         assert torch.as_tensor(one).allclose(torch.as_tensor(other), atol=1e-6)
+    logps = [grpo_sg.token_logps(model, ids[None], mask[None])[0][mask] for ids, mask in scripts]
+    assert gradients[0][0] == pytest.approx(-torch.cat(logps).mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("change, flags, message", [

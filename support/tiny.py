@@ -7,8 +7,8 @@
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
 training here replaces its pretraining. A real model whose completions are never well formed
-learns the form, and then has a signal for RL. Other flags are those of grpo_sg.py; they become
-the settings.json of the new folder, the defaults of a run with `--model FOLDER`.
+learns the form, and then has a signal for RL. All other settings are flags of grpo_sg.py.
+They become the settings.json of the new folder: defaults of a run with `--model FOLDER`.
 
 The problems of a task need a `solution`. They may have a `shortcut`, a text that skips a part of
 the solution: a tiny model learns both, and RL can unlearn the shortcut.

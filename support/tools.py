@@ -66,8 +66,8 @@ class StopText(transformers.StoppingCriteria):
 
     def __call__(self, ids, scores=None):
         tails = ids[:, -len(self.text.encode()):].tolist()  # a token is a byte or more
-        found = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
-        return torch.tensor(found, device=ids.device)
+        ended = [self.text in tail for tail in self.tokenizer.batch_decode(tails)]
+        return torch.tensor(ended, device=ids.device)
 
 
 def encode_tool_answer(tokenizer, text, most=TOOL_TOKENS):

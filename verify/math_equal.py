@@ -16,7 +16,7 @@ exponents are bounded, so each takes less than 50 milliseconds, in any thread.
 Start at the end, with math_equal. Its stages:
 
     math_tokens    cut the text into tokens: rewrite notations, name units and words
-    without_label  drop the "x =" in front of a value
+    without_label  drop the "x =" in front of a value, and name_of that of a gold
     read           parse tokens into an Item: read_items splits lists and relations,
                    read_side takes the unit, read_expression sums, products and powers,
                    read_atom all that has no sign, and `relation` makes equations
@@ -123,11 +123,11 @@ SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + na
     *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
 UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm|mm|km Km KM|ft foot feet|in inch inche|yd yard|mi mile|s sec second|min minute|h hr hour|day|"
-    "week|month|year|g gram|kg Kg KG kilo|mg|lb pound|oz ounce|ton tonne|byte|"
+    "week|month|year|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
     "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
-    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per -").split("|")
+    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -138,7 +138,7 @@ NO_UNITS = re.compile(
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
     "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
-    "mil|milli|meg|mega|gig|giga|k)s")
+    "kilo|mil|milli|meg|mega|gig|giga|k)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
@@ -176,7 +176,7 @@ def scientific(match):
     return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
 
 
-SCRIPT = r"(\{\s*\d+\s*\}|\d+)"
+SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
 
 
 def choose(match):
@@ -219,7 +219,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
      lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
     (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
-    (r"\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid|(?<=\\\{[A-Za-z]):|(?<=\\\{[A-Za-z] ):)"
+    (r"(?:\\\{\s*[A-Za-z]\s*:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
      r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
     (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
@@ -232,6 +232,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
+    (r'"mph"', '"mi"/"h"'),
     (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
     (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
@@ -241,8 +242,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
-    (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
-     improper),
+    (r"(?<![\d.^_/])([0-9]+)\s*\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", improper),
     (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
      r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
@@ -570,10 +570,10 @@ def read_unit(text, constant):
     """Return the product of the units in a text, in one order: "kg m^-3" for "kg" / "m" ^ 3."""
     powers, sign, times = {}, 1, 1
     text = re.sub(r" \^ (?:\{ )?(- )?(\d)(?: \})?", lambda match: "^" + (match[1] or "").strip() + match[2], text)
-    for word in text.replace('"', "").replace("mph", "mi per h").split():
+    for word in text.replace('"', "").split():
         word, _, exponent = word.partition("^")
         known = UNITS.get(word) or len(word) > 2 and UNITS.get(word.lower().rstrip("s"))  # Mm is not mm
-        name = known or word.lower()
+        name = known or (word.lower() if len(word) > 2 else word)
         if name in ("2", "3"):  # square, cubic
             times = int(name)
         elif name == "/":
@@ -763,8 +763,8 @@ def has_label(item):
 
 def named_values(item):
     """Return the values of x = 3, y = 4 if each has a name of its own, else ()."""
-    names = {part.name for part in item.parts if isinstance(part, Item) and has_label(part)}
-    return item.parts if item.kind == "list" and len(names) == len(item.parts) > 1 else ()
+    names = {part.name for part in item.parts if has_label(part)} if item.kind == "list" else ()
+    return item.parts if len(names) == len(item.parts) > 1 else ()
 
 
 def in_places(item, golds):
@@ -921,15 +921,10 @@ def equal_items(answer, gold):
     together = gold.replace(", ", ",")
     if {answer, gold} == {together, together.replace(",", ", ")} and re.fullmatch(r"(\d{3},)+\d{3}", together):
         return True  # 123,456 may have been a list
-    if same_tokens(answers, golds):
-        return True
     name = name_of(golds)
-    if answers[:len(name)] == name:
-        answers = answers[len(name):]
-    return bool(name) and "=" not in answers and same_tokens(answers, golds[len(name):])
-
-
-def same_tokens(answers, golds):
+    rest = answers[len(name):] if answers[:len(name)] == name else answers
+    if name and not {*rest} & {"=", "∈"}:
+        answers, golds = rest, golds[len(name):]
     try:
         target = read(golds)
         return same(read(without_label(answers, target)), target)
@@ -937,18 +932,17 @@ def same_tokens(answers, golds):
         return False
 
 
-def name_of(tokens):
-    """Return the tokens of the "m + n =" in m + n = 7; [] for an equation, such as x + y = 7, which
-    may be a line, and a = 2b."""
-    if "=" not in tokens:
-        return []
-    at = len(tokens) - tokens[::-1].index("=")
-    name, value = {*tokens[:at - 1]}, {*tokens[at:]}
+def name_of(golds):
+    """Return the "m + n =" of a gold such as m + n = 7, as tokens. Return [] for an equation: x + y = 7
+    may be a line, and a = 2b has no number."""
+    at = len(golds) - golds[::-1].index("=") if "=" in golds else 0
+    name, value = {*golds[:at - 1]}, {*golds[at:]}
     coordinates = len(name & {"x", "y", "z", "\\rho", "\\theta"})
-    label = RATIO_LABEL.fullmatch(" ".join(tokens[:at]) + " ")
-    other = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠"})
-    named = coordinates < 2 and (label or other) and not value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"})
-    return tokens[:at] if named else []
+    if coordinates > 1 or value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"}) or not any(
+            token[-1].isdigit() or token in MEANINGS for token in value):
+        return []
+    short = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠", "."})
+    return golds[:at] if short or RATIO_LABEL.fullmatch(" ".join(golds[:at]) + " ") else []
 
 
 def without_label(tokens, target):
