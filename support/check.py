@@ -7,7 +7,6 @@ and how long a run takes. The flags are those of grpo_sg.py; --task may also be 
 script that registers a task. Nothing is trained, and nothing is written.
 """
 import datetime
-import shlex
 import sys
 import time
 from statistics import fmean as mean
@@ -98,27 +97,20 @@ def repeats_itself(c):
     return c.truncated and c.transcript.count(c.transcript[-20:]) > 3
 
 
-def advise(row, completions, task, cfg, command):
-    """Return one piece of advice.
-
-    Args:
-        row: the columns that a test has for samples.
-        completions, task, cfg: what was sampled, and with what.
-        command: the words that start the run.
-    """
+def advise(row, completions, task, cfg):
+    """Return one piece of advice. row: the columns that a test has for samples."""
     formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
     if formed >= 0.05:
         advice = tasks.describe_start(row, SAMPLES).split("\n")[1:]
-        return (advice or [f"there is a signal to learn from: {shlex.join(command)}"])[0]
+        return (advice or ["there is a signal to learn from: start a run with these flags"])[0]
     if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
         begun = any(begins_answer(c, task) for c in completions)
         where = "in their answer" if begun else "before an answer begins"
         return (f"completions are cut off {where}: raise --max_new_tokens, now "
                 f"{cfg.max_new_tokens}, and check again")
-    name = cfg.task if command[1] == "grpo_sg.py" else command[1]
     return ("completions do not have the form that is asked for, and more tokens would not help: "
             "show the form by an example in --system, take a larger Instruct model, or fine-tune "
-            f"this one on worked solutions: python -m support.tiny {name} --model {cfg.model}")
+            f"this one on worked solutions: python -m support.tiny {cfg.task} --model {cfg.model}")
 
 
 # ---- How much memory and time does it take? ----
@@ -165,14 +157,6 @@ def estimate_time(policy, task, completions, seconds, cfg):
         "sampled at once, or if groups have equal rewards")
 
 
-def start_of_run(argv):
-    """Return the words that start a run with these flags: a script is itself the program."""
-    for i, word in enumerate(argv):
-        if argv[i - 1] == "--task" and word.endswith(".py"):
-            return ["python", word, *argv[:i - 1], *argv[i + 1:]]
-    return ["python", "grpo_sg.py", *argv]
-
-
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
@@ -196,9 +180,12 @@ def main(argv=None):
             f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
         estimate_memory(policy, task, cfg)
         estimate_time(policy, task, completions, seconds, cfg)
-        say(advise(row, completions, task, cfg, start_of_run(argv)))
+        say(advise(row, completions, task, cfg))
     except (tasks.UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing")
     except KeyboardInterrupt:
         raise SystemExit("interrupted")
 
