@@ -1509,6 +1509,13 @@ def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
     assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
 
 
+def test_a_gold_with_signs_that_it_is_more_than_an_answer_is_dropped(monkeypatch):
+    """verify/ compares such texts, and nothing else would equal them."""
+    monkeypatch.setattr(tasks, "math_equal", operator.eq)
+    golds = ["5", "x=5", "= 5", "the answer 5", "so #### 5", "\\boxed{5} or 6", "Answers"]
+    assert [gold for gold in golds if tasks.is_gold(gold)] == ["5", "x=5", "Answers"]
+
+
 def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
     """And its questions and golds are in its own columns."""
     def load_hub(name, configuration, split):
