@@ -1883,6 +1883,21 @@ def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+def test_code_that_comes_with_a_model_is_never_run(tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {name: "code.Any" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    grpo_sg.load_model(tmp_path, local=True)
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_without_tasks_the_command_line_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tasks", None)
+    assert run_program("", capsys).startswith("error: the command line needs tasks.py next to grpo_sg.py")
+
+
 @pytest.mark.parametrize("flags, message", [
     ("--out /proc/run", "error: "), ("--out run --max_new_tokens 5000", "error: no problem fits into the model's context")])
 def test_a_run_that_cannot_begin_says_why_in_one_line(flags, message, folder, tmp_path, monkeypatch, capsys):
