@@ -971,14 +971,13 @@ def test_the_loss_refuses_shapes_that_do_not_fit(change):
         grpo_sg_loss(**{**given, **change})
 
 
-@pytest.mark.parametrize("shape, mask, temperature, message", [
-    ((1, 3), [[False, True]], 1, r"mask \(1, 2\), ids \(1, 3\)"),
-    ((1, 2), [[True, True]], 1, "the first token of a row has no context"),
-    ((1, 2), [[False, True]], 0, "the temperature must be above 0")])
-def test_log_probabilities_refuse_arguments_that_do_not_fit(shape, mask, temperature, message):
-    ids = torch.ones(shape, dtype=torch.long)
+@pytest.mark.parametrize("ids, mask, temperature, message", [
+    ([[1, 1, 1]], [[False, True]], 1, r"mask \(1, 2\), ids \(1, 3\)"),
+    ([[1, 1]], [[True, True]], 1, "the first token of a row has no context"),
+    ([[1, 1]], [[False, True]], 0, "the temperature must be above 0")])
+def test_log_probabilities_refuse_arguments_that_do_not_fit(ids, mask, temperature, message):
     with pytest.raises(AssertionError, match=message):
-        grpo_sg.token_logps(None, ids, torch.tensor(mask), temperature=temperature)
+        grpo_sg.token_logps(None, torch.tensor(ids), torch.tensor(mask), temperature=temperature)
 
 
 def test_a_mask_of_numbers_selects_the_same_tokens_as_one_of_booleans():
@@ -1086,29 +1085,28 @@ def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
         return tasks.Verdict("maybe" not in text, len(text) % 2 == 0)
     policy, task, cfg = build_toy(temperature=0.7, change={"verify": verify})
     problems = task.train * 40
-    row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=2)
+    row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
     assert {(c.correct, c.formatted) for c in greedy} == {(True, True), (True, False)}
-    drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=0.7, seed=cfg.seed)
-    solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
-    rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
+    drawn = grpo_sg.rollout(policy, task, problems, cfg, n=4, temperature=0.7, seed=cfg.seed)
+    solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 4)
+    rewards = torch.tensor([c.reward for c in drawn]).view(-1, 4)
+    pairs = torch.stack([solved[:, pair].amax(1) for pair in itertools.combinations(range(4), 2)])
     means = {"accuracy": torch.tensor([float(c.solved) for c in greedy]),
              "reward": torch.tensor([c.reward for c in greedy]),
-             "avg@2": solved.mean(1), "reward@2": rewards.mean(1), "pass@2": solved.amax(1)}
+             "avg@4": solved.mean(1), "reward@4": rewards.mean(1), "pass@2": pairs.mean(0),
+             "pass@4": solved.amax(1)}
     for key, each in means.items():
         assert row[f"eval/{key}"] == pytest.approx(each.mean().item())
         error = each.std(correction=1).item() / 120 ** 0.5
         assert row[f"eval/{key}_se"] == pytest.approx(error, abs=1e-6)
-    assert 0 < row["eval/avg@2"] < row["eval/pass@2"]
-    assert row["eval/truncated@2"] == pytest.approx(sum(c.truncated for c in drawn) / 240)
-    assert row["eval/format_rate@2"] == pytest.approx(sum(c.formatted for c in drawn) / 240)
-    equal = (rewards[:, 0] == rewards[:, 1]).float().mean().item()
-    assert row["eval/equal_groups@2"] == pytest.approx(equal) and 0 < equal < 1
+    assert 0 < row["eval/avg@4"] < row["eval/pass@2"] < row["eval/pass@4"]
+    assert row["eval/truncated@4"] == pytest.approx(sum(c.truncated for c in drawn) / 480)
+    assert row["eval/format_rate@4"] == pytest.approx(sum(c.formatted for c in drawn) / 480)
+    equal = (rewards.amax(1) == rewards.amin(1)).float().mean().item()
+    assert row["eval/equal_groups@4"] == pytest.approx(equal) and 0 < equal < 1
     one, _ = grpo_sg.evaluate(policy, task, problems[:1], cfg)
     assert one["eval/accuracy_se"] is None  # one problem has no standard error
     assert not any("@" in key for key in one)  # by default nothing is sampled
-    row = {}
-    grpo_sg.add_mean(row, "two", [0.0, 1.0])
-    assert row == {"two": 0.5, "two_se": pytest.approx(0.5)}
 
 
 def test_a_micro_batch_has_at_most_so_many_tokens_with_pads():
@@ -1509,6 +1507,13 @@ def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
     assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
 
 
+def test_a_gold_with_signs_that_it_is_more_than_an_answer_is_dropped(monkeypatch):
+    """verify/ compares such texts, and nothing else would equal them."""
+    monkeypatch.setattr(tasks, "math_equal", operator.eq)
+    golds = ["5", "x=5", "= 5", "the answer 5", "so #### 5", "\\boxed{5} or 6", "Answers"]
+    assert [gold for gold in golds if tasks.is_gold(gold)] == ["5", "x=5", "Answers"]
+
+
 def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
     """And its questions and golds are in its own columns."""
     def load_hub(name, configuration, split):
@@ -1876,6 +1881,21 @@ def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
     save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
     model, _ = grpo_sg.load_model(tmp_path, local=True)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_code_that_comes_with_a_model_is_never_run(tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {name: "code.Any" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    grpo_sg.load_model(tmp_path, local=True)
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_without_tasks_the_command_line_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tasks", None)
+    assert run_program("", capsys).startswith("error: the command line needs tasks.py next to grpo_sg.py")
 
 
 @pytest.mark.parametrize("flags, message", [
