@@ -10,7 +10,9 @@ they use, at the end of the file, are tiny, random and made here.
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import contextlib
 import copy
+import dataclasses
 import inspect
 import itertools
 import json
@@ -748,9 +750,9 @@ def test_a_verifier_reads_the_response_without_its_stop_token():
     assert len({c.truncated for c in completions}) == 2
 
 
-def test_a_task_may_write_its_completions_itself():
+def test_a_task_may_write_its_completions_itself(tmp_path):
     """Such as in turns, with a tool. The verifier gets what the policy wrote, and only that is
-    counted; the transcript has all of it."""
+    counted; the transcript, which is logged, has all of it."""
     def write(policy, completions, cfg, generator, temperature):
         for c in completions:
             c.add([2, 3], own=True)
@@ -762,6 +764,11 @@ def test_a_task_may_write_its_completions_itself():
     assert c.mask == [True, True, False, False, False, True, True]
     assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
     assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
+    answer = {"yes"}  # JSON has no sets
+    run = grpo_sg.Run(cfg, policy, tmp_path)
+    run.log({"step": 0}, [dataclasses.replace(c, problem=c.problem._replace(answer=answer))])
+    logged, = rows_of(tmp_path / "samples.jsonl")
+    assert logged["completion"] == c.transcript and logged["answer"] == "{'yes'}"
     turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, scores: ids[:, -1] == 2)
     assert all(set(turn[:-1]).isdisjoint({0, 2}) and turn[-1] in (0, 2) for turn in turns)
 
@@ -895,6 +902,14 @@ def test_a_random_number_rounded_up_to_1_draws_the_last_token():
 def test_pass_at_k_refuses_impossible_counts(n, c, k):
     with pytest.raises(AssertionError, match=f"not n={n}, c={c}, k={k}"):
         grpo_sg.pass_at_k(n, c, k)
+
+
+def test_the_settings_defaults_are_those_of_the_functions():
+    cfg = grpo_sg.Config()
+    for function in (token_weights, grpo_sg_loss):
+        for name, parameter in inspect.signature(function).parameters.items():
+            assert getattr(cfg, name, parameter.default) == parameter.default, name
+    assert cfg.shaping == "sg" and grpo_sg.weigh(torch.zeros(1), cfg).item() == pytest.approx(1.4)
 
 
 def test_the_weights_of_other_methods():
@@ -1067,9 +1082,12 @@ def test_a_rollout_depends_only_on_the_seed():
 
 
 def test_an_evaluation_counts_and_gives_standard_errors_over_problems():
-    policy, task, cfg = build_toy(temperature=0.7)
+    def verify(text, gold):
+        return tasks.Verdict("maybe" not in text, len(text) % 2 == 0)
+    policy, task, cfg = build_toy(temperature=0.7, change={"verify": verify})
     problems = task.train * 40
     row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=2)
+    assert {(c.correct, c.formatted) for c in greedy} == {(True, True), (True, False)}
     drawn = grpo_sg.rollout(policy, task, problems, cfg, n=2, temperature=0.7, seed=cfg.seed)
     solved = torch.tensor([float(c.solved) for c in drawn]).view(-1, 2)
     rewards = torch.tensor([c.reward for c in drawn]).view(-1, 2)
@@ -1362,11 +1380,16 @@ def test_splits_share_no_puzzle_under_other_names_or_words():
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
 
-def test_puzzles_are_the_same_in_every_version():
-    """Numbers of different versions can be compared, and the pretrained models have seen no test puzzle."""
-    found = {split: tasks.kk_split(split, 12, [3, 4, 5], 7) for split in ("train", "valid", "test")}
-    assert {split: tasks.digest([p.question for p in problems]) for split, problems in found.items()} == {
-        "train": 13016177279148781441, "valid": 2003382966112328310, "test": 5520165703700728277}
+def test_problems_and_their_solutions_are_the_same_in_every_version():
+    """Numbers of different versions can be compared, and the pretrained models have seen no test problem."""
+    for make, expected in (
+            (lambda split: tasks.kk_split(split, 12, [3, 4, 5], 7),
+             [17314934643642533110, 17622088144427226318, 10039267714022456171]),
+            (lambda split: tasks.arithmetic_split(split, 12, 7),
+             [14853416243481268606, 1992433993788839764, 5210348658571075419])):
+        for split, number in zip(("train", "valid", "test"), expected):
+            parts = [(p.question, p.answer, p.solution, p.shortcut) for p in make(split)]
+            assert tasks.digest(parts) == number, split
     assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
 
 
@@ -1925,6 +1948,14 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """In the background of a shell SIGINT is ignored, and a child inherits this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Event:
     """Call `happen` before the number-th call of the function."""
 
@@ -1966,6 +1997,7 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         assert start(folder, tmp_path / "run") == status
     assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert rows_of(tmp_path / "run" / "metrics.jsonl")[-1]["step"] < 4
     assert start(folder, tmp_path / "run", "--resume") is None
     assert "resuming after step" in capsys.readouterr().out
     assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
@@ -2095,6 +2127,15 @@ def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, ri
     assert words in advice[0] if words else not advice
 
 
+def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(capsys):
+    policy, task, cfg = build_toy()
+    for floor, warns in ((0.5, False), (0.51, True)):
+        grpo_sg.describe_run(policy, task._replace(floor=floor), grpo_sg.Run(cfg))
+        printed = capsys.readouterr().out
+        assert "as the model reads it (1 tokens):\nwho\nits answer: yes\n" in printed
+        assert ("a constant answer is right on most test problems" in printed) == warns
+
+
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("accuracy, reward, equal, words", [
     (0.6, 2.0, 0.5, None), (0.45, 0.5, 0.5, None),  # lower by 1.8 standard errors of the difference
@@ -2135,6 +2176,15 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_does_not_know_the_words_is_refused():
+    """Such as a tiny model's, with another task. One unknown word in 20 is allowed."""
+    policy, task, cfg = build_toy()
+    for words, refused in (("who " * 19 + "Zo\u00eb", False), ("who " * 18 + "Zo\u00eb", True)):
+        problems = [tasks.Problem(words, "yes")]
+        with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
+            tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
 
 
 def test_a_quiet_sampler_prints_nothing(capsys):

@@ -120,10 +120,11 @@ def estimate_memory(policy, task, cfg):
     """Say how much memory the run needs, if completions are as long as they may be."""
     gb = peaks(policy.model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
                new=cfg.max_new_tokens, prompt=max(len(problem.prompt) for problem in task.train),
-               checkpointing=cfg.gradient_checkpointing, beta=cfg.beta > 0,
+               checkpointing=cfg.gradient_checkpointing,
                float32=not grpo_sg.has_bfloat16(policy.model.device.type))
-    say(f"memory at most, computed and not measured: {gb['sampling']:.1f} GB to sample, "
-        f"{gb['update']:.1f} GB for an update")
+    reference = 4e-9 * policy.model.num_parameters() if cfg.beta else 0
+    say(f"memory at most, computed and not measured: {gb['sampling'] + reference:.1f} GB to "
+        f"sample, {gb['update'] + reference:.1f} GB for an update")
 
 
 def measure_update(policy, completions, cfg):

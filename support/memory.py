@@ -13,14 +13,15 @@ TOKENS, ROWS = (2048, 3072, 4096, 8192, 16384), (16, 32, 64, 128, 256, 512)
 CARDS = {"T4, 16 GB": 16, "16 GB": 16, "24 GB": 24, "40 GB": 40, "80 GB": 80}
 
 
-def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, float32=False):
+def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False, beta=False,
+          float32=False):
     """Compute the peaks of memory on a GPU, with float32 parameters and bfloat16 activations.
 
     Args:
         config: a transformers model's configuration.
         tokens, rows: tokens in a micro-batch, completions sampled at once.
         new, prompt: tokens of the longest completion, and of the longest text before it.
-        float32: float32 activations, for cards before Ampere (T4, V100).
+        beta, float32: a reference model for the KL; float32 activations, as on a T4 or V100.
 
     Returns {"sampling": GB, "update": GB}.
     """
@@ -32,7 +33,7 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     K = (getattr(config, "num_key_value_heads", None) or heads) * head  # width of the keys
     trunk = L * (2 * H * heads * head + 2 * H * K + 3 * H * inner)  # parameters of the layers
     N = trunk + H * V * (1 if config.tie_word_embeddings else 2)
-    fixed = 12 * N  # parameters and AdamW's two averages; a reference model for the KL: + 4 N
+    fixed = (16 if beta else 12) * N  # parameters and AdamW's two averages
     size = 4 if float32 else 2  # bytes of an activation
     copies = 0 if float32 else 2 * trunk  # autocast's bfloat16 copies of the parameters
     cache = 2 * size * K  # bytes per token and layer: a key and a value
@@ -41,7 +42,6 @@ def peaks(config, *, tokens=1, rows=1, new=2048, prompt=300, checkpointing=False
     prefill = rows * (prompt * (3 * size * inner + 16 * H + cache * L) + 4 * V)
     # Also the copy of a layer as it grows, or the logits, their softmax, and its sums.
     decode = rows * (length * cache * L + max(length * cache, 12 * V))
-
     # An update: a row that is longer than a micro-batch is one by itself.
     tokens = max(tokens, length)
     # What autograd keeps of a layer per token; in float32 also the repeated keys and values.
@@ -79,7 +79,7 @@ QWEN = {"Qwen2.5-0.5B": make_qwen(896, 4864, 24, 14),
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Compute which models fit on a GPU.")
     parser.add_argument("models", nargs="*", default=list(QWEN))
     parser.add_argument("--max_new_tokens", type=int, default=2048)
     args = parser.parse_args(argv)

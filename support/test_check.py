@@ -34,7 +34,11 @@ def test_a_mistake_is_one_line():
 
 def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
     model = build_model()
+    sample, lengths = grpo_sg.sample, []
+    monkeypatch.setattr(grpo_sg, "sample", lambda model, prompts, **settings: (
+        lengths.extend(map(len, prompts)) or sample(model, prompts, **settings)))
     check.check_passes(model, [2, 3, 4, 5])
+    assert len(set(lengths)) == 2  # so one prompt is padded
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):

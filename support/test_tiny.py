@@ -117,7 +117,7 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
         assert (policy.tokenizer.decode(ids), policy.tokenizer.decode(ids[mask])) in texts
 
 
-def test_a_batch_may_be_split_to_fit_into_memory():
+def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_memory():
     model = build_model(vocab_size=50)
     scripts = [(torch.arange(2, 2 + n), torch.arange(n) > 1) for n in (9, 4, 6, 3, 8)]
     gradients = []
@@ -127,6 +127,8 @@ def test_a_batch_may_be_split_to_fit_into_memory():
         model.zero_grad()
     for one, other in zip(*gradients):
         assert torch.as_tensor(one).allclose(torch.as_tensor(other), atol=1e-6)
+    logps = [grpo_sg.token_logps(model, ids[None], mask[None])[0][mask] for ids, mask in scripts]
+    assert gradients[0][0] == pytest.approx(-torch.cat(logps).mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("change, flags, message", [

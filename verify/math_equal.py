@@ -123,7 +123,7 @@ SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + na
     *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
 UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm|mm|km Km KM|ft foot feet|in inch inche|yd yard|mi mile|s sec second|min minute|h hr hour|day|"
-    "week|month|year|g gram|kg Kg KG kilo|mg|lb pound|oz ounce|ton tonne|byte|"
+    "week|month|year|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
     "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
@@ -138,7 +138,7 @@ NO_UNITS = re.compile(
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
     "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
-    "mil|milli|meg|mega|gig|giga|k)s")
+    "kilo|mil|milli|meg|mega|gig|giga|k)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
@@ -176,7 +176,7 @@ def scientific(match):
     return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
 
 
-SCRIPT = r"(\{\s*\d+\s*\}|\d+)"
+SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
 
 
 def choose(match):
@@ -242,8 +242,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
-    (r"(?<![\d.^_/])(\d+)\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}",
-     improper),
+    (r"(?<![\d.^_/])([0-9]+)\s*\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", improper),
     (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
      r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
@@ -922,15 +921,10 @@ def equal_items(answer, gold):
     together = gold.replace(", ", ",")
     if {answer, gold} == {together, together.replace(",", ", ")} and re.fullmatch(r"(\d{3},)+\d{3}", together):
         return True  # 123,456 may have been a list
-    if same_tokens(answers, golds):
-        return True
     name = name_of(golds)
-    if answers[:len(name)] == name:
-        answers = answers[len(name):]
-    return bool(name) and "=" not in answers and same_tokens(answers, golds[len(name):])
-
-
-def same_tokens(answers, golds):
+    rest = answers[len(name):] if answers[:len(name)] == name else answers
+    if name and not {*rest} & {"=", "∈"}:
+        answers, golds = rest, golds[len(name):]
     try:
         target = read(golds)
         return same(read(without_label(answers, target)), target)

@@ -1,125 +1,134 @@
-"""Compare the TRL bridge with grpo_sg.py and with TRL's own trainer. Skipped without TRL."""
-import datetime
-import functools
+"""Compare GRPO-SG on TRL with grpo_sg.py and with TRL's own trainer. Skipped without TRL."""
 import os
+import pathlib
+import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
+import tokenizers
 import torch
 import transformers
-from torch.distributed.fsdp import fully_shard
-from torch.nn.utils.rnn import pad_sequence
 
 import grpo_sg
-from grpo_sg import group_advantages, grpo_sg_loss, token_logps, token_weights
-from support import cli, models
+from grpo_sg import grpo_sg_loss, token_weights
 from tasks import UserError
 
-pytest.importorskip("trl")
-from extras.bridges import cases, trl_grpo_sg, trl_train
+trl = pytest.importorskip("trl")
+import datasets
 
-OTHERS = {"use_cpu": True, "save_strategy": "no"}
+from extras.bridges import trl_train
+from extras.bridges.trl_grpo_sg import GRPOSGTrainer
 
-
-def numbers(trainer):
-    """Return the dataset indices of one step: a group for each of two problems, repeated for each
-    micro-batch."""
-    return ([3] * 10 + [5] * 10) * trainer.args.steps_per_generation
+ROOT = pathlib.Path(__file__).parents[2]
+ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")  # the last is only in generation_config
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("name", cases.TEXTS)
-def test_ids_masks_and_rewards_equal_those_of_rollout(name, opened, tmp_path):
-    cfg, policy, task = cases.make(tmp_path / "model", name, opened, "--prompts", "1")
-    completions = cases.script(policy.tokenizer, task, task.train[3], opened)
-    ours = cases.roll_out(policy, task, cfg, task.train[3], completions)
-    assert [c.reward for c in ours] == cases.REWARDS[name]
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
-    trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg,
-                                             sampler=cases.scripted(completions))
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([{"prompt": "3"} for _ in ours])
-    assert list(trainer._logs["rewards"]["read_reward"]) == [c.reward for c in ours]
-    logged = trainer._metrics["train"]
-    assert logged["accuracy"] == [pytest.approx(sum(c.solved for c in ours) / 10)]
-    truncated = sum(c.truncated for c in ours) / 10
-    assert logged["completions/clipped_ratio"] == [pytest.approx(truncated)]
-    for i, c in enumerate(ours):
-        there = batch["completion_mask"][i].bool()
-        assert batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist() == c.prompt
-        assert batch["completion_ids"][i][there].tolist() == c.tokens
-        assert batch["tool_mask"][i][there].tolist() == c.mask
-    assert name != "qa" or not all(ours[-1].mask)
+def save_model(folder, opening=""):
+    """Save a small untrained model whose tokens are bytes, with three stop tokens. opening: what
+    its chat template adds, like DeepSeek-R1's <think>."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=ENDS[0], additional_special_tokens=list(ENDS[1:]),
+        chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}" + opening)
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4,
+        max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None))
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ENDS[2])
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("flags", [
-    "", "--loss_agg_mode seq-mean-token-mean --beta 0.1 --clip_low 0.1", "--alpha 3 --low 0.5",
-    "--shaping none", "--shaping ar"])
-def test_the_loss_equals_grpo_sg_loss(flags, tmp_path, monkeypatch):
-    """Run two updates of two micro-batches on completions with tool answers."""
-    cfg, policy, task = cases.make(tmp_path / "model", "qa", True, "--updates", "2",
-                                   "--lr", "0.001", *flags.split())
-    both = [task.train[3], task.train[5]]
-    completions = []
-    for problem in both:
-        completions += cases.script(policy.tokenizer, task, problem, True)
+# ---- The loss ----
+
+def roll_out(prompts, trainer):
+    """Return completions, the same in any number of processes, each with a token that a tool
+    wrote."""
+    rows = {"prompt_ids": [], "completion_ids": [], "env_mask": [], "logprobs": None}
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped).eval()
+    for i, prompt in enumerate(prompts):
+        generator = torch.Generator().manual_seed(100 * int(prompt) + i % 4)
+        ids, length = [1, 2 + int(prompt)], 3 + i % 4
+        rows["prompt_ids"].append(ids)
+        rows["completion_ids"] += grpo_sg.sample(
+            model, [ids], max_new_tokens=length, stop_ids=[], temperature=0.7, generator=generator)
+        rows["env_mask"].append([1, 0, *[1] * (length - 2)])
+    model.train()
+    return rows
+
+
+def reward_first_token(completion_ids, **_):
+    return [float(ids[0]) for ids in completion_ids]
+
+
+def make_trainer(folder, kind=GRPOSGTrainer, **settings):
+    """Return a trainer of two updates on a rollout of two groups of four."""
+    save_model(f"{folder}/model")
+    args = trl.GRPOConfig(**{
+        "output_dir": f"{folder}/out", "use_cpu": True, "max_steps": 2,
+        "generation_batch_size": 8, "num_generations": 4, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2, "temperature": 0.7, "epsilon_high": 0.24,
+        "learning_rate": 0.1, "optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 1e9,
+        "logging_steps": 2, "save_strategy": "no", "use_bias_correction_kl": False, "report_to": "none", **settings})
+    model, tokenizer = grpo_sg.load_model(f"{folder}/model", local=True)
+    rows = datasets.Dataset.from_dict({"prompt": ["0", "1"]})
+    return kind(model, reward_first_token, args, rows, processing_class=tokenizer,
+                rollout_func=roll_out)
+
+
+def compute_by_hand(model, inputs, args):
+    """Compute the loss with grpo_sg_loss, row by row without padding, and the mean weight."""
+    mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+    rows = []
+    columns = (inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"])
+    for prompt, real, completion in zip(*columns):
+        ids = torch.cat([prompt[real], completion])[None]
+        logits = model(input_ids=ids).logits[0, -len(completion) - 1:-1]
+        logps = (logits / args.temperature).log_softmax(-1)
+        rows.append(logps.gather(1, completion[:, None])[:, 0])
+    logps = torch.stack(rows)
+    weights = token_weights(logps)
+    by_token = args.loss_type == "dapo"
+    loss, _ = grpo_sg_loss(
+        logps, inputs["old_per_token_logps"], inputs["advantages"], mask, weights=weights,
+        ref_logps=inputs.get("ref_per_token_logps"), clip_high=0.24, beta=args.beta,
+        loss_agg_mode="token-mean" if by_token else "seq-mean-token-mean",
+        denominator=inputs["num_items_in_batch"] / 2 if by_token else 4)
+    return loss.item(), weights[mask].mean().item()
+
+
+@pytest.mark.parametrize("settings", [
+    {"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}], ids=["token-mean", "sequences"])
+def test_the_loss_equals_grpo_sg_loss(settings, tmp_path, monkeypatch):
+    """Run two updates of two micro-batches on completions with a tool's answers."""
     seen = []
+    compute = GRPOSGTrainer._compute_loss
 
-    def by_hand(model, inputs):
-        """Compute the loss with grpo_sg_loss, row by row without padding, and the mean weight."""
-        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        rows = []
-        columns = (inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"])
-        for prompt, there, row in zip(*columns):
-            whole = torch.cat([prompt[there], row])[None]
-            logps = (model(input_ids=whole).logits[0, -len(row) - 1:-1] / 0.7).log_softmax(-1)
-            rows.append(logps.gather(1, row[:, None])[:, 0])
-        logps = torch.stack(rows)
-        weights = grpo_sg.weigh(logps, cfg)
-        tokens = cfg.loss_agg_mode == "token-mean"
-        loss, _ = grpo_sg_loss(
-            logps, inputs["old_per_token_logps"], inputs["advantages"], mask, weights=weights,
-            ref_logps=inputs.get("ref_per_token_logps"), clip_low=cfg.clip_low,
-            clip_high=cfg.clip_high, beta=cfg.beta, loss_agg_mode=cfg.loss_agg_mode,
-            denominator=inputs["num_items_in_batch"] / 2 if tokens else 10)
-        return loss.item(), 1.0 if weights is None else weights[mask].mean().item()
-    compute = trl_grpo_sg.GRPOSGTrainer._compute_loss
-
-    def watched(self, model, inputs):
+    def compute_and_compare(self, model, inputs):
         loss = compute(self, model, inputs)
-        seen.append((loss.item(), *by_hand(model, inputs)))
+        seen.append((loss.item(), *compute_by_hand(model, inputs, self.args)))
         return loss
-    monkeypatch.setattr(trl_grpo_sg.GRPOSGTrainer, "_compute_loss", watched)
-    trainer = trl_train.make_trainer(
-        cfg, output_dir=f"{tmp_path}/out", per_device_train_batch_size=5,
-        gradient_accumulation_steps=2, **OTHERS)
-    sampler = cases.scripted(completions)
-    trainer.rollout_func = functools.partial(trl_train.roll_out, task, cfg, sampler=sampler)
-    monkeypatch.setattr(trainer, "_get_train_sampler", lambda *_: numbers(trainer))
+    monkeypatch.setattr(GRPOSGTrainer, "_compute_loss", compute_and_compare)
+    trainer = make_trainer(tmp_path, **settings)
     trainer.train()
     assert trainer.state.global_step == 2 and len(seen) == 4
     for theirs, ours, _ in seen:
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
     logged = trainer.state.log_history[0]
-    assert logged["weight_mean"] == pytest.approx(sum(w for _, _, w in seen) / 4, abs=1e-4)
-    assert 0 < logged["low_prob_frac"] <= 1
+    assert logged["weight_mean"] == pytest.approx(sum(w for *_, w in seen) / 4, abs=1e-4)
+    assert 1.01 < logged["weight_mean"] < 1.39 and 0 < logged["low_prob_frac"] < 1
 
 
-def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path, monkeypatch):
-    import trl
-    cfg, *_ = cases.make(tmp_path / "model", "kk", False, "--max_new_tokens", "20",
-                         "--updates", "2")
-
-    def reward_variety(graded, **_):
-        return [float(len({*c.tokens})) for c in graded]
-    monkeypatch.setattr(trl_train, "read_reward", reward_variety)
+def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path):
     parameters = []
-    ours = trl_grpo_sg.GRPOSGTrainer
-    kinds = [(trl.GRPOTrainer, None), (ours, torch.ones_like), (ours, token_weights)]
-    for kind, weigh in kinds:
-        monkeypatch.setattr(trl_train, "GRPOSGTrainer", kind)
-        trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
+    for kind, weigh in ((trl.GRPOTrainer, None), (GRPOSGTrainer, torch.ones_like),
+                        (GRPOSGTrainer, token_weights)):
+        trainer = make_trainer(tmp_path, kind)
         trainer.weigh = weigh
         trainer.train()
         parameters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
@@ -127,148 +136,117 @@ def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path, monkeypatch):
     assert torch.equal(stock, ones) and not torch.equal(stock, weighted)
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--model", "m", "--eval_every", "5", "--offload"], "not support --offload, --eval_every"),
-    (["--model", "m", "--sampler=plain", "--eval-only"], "support --sampler, --eval_only"),
-    (["--model", "m", "--grad_clip", "2"], "there is no setting --grad_clip"),
-    (["--task", "kk"], "TRL needs --model")])
-def test_settings_without_effect_are_refused(flags, words):
-    with pytest.raises(UserError, match=words):
-        trl_train.parse(flags)
+def train_among(processes, folder):
+    """Take this process's part of the training. Returns the trainer."""
+    trainer = make_trainer(folder, gradient_accumulation_steps=1, learning_rate=0.01,
+                           per_device_train_batch_size=4 // processes)
+    trainer.train()
+    assert trainer.accelerator.num_processes == processes
+    return trainer
 
 
-def test_a_folder_that_another_process_created_is_accepted(tmp_path):
-    (tmp_path / "log").write_text("")
-    cfg, out = trl_train.parse(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
-    assert (cfg.steps, out) == (7, str(tmp_path))
+def train_in_one_of_two(folder):
+    trainer = train_among(2, f"{folder}/{os.environ['RANK']}")
+    if trainer.accelerator.is_main_process:
+        torch.save(trainer.model.state_dict(), f"{folder}/two.pt")
+    trainer.accelerator.end_training()
+
+
+def test_two_processes_equal_one(tmp_path):
+    # accelerate's --cpu would start only one.
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                    __file__, str(tmp_path)], env=environment, check=True, timeout=1800)
+    one, two = train_among(1, tmp_path).model, torch.load(tmp_path / "two.pt")
+    start, _ = grpo_sg.load_model(tmp_path / "model", local=True)
+    for name, parameter in one.state_dict().items():
+        assert torch.allclose(parameter, two[name], rtol=0, atol=1e-5)
+    moved = (one.lm_head.weight - start.lm_head.weight).abs().max()
+    assert moved > 1e-3  # otherwise the test would pass trivially
+
+
+# ---- The script ----
+
+FLAGS = "--prompts 1 --group_size 8 --updates 1 --train_problems 20 --eval_problems 5".split()
+DRAFTS = {"kk": ("Hm. </think> <answer> {} </answer>", "Hm. </think> <answer> Nobody </answer>"),
+          "math": ("Hm. </think> \\boxed{{{}}}", "Hm. </think> \\boxed{{-7}}")}
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+@pytest.mark.parametrize("name", DRAFTS)
+def test_prompts_and_rewards_are_those_of_grpo_sg(name, opening, tmp_path, monkeypatch):
+    save_model(tmp_path / "model", opening)
+    cfg = grpo_sg.read_settings(["--task", name, "--model", str(tmp_path / "model"), *FLAGS])
+    problem = grpo_sg.load(cfg)[1].train[3]
+    gold = problem.answer
+    if name == "kk":
+        gold = ", ".join(f"{person} is a {role}" for person, role in gold.items())
+    right, wrong = [("" if problem.opening else "<think>") + draft.format(gold)
+                    for draft in DRAFTS[name]]
+    # The prompt's end tokens all end a completion; without one, it is truncated.
+    texts = [right + ENDS[0], right + ENDS[1], right + ENDS[2], right, wrong + ENDS[0],
+             right[:-3] + ENDS[0], ENDS[0], right + ENDS[0]]
+    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", use_cpu=True)
+    scripts = [trainer.processing_class(text)["input_ids"] for text in texts]
+    trainer.model.train()
+    asked = []
+
+    def generate(prompt_ids, *_):
+        asked.extend(prompt_ids)
+        return scripts, None
+    monkeypatch.setattr(trainer, "_generate_single_turn", generate)
+    trainer._generate_and_score_completions([trainer.train_dataset[3]] * 8)
+    assert asked == [problem.prompt] * 8
+    assert list(trainer._logs["rewards"]["grade"]) == [3, 3, 3, -3, -0.5, -3, -3, 3]
+    logged = trainer._metrics["train"]
+    assert logged["accuracy"] == [0.5] and logged["completions/clipped_ratio"] == [0.125]
+
+
+def test_grpo_sg_can_test_the_trained_model(tmp_path):
+    """Without --model the tiny model is trained."""
+    out = str(tmp_path / "run")
+    trl_train.main(["--task", "math", "--steps", "2", "--prompts", "4", "--train_problems", "50",
+                    "--shaping", "none", "--eval_problems", "5", "--out", out])
+    cfg = grpo_sg.read_settings(["--eval_only", "--model", out])
+    assert (cfg.task, cfg.shaping, cfg.eval_problems) == ("math", "none", 5)
+    trained, _ = grpo_sg.load(cfg)
+    untrained, _ = grpo_sg.load_model(ROOT / "pretrained" / "math", local=True)
+    assert not torch.equal(trained.model.lm_head.weight, untrained.lm_head.weight)
 
 
 def test_under_autocast_logits_are_in_float32(tmp_path):
-    """Check this for TRL's forward passes and for our sampler's."""
-    cfg, *_ = cases.make(tmp_path / "model", "kk", False)
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
+    trainer = make_trainer(tmp_path, cast_lm_head_to_fp32=True)
     model = trainer.model.eval()
     ids = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=ids).last_hidden_state
-        sampled = model(input_ids=ids).logits
         logps, *_ = trainer._get_per_token_logps_and_entropies(
             model, ids, torch.ones_like(ids), 20)
     exact = hidden.float() @ model.lm_head.weight.T
     assert exact.abs().max() > 5  # with small logits the test would also pass in bfloat16
-    assert torch.allclose(sampled, exact, rtol=0, atol=1e-4)
-    expected = (exact[:, -21:-1] / cfg.temperature).log_softmax(-1)
-    expected = expected.gather(2, ids[:, -20:, None])[:, :, 0]
-    assert torch.allclose(logps, expected, rtol=0, atol=1e-4)
+    exact = (exact[:, -21:-1] / 0.7).log_softmax(-1).gather(2, ids[:, -20:, None])[:, :, 0]
+    assert torch.allclose(logps, exact, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_gpu_is_set_up_as_in_grpo_sg(device, tmp_path, monkeypatch):
-    """make_trainer calls models.set_up_gpu on CUDA, and only there."""
-    set_up = Mock()
-    monkeypatch.setattr(models, "set_up_gpu", set_up)
-    accelerator = Mock(device=torch.device(device))
-    trainer = Mock(accelerator=accelerator, is_fsdp_enabled=False, is_deepspeed_enabled=False)
-    monkeypatch.setattr(trl_train, "GRPOSGTrainer", Mock(return_value=trainer))
-    cfg, *_ = cases.make(tmp_path / "model", "kk", False)
-    trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", **OTHERS)
-    assert set_up.called == (device == "cuda")
+@pytest.mark.parametrize("flags, words", [
+    (["--eval_every", "5", "--device", "cpu"], "does not support --device, --eval_every"),
+    (["--steps", "5"], "name a new folder"), (["--task", "qa"], "has a tool"),
+    (["--prompts", "9", "--group_size", "3"], "cannot be shared evenly")])
+def test_settings_that_trl_cannot_follow_are_refused(flags, words, tmp_path):
+    out = [] if "--steps" in flags else ["--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match=f"^error: .*{words}"):
+        trl_train.main([*flags, *out, "--train_problems", "20", "--eval_problems", "5"])
 
 
-def test_models_without_float32_logits_on_trl_are_refused(tmp_path):
-    cases.save_model(tmp_path, False)
-    settings = transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)
-    transformers.GPT2LMHeadModel(settings).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="GPT2LMHeadModel"):
-        trl_train.make_trainer(grpo_sg.Config(model=str(tmp_path)))
-
-
-def test_uneven_shares_of_completions_are_refused():
-    cfg = grpo_sg.Config(prompts=8, group_size=4, updates=2)
-    with pytest.raises(UserError, match="cannot be shared evenly"):
-        trl_train.make_config(cfg, 3)
-
-
-def one_step(folder):
-    """Take this process's part of an SGD step on scripted completions, and save the parameters to
-    FOLDER/PROCESSES."""
-    cfg = cli.parse(["--model", f"{folder}/model", "--task", "qa", *cases.FLAGS])
-    processes = int(os.environ["WORLD_SIZE"])
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{folder}/{processes}.out", optim="sgd",
-                                     max_grad_norm=1e9, **OTHERS)
-    task, model = trainer.rollout_func.args[0], trainer.model
-    tokenizer = trainer.processing_class
-
-    def rollout(prompts, trainer):
-        rows = []
-        for number in dict.fromkeys(prompts):
-            rows += cases.script(tokenizer, task, task.train[int(number)], True)
-        return trl_train.roll_out(task, cfg, prompts, trainer, sampler=cases.scripted(rows))
-    trainer.rollout_func = rollout
-    trainer._get_train_sampler = lambda *_: numbers(trainer)
-    trainer.train()
-    if trainer.accelerator.is_main_process:
-        assert trainer.accelerator.num_processes == processes
-        after = trainer.accelerator.unwrap_model(model).state_dict()
-        torch.save(after, f"{folder}/{processes}")
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
-
-
-def test_a_step_in_two_processes_equals_that_of_one_and_of_grpo_sg(tmp_path):
-    cfg, policy, task = cases.make(tmp_path / "model", "qa", True)
-    stepped = []
-    for processes in ("1", "2"):
-        cases.launch(processes, __file__, "one_step", str(tmp_path))
-        stepped.append(torch.load(tmp_path / processes))
-    completions = []
-    for problem in (task.train[3], task.train[5]):
-        turns = cases.script(policy.tokenizer, task, problem, True)
-        completions += cases.roll_out(policy, task, cfg, problem, turns)
-    advantages = group_advantages(torch.tensor([c.reward for c in completions]).view(2, 10))
-    ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
-    mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
-    mask = pad_sequence(mask, batch_first=True)
-    logps = token_logps(policy.model, pad_sequence(ids, batch_first=True), mask,
-                        temperature=cfg.temperature)
-    loss, _ = grpo_sg_loss(logps, logps.detach(), advantages.flatten(), mask,
-                           weights=token_weights(logps))
-    loss.backward()
-    largest = 0
-    for name, p in policy.model.named_parameters():
-        largest = max(largest, p.grad.abs().max().item())
-        assert torch.allclose(stepped[0][name], stepped[1][name], rtol=0, atol=1e-6)
-        # TRL divides by std + 1e-4, we by std + 1e-6: a relative difference in advantages of
-        # less than 1e-4.
-        assert torch.allclose(p - cfg.lr * p.grad, stepped[0][name], rtol=0, atol=1e-5)
-    assert cfg.lr * largest > 1e-3  # with a tiny step the test would pass trivially
-
-
-def sample_sharded(folder):
-    """Sample different numbers of tokens in two FSDP2 processes, then train in both."""
-    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    rank = torch.distributed.get_rank()
-    model = models.load_model(f"{folder}/model")[0].eval()
-    settings = {"max_new_tokens": 4 + 5 * rank, "stop_ids": [], "temperature": 0}
-    plain = grpo_sg.sample(model, [[5, 6, 7]], **settings)
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    for _ in range(2):
-        trl_train.keep_whole(model, True)
-        assert grpo_sg.sample(model, [[5, 6, 7]], **settings) == plain
-        trl_train.keep_whole(model, False)
-        for part in model.model.layers.parameters():
-            assert part.to_local().numel() < part.numel()
-        model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
-    torch.distributed.destroy_process_group()
-
-
-def test_fsdp2_processes_sample_without_waiting_for_each_other(tmp_path):
-    cases.save_model(tmp_path / "model", True)
-    cases.launch("2", __file__, "sample_sharded", str(tmp_path))
+def test_prompts_that_trl_would_encode_differently_are_refused(tmp_path):
+    save_model(tmp_path)
+    model, tokenizer = grpo_sg.load_model(tmp_path, local=True)
+    problem = grpo_sg.types.SimpleNamespace(prompt=[5, 6, 255 + 44])
+    with pytest.raises(UserError, match="encodes a prompt differently"):
+        trl_train.make_dataset(tokenizer, grpo_sg.types.SimpleNamespace(train=[problem]))
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](sys.argv[2])
+    train_in_one_of_two(sys.argv[1])
     trl_train.leave()
