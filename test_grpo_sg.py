@@ -1470,7 +1470,7 @@ EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 
 UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "12,34 1234", "1,2345 12345", "5 50%", "5% 500",
            "0.333333 1/3", "x=5 5", "5+0 5", "347*6 2082", "2^3 8", "5e0 5", "٥ 5", "5_0 50", "5! 120",
            "!=5 5", "1/2/1 1/2", "%5 5", "-+5 -5", "5%% 5", "5..0 5", "1.2.3 1.2", "\\frac{6}{8} 3/4", "{5} 5",
-           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%"]
+           "-\\frac{-1}{2} 0.5", "\\frac{2}{-4} -0.5", "12{,}34 1234", "1,234{,}567 1234567", "1{,}2345 12345", "\\text{5}6 56", "$5 50%", "5% $5", "90° $90"]
 
 
 @pytest.mark.parametrize("pair", EQUAL)
@@ -1486,6 +1486,7 @@ def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
 
 @pytest.mark.parametrize("response, gold, verdict", [
     ("\\boxed{5}", "5", (True, True)), ("\\boxed{42}", 42, (True, True)), ("\\boxed{5}", ["4", "5"], (True, True)),
+    ("<think> \\boxed{5} </think> \\boxed{6}", "6", (True, True)), ("<think> so \\boxed{5}", "5", (False, False)),
     ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False))])
 def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(response, gold, verdict):
     assert tasks.verify_math(response, gold) == verdict
@@ -2176,6 +2177,9 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in capsys.readouterr().out
+    cfg.max_new_tokens = 6
+    tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
+    assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
 
 
 def test_a_tokenizer_that_does_not_know_the_words_is_refused():
