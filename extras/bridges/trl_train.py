@@ -121,6 +121,7 @@ def main(argv=None):
     trainer.save_model(folder)
     if trainer.accelerator.is_main_process:  # so that grpo_sg.py --model OUT can test it
         grpo_sg.write_json(os.path.join(folder, "settings.json"), vars(cfg))
+    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
 
