@@ -235,7 +235,8 @@ def read_arguments(argv):
     script = argv.pop(0) if argv and argv[0].endswith(".py") else "grpo_sg.py"
     parser = argparse.ArgumentParser(
         usage="python -m experiments.compare [SCRIPT.py] --a SETTING=VALUE ... --b SETTING=VALUE "
-              "... [flags of grpo_sg.py]", description=__doc__.split("\n")[0], allow_abbrev=False)
+              "... [other settings of grpo_sg.py]",
+        description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--a", nargs="+", required=True, help="settings of A: shaping=none")
     parser.add_argument("--b", nargs="+", required=True, help="settings of B: shaping=sg")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="learning rates")

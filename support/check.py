@@ -7,7 +7,6 @@ and how long a run takes. The flags are those of grpo_sg.py; --task may also be 
 script that registers a task. Nothing is trained, and nothing is written.
 """
 import datetime
-import shlex
 import sys
 import time
 from statistics import fmean as mean
@@ -99,11 +98,11 @@ def repeats_itself(c):
 
 
 def advise(row, completions, task, cfg):
-    """Return one piece of advice; "" if there is a signal. row: the columns that a test has
-    for samples."""
+    """Return one piece of advice. row: the columns that a test has for samples."""
     formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
     if formed >= 0.05:
-        return "".join(tasks.describe_start(row, SAMPLES).split("\n")[1:])
+        advice = tasks.describe_start(row, SAMPLES).split("\n")[1:]
+        return (advice or ["there is a signal to learn from: start a run with these flags"])[0]
     if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
         begun = any(begins_answer(c, task) for c in completions)
         where = "in their answer" if begun else "before an answer begins"
@@ -120,10 +119,11 @@ def estimate_memory(policy, task, cfg):
     """Say how much memory the run needs, if completions are as long as they may be."""
     gb = peaks(policy.model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
                new=cfg.max_new_tokens, prompt=max(len(problem.prompt) for problem in task.train),
-               checkpointing=cfg.gradient_checkpointing, beta=cfg.beta > 0,
+               checkpointing=cfg.gradient_checkpointing,
                float32=not grpo_sg.has_bfloat16(policy.model.device.type))
-    say(f"memory at most, computed and not measured: {gb['sampling']:.1f} GB to sample, "
-        f"{gb['update']:.1f} GB for an update")
+    reference = 4e-9 * policy.model.num_parameters() if cfg.beta else 0
+    say(f"memory at most, computed and not measured: {gb['sampling'] + reference:.1f} GB to "
+        f"sample, {gb['update'] + reference:.1f} GB for an update")
 
 
 def measure_update(policy, completions, cfg):
@@ -180,10 +180,12 @@ def main(argv=None):
             f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
         estimate_memory(policy, task, cfg)
         estimate_time(policy, task, completions, seconds, cfg)
-        say(advise(row, completions, task, cfg)
-            or f"there is a signal to learn from: python grpo_sg.py {shlex.join(argv)}")
+        say(advise(row, completions, task, cfg))
     except (tasks.UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing")
     except KeyboardInterrupt:
         raise SystemExit("interrupted")
 

@@ -22,8 +22,7 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
                   "4 samples per problem: 100% well formed", "GB for an update", "tokens sampled a second",
                   "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said
-    assert said.endswith("there is a signal to learn from: python grpo_sg.py --task kk "
-                         f"{' '.join(SMALL)}\n")
+    assert said.endswith("there is a signal to learn from: start a run with these flags\n")
     assert os.listdir(tmp_path) == []
 
 
@@ -34,7 +33,11 @@ def test_a_mistake_is_one_line():
 
 def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
     model = build_model()
+    sample, lengths = grpo_sg.sample, []
+    monkeypatch.setattr(grpo_sg, "sample", lambda model, prompts, **settings: (
+        lengths.extend(map(len, prompts)) or sample(model, prompts, **settings)))
     check.check_passes(model, [2, 3, 4, 5])
+    assert len(set(lengths)) == 2  # so one prompt is padded
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):
@@ -59,7 +62,7 @@ def groups_of(transcript, *, truncated, formatted=False, rewards=(-3, -3, -3, -3
 
 @pytest.mark.parametrize("completions, advice", [
     # No completion has a box, though most ended: the model does not know the form.
-    (groups_of("The answer is 2.", truncated=False), "show the form by an example in --system"),
+    (groups_of("The answer is 2.", truncated=False), "show the form by an example in --system, .* support.tiny kk --model"),
     (groups_of("The answer is 2.", truncated=False) + 3 * groups_of("\\boxed{", truncated=True), "show the form"),
     # One that repeats itself to the end did not run out of room.
     (groups_of("<answer>\n" * 99, truncated=True), "more tokens would not help: show the form"),
@@ -68,7 +71,7 @@ def groups_of(transcript, *, truncated, formatted=False, rewards=(-3, -3, -3, -3
     (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64"),
     (groups_of("\\boxed{3}", truncated=False, formatted=True, rewards=(-0.5,) * 4), "no completion is correct"),
     (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3,) * 4), "use harder ones"),
-    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3, 3, -0.5, 3)), "^$")])
+    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3, 3, -0.5, 3)), "a signal to learn from")])
 def test_advice_follows_from_the_rates(completions, advice):
     task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
     row = {}
