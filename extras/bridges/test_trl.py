@@ -74,7 +74,8 @@ def make_trainer(folder, kind=GRPOSGTrainer, **settings):
         "generation_batch_size": 8, "num_generations": 4, "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2, "temperature": 0.7, "epsilon_high": 0.24,
         "learning_rate": 0.1, "optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 1e9,
-        "logging_steps": 2, "save_strategy": "no", "use_bias_correction_kl": False, "report_to": "none", **settings})
+        "bf16": False, "logging_steps": 2, "save_strategy": "no",
+        "use_bias_correction_kl": False, "report_to": "none", **settings})
     model, tokenizer = grpo_sg.load_model(f"{folder}/model", local=True)
     rows = datasets.Dataset.from_dict({"prompt": ["0", "1"]})
     return kind(model, reward_first_token, args, rows, processing_class=tokenizer,
