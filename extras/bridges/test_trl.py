@@ -152,6 +152,7 @@ def train_in_one_of_two(folder):
         torch.save(trainer.model.state_dict(), f"{folder}/two.pt")
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
+    trl_train.leave(trainer)
 
 
 def test_two_processes_equal_one(tmp_path):
@@ -251,4 +252,3 @@ def test_prompts_that_trl_would_encode_differently_are_refused(tmp_path):
 
 if __name__ == "__main__":
     train_in_one_of_two(sys.argv[1])
-    trl_train.leave()
