@@ -1493,18 +1493,19 @@ def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(respons
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
     """A question is held out with any white space and case."""
     for name, count, both in (("train", 40, ["both sets?", "Both  Sets? "]), ("test", 8, ["Both sets?"])):
-        rows = [{"question": f"{name} {i}?", "answer": [i, "x y z \\in"]} for i in range(count)]
+        rows = [{"question": f"{name} {i}?", "answer": [i, "the answer"]} for i in range(count)]
         rows += [{"question": question, "answer": "1"} for question in both]
         rows += [{"question": "none?", "answer": ""}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    task = tasks.math_task(grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"),
-                                          eval_data=str(tmp_path / "test.jsonl")))
+    cfg = grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"), eval_data=str(tmp_path / "test.jsonl"))
+    task = tasks.math_task(cfg)
     assert [len(task.train), len(task.valid), len(task.test)] == [36, 4, 9]
     assert [task.test[0].answer, task.test[8].answer] == [["0"], ["1"]]  # golds that nothing matches are dropped
     asked = {split: {p.question for p in getattr(task, split)} for split in ("train", "valid", "test")}
     assert not asked["train"] & asked["valid"]
     assert all(question.startswith("train") for question in asked["train"] | asked["valid"])
     printed = capsys.readouterr().out
+    assert tasks.math_task(dataclasses.replace(cfg, seed=1)).valid != task.valid
     assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
 
 
@@ -1552,6 +1553,8 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"question": "caf\xe9?", "answer": "1"}')  # not UTF-8, but readable
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("caf\ufffd?", ["1"])]
     for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
