@@ -13,7 +13,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).parent
-ARMS = {"sg": ("GRPO-SG", "#2166ac"), "none": ("GRPO", "#d95f02")}
+ARMS = {"shaping=sg": ("GRPO-SG", "#2166ac"), "shaping=none": ("GRPO", "#d95f02")}
 PANELS = {"reward": "reward", "format_rate": "well formed", "accuracy": "correct"}
 
 

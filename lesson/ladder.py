@@ -79,27 +79,27 @@ def read_arguments():
                         help="how many, from 0 on")
     parser.add_argument("--try", action="store_true", dest="tries",
                         help="also run the changes that these rungs name under Try")
-    given = parser.parse_args()
-    unknown = [rung for rung in given.rungs if rung not in NAMES]
+    args = parser.parse_args()
+    unknown = [rung for rung in args.rungs if rung not in NAMES]
     if unknown:
         parser.error(f"there is no rung {unknown[0]!r}: give some of {' '.join(NAMES)}")
-    if given.seeds < 2:
+    if args.seeds < 2:
         parser.error("a standard error needs two seeds or more: --seeds 2")
-    if "7" in given.rungs:
-        given.rungs.append("5b")  # which it is compared with
-    return given.rungs or NAMES, range(given.seeds), given.tries
+    if "7" in args.rungs:
+        args.rungs.append("5b")  # which it is compared with
+    return args.rungs or NAMES, range(args.seeds), args.tries
 
 
 def read_recorded(path):
     """{title: mean and error} of lines that ten seeds printed; {} if there is no such file."""
     if not os.path.exists(path):
         return {}
-    found = {}
+    results = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
             title, _, rest = line.partition("|" if "|" in line else ": ")
-            found[title.strip()] = rest.rpartition("| ")[2].strip()
-    return found
+            results[title.strip()] = rest.rpartition("| ")[2].strip()
+    return results
 
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules:
@@ -462,8 +462,8 @@ def measure(model, reference, ids, mask):
         kl = (pi.exp() * (pi - ref)).sum(-1)  # (B, T - 1)
         entropy = -(pi.exp() * pi).sum(-1)
         log_x = (ref - pi).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    each = entropy, kl, -log_x, log_x ** 2 / 2, log_x.exp() - 1 - log_x
-    return [over_tokens(x, mask[:, 1:]).item() for x in each]
+    values = entropy, kl, -log_x, log_x ** 2 / 2, log_x.exp() - 1 - log_x
+    return [over_tokens(x, mask[:, 1:]).item() for x in values]
 
 
 def higher_clip(logps, old_logps, A):

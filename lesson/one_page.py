@@ -36,8 +36,8 @@ parser = argparse.ArgumentParser(
 parser.add_argument("model", nargs="?", default=f"{ROOT}/pretrained/kk",
                     help="folder, or name on the hub; default: the pretrained tiny model")
 parser.add_argument("seed", nargs="?", type=int, default=0, help="default: 0")
-given = parser.parse_args()
-folder, seed = given.model, given.seed
+args = parser.parse_args()
+folder, seed = args.model, args.seed
 torch.manual_seed(seed)
 STEPS, G, UPDATES = 40, 8, 4
 

@@ -31,10 +31,10 @@ def test_each_run_has_only_its_own_loss(monkeypatch, capsys):
     train, starts, losses = breaks.train, [], []
 
     def note_losses(loss, *start):
-        found = train(loss, *start)
+        accuracy, rows = train(loss, *start)
         starts.append(start)
-        losses.append([row["loss"] for row in found[1]])
-        return found
+        losses.append([row["loss"] for row in rows])
+        return accuracy, rows
     monkeypatch.setattr(breaks, "train", note_losses)
     monkeypatch.setattr(breaks, "start_policy", lambda seed: build_toy(steps=2, seed=seed))
     breaks.main(["inside", "--seeds", "2"])
@@ -48,7 +48,7 @@ def test_each_run_has_only_its_own_loss(monkeypatch, capsys):
     assert train(breaks.right_loss, *starts[0])[1][-1]["loss"] == losses[0][-1]
 
 
-def interrupt(*given):
+def interrupt(*args):
     raise KeyboardInterrupt
 
 

@@ -26,29 +26,29 @@ def true_gradient():
 
 @pytest.mark.parametrize("baseline", [0.0, 1.7, -20.0])
 def test_a_constant_baseline_leaves_the_gradient_unbiased(baseline, true_gradient):
-    found, _ = gradient_of_groups(lambda R: R - baseline)
-    assert torch.allclose(found, true_gradient, atol=1e-12)
+    gradient, _ = gradient_of_groups(lambda R: R - baseline)
+    assert torch.allclose(gradient, true_gradient, atol=1e-12)
 
 
 @pytest.mark.parametrize("baseline, factor", [
     (by_hand.no_baseline, 1), (by_hand.others_mean, 1), (by_hand.group_mean, (G - 1) / G)])
 def test_baselines_of_the_group_scale_the_gradient_and_do_not_turn_it(
         baseline, factor, true_gradient):
-    found, _ = gradient_of_groups(baseline)
-    assert torch.allclose(found, factor * true_gradient, atol=1e-12)
+    gradient, _ = gradient_of_groups(baseline)
+    assert torch.allclose(gradient, factor * true_gradient, atol=1e-12)
 
 
 def test_the_variance_without_a_baseline_is_that_of_a_mean_of_independent_completions():
     pi = torch.softmax(LOGITS, 0)
-    each = REWARDS[:, None] * (torch.eye(4) - pi)  # the gradient of each completion
-    mean = pi @ each
+    gradients = REWARDS[:, None] * (torch.eye(4) - pi)  # the gradient of each completion
+    mean = pi @ gradients
     _, variance = gradient_of_groups(by_hand.no_baseline)
-    assert variance == pytest.approx(((pi @ each ** 2).sum() - mean @ mean).item() / G)
+    assert variance == pytest.approx(((pi @ gradients ** 2).sum() - mean @ mean).item() / G)
 
 
 def test_dividing_by_the_std_turns_the_gradient(true_gradient):
-    found, _ = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
-    assert torch.cosine_similarity(found, true_gradient, dim=0) < 0.99
+    gradient, _ = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
+    assert torch.cosine_similarity(gradient, true_gradient, dim=0) < 0.99
 
 
 # ---- Line 7: completions of two tokens, sampled by an older policy ----
@@ -125,15 +125,15 @@ def test_the_page_has_what_is_printed(capsys):
         assert number in PAGE or number == "0.00026", number
 
 
-@pytest.mark.parametrize("N, memory, work, told", [
+@pytest.mark.parametrize("N, memory, work, cells", [
     (200_000, 0.003, 6e11, ("3 MB", "6 x 10^11")),  # the tiny model
     # Qwen2.5-7B: attention and MLP of a layer, two vocabulary matrices
     (28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944) + 2 * 152_064 * 3584,
      122, 2.3e16, ("122 GB", "2.3 x 10^16"))])
-def test_the_table_of_sizes(N, memory, work, told):
+def test_the_table_of_sizes(N, memory, work, cells):
     assert 16 * N / 1e9 == pytest.approx(memory, rel=0.07)
     assert 6 * N * 512_000 == pytest.approx(work, rel=0.03)
-    assert all(f"| {each}" in PAGE for each in told)
+    assert all(f"| {cell}" in PAGE for cell in cells)
 
 
 @pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
@@ -145,6 +145,6 @@ def test_the_mean_gradients_of_the_kls_estimates(estimate):
     log_x = ref - logp
     estimates = {"k1": -log_x, "k2": log_x ** 2 / 2, "k3": log_x.exp() - log_x - 1}
     mean = (logp.exp().detach() * estimates[estimate]).sum()
-    found, = torch.autograd.grad(mean, z, retain_graph=True)
+    gradient, = torch.autograd.grad(mean, z, retain_graph=True)
     expected = {"k1": 0 * logp, "k2": logp.exp() * -log_x, "k3": ref.exp() * log_x}[estimate].sum()
-    torch.testing.assert_close(found, torch.autograd.grad(expected, z)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, z)[0])

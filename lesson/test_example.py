@@ -34,7 +34,7 @@ def test_the_columns(capsys):
 
 
 def test_groups_of_equal_rewards_have_no_example(monkeypatch):
-    monkeypatch.setattr(example, "sample", lambda *given, **more: [[0]] * example.G)
+    monkeypatch.setattr(example, "sample", lambda *args, **settings: [[0]] * example.G)
     with pytest.raises(SystemExit, match="equal rewards"):
         example.main(TINY)
 
@@ -52,11 +52,11 @@ def test_the_page_says_what_the_command_printed():
     assert float(after) > float(pi)
 
 
-@pytest.mark.parametrize("given", ["runs/nowhere", "runs/NAME", "a b"])
-def test_a_folder_without_a_model_is_reported_in_one_line(given, tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["runs/nowhere", "runs/NAME", "a b"])
+def test_a_folder_without_a_model_is_reported_in_one_line(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "NAME").mkdir(parents=True)
     (tmp_path / "runs" / "NAME" / "settings.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["example.py", *given.split()])
+    monkeypatch.setattr(sys, "argv", ["example.py", *folder.split()])
     with pytest.raises(SystemExit, match="give the folder of a model, such as runs/"):
         runpy.run_path(example.__file__, run_name="__main__")

@@ -81,7 +81,7 @@ def test_the_wanted_function_is_shown_first(wanted, order, monkeypatch, capsys):
     results = {name: [("test_a", None), ("test_b", None)] for name in NAMES}
     results["draw"] = [("test_c", "is 1")]
     results["grpo_sg_loss"] = [("test_d", None), ("test_e", "is 2")]
-    monkeypatch.setattr(grade, "run_tests", lambda *given: results)
+    monkeypatch.setattr(grade, "run_tests", lambda *args: results)
     grade.show(answers, wanted)
     text = capsys.readouterr().out
     assert "6 of 8 done: token_weights, group_advantages, token_logps, pass_at_k" in text
@@ -111,7 +111,7 @@ def test_an_endless_loop_is_named_and_the_other_tests_run(monkeypatch):
     """The other tests of the function fail without being run."""
     monkeypatch.setattr(grade, "LIMIT", 0.5)
     module = types.SimpleNamespace(**vars(answers))
-    module.draw = lambda *given: sum(1 for _ in itertools.count())
+    module.draw = lambda *args: sum(1 for _ in itertools.count())
     results = grade.run_tests(module, ["draw", "pass_at_k"], "-p", "no:terminal")
     first, *others = [message for _, message in results["draw"]]
     assert first == "Failed: no end after 0.5 seconds: is there an endless loop?"

@@ -214,6 +214,6 @@ def test_the_table_shows_what_is_tested():
 
 def test_the_page_has_what_the_sampler_at_another_temperature_gave():
     text = pathlib.Path(__file__).with_name("results").joinpath("ratio.txt").read_text("utf-8")
-    given = re.search(r"temperature 2 +(\S+) with, (\S+) without: (\S+) \+- (\S+)", text).groups()
-    told = "ends at {} with it and {} without, {} ± {}".format(*given)
+    numbers = re.search(r"temperature 2 +(\S+) with, (\S+) without: (\S+) \+- (\S+)", text).groups()
+    told = "ends at {} with it and {} without, {} ± {}".format(*numbers)
     assert told in " ".join(PAGE.split())

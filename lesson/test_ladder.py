@@ -46,12 +46,12 @@ def lines(small):
 
 def rewards_in(lines, title=r"(\w+)\. "):
     """{rung: (mean, standard error)} of the ladder's lines, as they are written."""
-    found = {}
+    rewards = {}
     for line in lines:
         match = re.match(title + r".*\| ([\d.]+) (?:±|\+-) ([\d.]+)( |$)", line)
         if match:
-            found[match[1]] = match[2], match[3]
-    return found
+            rewards[match[1]] = match[2], match[3]
+    return rewards
 
 
 def test_bad_completions_spoil_four_updates_but_not_with_ratio_and_clip(lines):
@@ -86,9 +86,9 @@ def test_k1_and_k3_have_the_kl_as_their_mean_and_k2_has_not():
                for m in (model, reference))
     mean = torch.zeros(5).double()
     for token in range(8):
-        found = ladder.measure(model, reference, torch.tensor([[3, token]]),
-                               torch.tensor([[False, True]]))
-        mean += pi[token] * torch.tensor(found).double()
+        values = ladder.measure(model, reference, torch.tensor([[3, token]]),
+                                torch.tensor([[False, True]]))
+        mean += pi[token] * torch.tensor(values).double()
     entropy, kl, k1, k2, k3 = mean.tolist()
     assert entropy == pytest.approx(-(pi * pi.log()).sum().item(), abs=1e-5)
     expected = (pi * (pi / ref).log()).sum().item()

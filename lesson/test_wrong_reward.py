@@ -45,8 +45,8 @@ def test_a_run_of_both_prints_reward_accuracy_and_transcripts(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     make = wrong_reward.sort_task
 
-    def make_few(*given):
-        task = make(*given)
+    def make_few(*args):
+        task = make(*args)
         return task._replace(train=task.train[:100])
     monkeypatch.setattr(wrong_reward, "sort_task", make_few)
     monkeypatch.setattr(wrong_reward, "WARMUP", 2)

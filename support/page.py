@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 # column of metrics.jsonl -> its title
 CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation and test, greedy",
           "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats per token",
-          "kl": "KL", "clip_frac": "Clip fraction", "completion_tokens": "Completion length, tokens",
+          "kl": "KL", "clip_frac": "Clip fraction",
+          "completion_tokens": "Completion length, tokens",
           "truncated": "Truncated", "equal_groups": "Fraction of groups with equal rewards"}
 COLORS = 6        # CSS classes k0 to k5
 MOST_POINTS = 500  # of a curve
