@@ -2013,7 +2013,7 @@ def fill_disk():
 @pytest.mark.parametrize("where, number, happen, status", [
     ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
     ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
-    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])    # with no time to save
+    ("evaluate", 4, die, "killed")])                                 # with no time to save
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs."""
@@ -2030,7 +2030,7 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
 
 @pytest.mark.parametrize("where, name, number, happen, message", [
     # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
-    (os, "rename", 2, die, "killed"), (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
+    (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
     (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
 def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
         where, name, number, happen, message, folder, tmp_path, monkeypatch):
