@@ -1417,13 +1417,13 @@ def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
-    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], eval_problems=40, eval_only=True))
+    task = tasks.kk_task(grpo_sg.Config(people=[2, 3], eval_problems=41, eval_only=True))
     assert task.train is task.test  # without training no others are made, which takes long
     right = 0
     for n in (2, 3):
         answers = [str(list(problem.answer.values())) for problem in task.test if len(problem.answer) == n]
         right += max(answers.count(answer) for answer in answers)
-    assert task.floor == pytest.approx(right / 40)
+    assert task.floor == pytest.approx(right / 41)
 
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
@@ -1493,17 +1493,19 @@ def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(respons
 def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
     """A question is held out with any white space and case."""
     for name, count, both in (("train", 40, ["both sets?", "Both  Sets? "]), ("test", 8, ["Both sets?"])):
-        rows = [{"question": f"{name} {i}?", "answer": [i, "x y z \\in"]} for i in range(count)]
+        rows = [{"question": f"{name} {i}?", "answer": [i, "the answer"]} for i in range(count)]
         rows += [{"question": question, "answer": "1"} for question in both]
         rows += [{"question": "none?", "answer": ""}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    task = tasks.math_task(grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"),
-                                          eval_data=str(tmp_path / "test.jsonl")))
+    cfg = grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"), eval_data=str(tmp_path / "test.jsonl"))
+    task = tasks.math_task(cfg)
     assert [len(task.train), len(task.valid), len(task.test)] == [36, 4, 9]
+    assert [task.test[0].answer, task.test[8].answer] == [["0"], ["1"]]  # golds that nothing matches are dropped
     asked = {split: {p.question for p in getattr(task, split)} for split in ("train", "valid", "test")}
     assert not asked["train"] & asked["valid"]
     assert all(question.startswith("train") for question in asked["train"] | asked["valid"])
     printed = capsys.readouterr().out
+    assert tasks.math_task(dataclasses.replace(cfg, seed=1)).valid != task.valid
     assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
 
 
@@ -1551,6 +1553,8 @@ def test_data_that_does_not_exist_is_refused(settings, message):
 
 def test_a_line_that_is_no_problem_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"question": "caf\xe9?", "answer": "1"}')  # not UTF-8, but readable
+    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("caf\ufffd?", ["1"])]
     for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
         path.write_text('{"question": "1?", "answer": "1"}\n' + line)
         with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
@@ -2009,7 +2013,7 @@ def fill_disk():
 @pytest.mark.parametrize("where, number, happen, status", [
     ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
     ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
-    ("learn", 3, die, "killed"), ("evaluate", 4, die, "killed")])    # with no time to save
+    ("evaluate", 4, die, "killed")])                                 # with no time to save
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs."""
@@ -2026,7 +2030,7 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
 
 @pytest.mark.parametrize("where, name, number, happen, message", [
     # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
-    (os, "rename", 2, die, "killed"), (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
+    (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
     (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
 def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
         where, name, number, happen, message, folder, tmp_path, monkeypatch):
