@@ -1408,9 +1408,9 @@ def parse(flags):
         add_flag(parser, name, default)
     words = []
     for word in flags:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            word = f"--{name.replace('-', '_')}{equals}{value}"
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and " " not in name:  # else it is a value, such as a text
+            word = f"--{name[2:].replace('-', '_')}{equals}{value}"
         words.append(word)
     try:
         settings, unknown = parser.parse_known_args(words)
@@ -1442,13 +1442,17 @@ def add_flag(parser, name, default):
 
 
 def as_flags(settings):
-    """Return a dict of settings as the flags that one would type."""
+    """Return a dict of settings as the flags that one would type; None is no setting."""
     flags = []
     for name, value in settings.items():
+        if value is None:
+            continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no_{name}")
         elif isinstance(value, (list, tuple)):
             flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"--{name}={json.dumps(value)}")
         else:
             flags.append(f"--{name}={value}")
     return flags
@@ -1470,7 +1474,7 @@ def read_saved(folder):
     if not folder or not os.path.isfile(path):
         return {}
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # Notepad adds a mark
             saved = json.load(file)
         return {name: saved[name] for name in vars(Config()) if name in saved}
     except (ValueError, TypeError) as error:

@@ -1865,6 +1865,22 @@ def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_p
     assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
 
 
+@pytest.mark.parametrize("words, settings", [
+    (["--system", "--be-brief, please"], {"system": "--be-brief, please"}), (["--system=--x-y"], {"system": "--x-y"}),
+    (["--eval-data", "my-file.jsonl"], {"eval_data": "my-file.jsonl"})])
+def test_hyphens_in_a_value_stay(words, settings):
+    assert grpo_sg.parse(words) == settings
+
+
+def test_a_settings_file_may_have_nulls_objects_and_a_byte_order_mark(tmp_path):
+    """null is no value, and not the text "None" for a system prompt."""
+    text = json.dumps({"task": "math", "system": None, "chat_template_kwargs": {"thinking": False}})
+    (tmp_path / "settings.json").write_text(text, encoding="utf-8-sig")
+    cfg = grpo_sg.read_settings(["--model", str(tmp_path)], data=None)
+    assert (cfg.task, cfg.system, cfg.data) == ("math", "", "synthetic")
+    assert json.loads(cfg.chat_template_kwargs) == {"thinking": False}
+
+
 def test_all_settings_can_be_written_as_flags():
     """So settings.json is read as flags are."""
     cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
