@@ -1138,8 +1138,8 @@ class Run:
             raise SystemExit(f"error: cannot write the checkpoint of step {step} "
                              f"({first_line(error)}): make room on the disk of {self.out}; "
                              "--resume continues from the checkpoint before, if there is one")
-        shutil.rmtree(before, ignore_errors=True)
-        if os.path.isdir(path):
+        if os.path.isdir(path):  # else the one before is the only whole one
+            shutil.rmtree(before, ignore_errors=True)
             os.rename(path, before)
         os.rename(new, path)
         shutil.rmtree(before, ignore_errors=True)

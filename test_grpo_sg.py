@@ -2033,6 +2033,15 @@ def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
     assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
+def test_a_run_that_went_on_from_the_checkpoint_before_keeps_it_until_the_next_is_whole(folder, tmp_path):
+    """The folder of a run that was killed between two renames, and is killed there again."""
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / "checkpoint").rename(out / "checkpoint.before")
+    with mock.patch.object(os, "rename", Event(os.rename, 1, die)):
+        assert start(folder, out, "--resume --steps 5") == "killed"
+    assert start(folder, out, "--resume --steps 5") is None
+
+
 def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
     def press_twice():
         press_ctrl_c()
