@@ -1208,12 +1208,13 @@ def load_state(cfg):
 
 
 def read_rows(out):
-    """Read a run's metrics.jsonl; the first row is the test before training."""
+    """Read a run's metrics.jsonl, without a line that is only half written; the first row is
+    the test before training."""
     path = os.path.join(out, "metrics.jsonl")
     if not os.path.isfile(path):
         return []
     with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def cut_logs(out, sizes):

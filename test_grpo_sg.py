@@ -2099,6 +2099,16 @@ def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
 
 
+def test_a_half_written_line_is_no_row(folder, tmp_path):
+    """The computer went down before the first step was logged."""
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, die)):
+        assert start(folder, tmp_path / "run") == "killed"
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1, "rew')
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
 @pytest.mark.parametrize("damage, message", [
     ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
