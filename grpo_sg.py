@@ -1582,7 +1582,9 @@ def carry_out(policy, task, cfg, run):
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
-    say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
+    rows = read_rows(run.out)
+    if rows[0]["step"] == 0:  # else the test before training was deleted
+        say(tasks.describe_end(rows, after, cfg.eval_samples))
     say(f"transcripts: {run.out}/samples.jsonl")
     with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
         from support import page

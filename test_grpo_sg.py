@@ -2109,6 +2109,14 @@ def test_a_half_written_line_is_no_row(folder, tmp_path):
     assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
+def test_a_run_without_its_first_test_is_not_compared_with_it(folder, tmp_path, capsys):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / "metrics.jsonl").unlink()
+    assert start(folder, out, "--resume --steps 5") is None
+    printed = capsys.readouterr().out
+    assert "test after training" in printed and "before -> after" not in printed
+
+
 @pytest.mark.parametrize("damage, message", [
     ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
