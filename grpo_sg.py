@@ -1372,10 +1372,11 @@ def read_settings(argv=None, **defaults):
     flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     settings = parse([*as_flags(defaults), *flags])
     if settings.get("resume"):
-        settings = parse(flags)
         out = settings.get("out", "")
+        settings = {**parse(flags), "resume": True, "out": out}
         saved = read_saved(find_checkpoint(out) or out)
-        if not saved:
+        # A model's folder, such as a checkpoint, has settings too.
+        if not saved or os.path.isfile(os.path.join(out, "config.json")):
             raise SystemExit("error: --resume needs --out and the folder of a run")
         for name, value in settings.items():
             if name not in RESUMABLE and value != saved[name]:

@@ -2117,6 +2117,20 @@ def test_a_run_without_its_first_test_is_not_compared_with_it(folder, tmp_path, 
     assert "test after training" in printed and "before -> after" not in printed
 
 
+def test_only_a_run_is_resumed_and_not_its_checkpoint_or_a_model(folder, tmp_path):
+    """A checkpoint has settings, too: the run would begin again in its folder."""
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    before = contents_of(out)
+    assert "--resume needs --out and the folder of a run" in start(folder, out / "checkpoint", "--resume")
+    assert contents_of(out) == before and not (out / "checkpoint" / "metrics.jsonl").exists()
+
+
+def test_a_script_may_resume_its_run(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    cfg = grpo_sg.read_settings(["--steps", "5"], resume=True, out=str(out), lr=0.5)
+    assert (cfg.resume, cfg.out, cfg.steps, cfg.lr) == (True, str(out), 5, 0.001)
+
+
 @pytest.mark.parametrize("damage, message", [
     ("checkpoint/training.pt", "training.pt cannot be read"),
     ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
