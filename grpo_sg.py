@@ -1042,7 +1042,8 @@ class Run:
         if out:
             with one_line_if_not_writable(out):
                 os.makedirs(out, exist_ok=True)
-                write_json(os.path.join(out, "settings.json"), vars(cfg))
+                # "x" fails if another run has just begun in this folder.
+                write_json(os.path.join(out, "settings.json"), vars(cfg), "w" if state else "x")
         if state:
             cut_logs(out, state["sizes"])
 
@@ -1225,8 +1226,8 @@ def cut_logs(out, sizes):
             os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
 
 
-def write_json(path, content):
-    with open(path, "w", encoding="utf-8") as file:
+def write_json(path, content, mode="w"):
+    with open(path, mode, encoding="utf-8") as file:
         json.dump(content, file, indent=1)
 
 

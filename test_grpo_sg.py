@@ -2125,6 +2125,15 @@ def test_only_a_run_is_resumed_and_not_its_checkpoint_or_a_model(folder, tmp_pat
     assert contents_of(out) == before and not (out / "checkpoint" / "metrics.jsonl").exists()
 
 
+def test_two_runs_at_once_do_not_share_a_folder(folder, tmp_path):
+    """Both found it empty. The first has begun to write while the second loaded its model."""
+    def begin():
+        shutil.copytree(folder / "whole", tmp_path / "run")
+    with mock.patch.object(grpo_sg, "load", Event(grpo_sg.load, 1, begin)):
+        assert "cannot write to" in start(folder, tmp_path / "run")
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
 def test_a_script_may_resume_its_run(folder, tmp_path):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
     cfg = grpo_sg.read_settings(["--steps", "5"], resume=True, out=str(out), lr=0.5)
