@@ -1874,6 +1874,22 @@ def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_p
     assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
 
 
+@pytest.mark.parametrize("words, settings", [
+    (["--system", "--be-brief, please"], {"system": "--be-brief, please"}), (["--system=--x-y"], {"system": "--x-y"}),
+    (["--eval-data", "my-file.jsonl"], {"eval_data": "my-file.jsonl"})])
+def test_hyphens_in_a_value_stay(words, settings):
+    assert grpo_sg.parse(words) == settings
+
+
+def test_a_settings_file_may_have_nulls_objects_and_a_byte_order_mark(tmp_path):
+    """null is no value, and not the text "None" for a system prompt."""
+    text = json.dumps({"task": "math", "system": None, "chat_template_kwargs": {"thinking": False}})
+    (tmp_path / "settings.json").write_text(text, encoding="utf-8-sig")
+    cfg = grpo_sg.read_settings(["--model", str(tmp_path)], data=None)
+    assert (cfg.task, cfg.system, cfg.data) == ("math", "", "synthetic")
+    assert json.loads(cfg.chat_template_kwargs) == {"thinking": False}
+
+
 def test_all_settings_can_be_written_as_flags():
     """So settings.json is read as flags are."""
     cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
@@ -2041,6 +2057,15 @@ def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
     assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
+def test_a_run_that_went_on_from_the_checkpoint_before_keeps_it_until_the_next_is_whole(folder, tmp_path):
+    """The folder of a run that was killed between two renames, and is killed there again."""
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / "checkpoint").rename(out / "checkpoint.before")
+    with mock.patch.object(os, "rename", Event(os.rename, 1, die)):
+        assert start(folder, out, "--resume --steps 5") == "killed"
+    assert start(folder, out, "--resume --steps 5") is None
+
+
 def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
     def press_twice():
         press_ctrl_c()
@@ -2096,6 +2121,47 @@ def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
     rows = rows_of(tmp_path / "run" / "metrics.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
+
+
+def test_a_half_written_line_is_no_row(folder, tmp_path):
+    """The computer went down before the first step was logged."""
+    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, die)):
+        assert start(folder, tmp_path / "run") == "killed"
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1, "rew')
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_a_run_without_its_first_test_is_not_compared_with_it(folder, tmp_path, capsys):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    (out / "metrics.jsonl").unlink()
+    assert start(folder, out, "--resume --steps 5") is None
+    printed = capsys.readouterr().out
+    assert "test after training" in printed and "before -> after" not in printed
+
+
+def test_only_a_run_is_resumed_and_not_its_checkpoint_or_a_model(folder, tmp_path):
+    """A checkpoint has settings, too: the run would begin again in its folder."""
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    before = contents_of(out)
+    assert "--resume needs --out and the folder of a run" in start(folder, out / "checkpoint", "--resume")
+    assert contents_of(out) == before and not (out / "checkpoint" / "metrics.jsonl").exists()
+
+
+def test_two_runs_at_once_do_not_share_a_folder(folder, tmp_path):
+    """Both found it empty. The first has begun to write while the second loaded its model."""
+    def begin():
+        shutil.copytree(folder / "whole", tmp_path / "run")
+    with mock.patch.object(grpo_sg, "load", Event(grpo_sg.load, 1, begin)):
+        assert "cannot write to" in start(folder, tmp_path / "run")
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_a_script_may_resume_its_run(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    cfg = grpo_sg.read_settings(["--steps", "5"], resume=True, out=str(out), lr=0.5)
+    assert (cfg.resume, cfg.out, cfg.steps, cfg.lr) == (True, str(out), 5, 0.001)
 
 
 @pytest.mark.parametrize("damage, message", [
