@@ -103,8 +103,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype. Move tensors on MPS (a Mac's
-            GPU) to the CPU first, because MPS has no float64.
+        rewards: (P, G) with G >= 2, of any numeric dtype.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -614,7 +613,7 @@ def train(policy, task, cfg, run=None, reference=None):
         # The command line tests after the last step.
         if step % cfg.eval_every == 0 and step < cfg.steps:
             evaluate_split(policy, task, cfg, run, step, "valid")
-        if run.save_if_due(step, optimizer):  # a signal, such as Ctrl-C
+        if run.save_if_due(step, optimizer):  # the last step, or a signal such as Ctrl-C
             break
     return run.rows
 
@@ -1119,10 +1118,10 @@ class Run:
         return last
 
     def save(self, step, optimizer):
-        """Write a checkpoint next to the one before, which it then replaces: killed at any
-        moment, one of them is whole.
+        """Write the new checkpoint next to the old one, then swap them: a complete one exists at
+        every moment.
 
-        A resumed run cuts the logs to their sizes of now. Random states are not saved,
+        A resumed run truncates the logs to their current sizes. Random states are not saved,
         because all randomness of a step is a function of seed and step.
         """
         path = os.path.join(self.out, "checkpoint")
@@ -1324,7 +1323,7 @@ class Config:
 # Numbers must be above 0, but these may be as low as this.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "group_size": 2}
-# A resumed run may change these: they are no part of its method.
+# A resumed run may change these: they do not change the method.
 RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
              "gradient_checkpointing").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -1380,9 +1379,10 @@ def read_settings(argv=None, **defaults):
         if not saved or os.path.isfile(os.path.join(out, "config.json")):
             raise SystemExit("error: --resume needs --out and the folder of a run")
         for name, value in settings.items():
-            if name not in RESUMABLE and value != saved[name]:
-                raise SystemExit(f"error: --resume keeps the run's own --{name} {saved[name]}: "
-                                 "leave the flag out, or start a new run")
+            own = saved.get(name, vars(Config())[name])
+            if name not in RESUMABLE and value != own:
+                raise SystemExit(f"error: --resume keeps the run's own --{name} {own}: leave the "
+                                 "flag out, or start a new run")
     else:
         settings["model"] = find_model(settings)
         saved = read_saved(settings["model"])
@@ -1495,6 +1495,8 @@ def check_settings(cfg):
     if cfg.task not in tasks.TASKS:
         raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
                          f"{', '.join(tasks.TASKS)}")
+    if cfg.model.startswith((".", "/", "~", "runs/")) and not os.path.isdir(cfg.model):
+        raise SystemExit(f"error: --model {cfg.model}: there is no such folder")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
                          f"folder: there is no tiny model in pretrained/{cfg.task} (python -m "
@@ -1594,6 +1596,6 @@ def carry_out(policy, task, cfg, run):
 
 
 if __name__ == "__main__":
-    # Under its own name: tasks of the user's import grpo_sg, and there must be only one.
+    # Under its own name: a user's task imports grpo_sg, and there must be only one.
     import grpo_sg
     grpo_sg.main()

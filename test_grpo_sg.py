@@ -1845,7 +1845,7 @@ def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_
 
 @pytest.mark.parametrize("text, message", [
     ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
-    ("--model ./nowhere", "error: --model ./nowhere cannot be used"),
+    ("--model ./nowhere", "error: --model ./nowhere: there is no such folder"),
     ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: there is no setting x;"),
     ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
     ("--model x --task kk --people 9", "error: --people must be sizes from 2 to 8, not 9"),
