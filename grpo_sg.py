@@ -103,8 +103,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype. Move tensors on MPS (a Mac's
-            GPU) to the CPU first, because MPS has no float64.
+        rewards: (P, G) with G >= 2, of any numeric dtype.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -614,7 +613,7 @@ def train(policy, task, cfg, run=None, reference=None):
         # The command line tests after the last step.
         if step % cfg.eval_every == 0 and step < cfg.steps:
             evaluate_split(policy, task, cfg, run, step, "valid")
-        if run.save_if_due(step, optimizer):  # a signal, such as Ctrl-C
+        if run.save_if_due(step, optimizer):  # the last step, or a signal such as Ctrl-C
             break
     return run.rows
 
@@ -1042,7 +1041,8 @@ class Run:
         if out:
             with one_line_if_not_writable(out):
                 os.makedirs(out, exist_ok=True)
-                write_json(os.path.join(out, "settings.json"), vars(cfg))
+                # "x" fails if another run has just begun in this folder.
+                write_json(os.path.join(out, "settings.json"), vars(cfg), "w" if state else "x")
         if state:
             cut_logs(out, state["sizes"])
 
@@ -1118,10 +1118,10 @@ class Run:
         return last
 
     def save(self, step, optimizer):
-        """Write a checkpoint next to the one before, which it then replaces: killed at any
-        moment, one of them is whole.
+        """Write the new checkpoint next to the old one, then swap them: a complete one exists at
+        every moment.
 
-        A resumed run cuts the logs to their sizes of now. Random states are not saved,
+        A resumed run truncates the logs to their current sizes. Random states are not saved,
         because all randomness of a step is a function of seed and step.
         """
         path = os.path.join(self.out, "checkpoint")
@@ -1138,8 +1138,8 @@ class Run:
             raise SystemExit(f"error: cannot write the checkpoint of step {step} "
                              f"({first_line(error)}): make room on the disk of {self.out}; "
                              "--resume continues from the checkpoint before, if there is one")
-        shutil.rmtree(before, ignore_errors=True)
-        if os.path.isdir(path):
+        if os.path.isdir(path):  # else the one before is the only whole one
+            shutil.rmtree(before, ignore_errors=True)
             os.rename(path, before)
         os.rename(new, path)
         shutil.rmtree(before, ignore_errors=True)
@@ -1208,12 +1208,13 @@ def load_state(cfg):
 
 
 def read_rows(out):
-    """Read a run's metrics.jsonl; the first row is the test before training."""
+    """Read a run's metrics.jsonl, without a line that is only half written; the first row is
+    the test before training."""
     path = os.path.join(out, "metrics.jsonl")
     if not os.path.isfile(path):
         return []
     with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def cut_logs(out, sizes):
@@ -1224,8 +1225,8 @@ def cut_logs(out, sizes):
             os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
 
 
-def write_json(path, content):
-    with open(path, "w", encoding="utf-8") as file:
+def write_json(path, content, mode="w"):
+    with open(path, mode, encoding="utf-8") as file:
         json.dump(content, file, indent=1)
 
 
@@ -1322,7 +1323,7 @@ class Config:
 # Numbers must be above 0, but these may be as low as this.
 LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
          "eval_samples": 0, "group_size": 2}
-# A resumed run may change these: they are no part of its method.
+# A resumed run may change these: they do not change the method.
 RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
              "gradient_checkpointing").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -1371,15 +1372,17 @@ def read_settings(argv=None, **defaults):
     flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
     settings = parse([*as_flags(defaults), *flags])
     if settings.get("resume"):
-        settings = parse(flags)
         out = settings.get("out", "")
+        settings = {**parse(flags), "resume": True, "out": out}
         saved = read_saved(find_checkpoint(out) or out)
-        if not saved:
+        # A model's folder, such as a checkpoint, has settings too.
+        if not saved or os.path.isfile(os.path.join(out, "config.json")):
             raise SystemExit("error: --resume needs --out and the folder of a run")
         for name, value in settings.items():
-            if name not in RESUMABLE and value != saved[name]:
-                raise SystemExit(f"error: --resume keeps the run's own --{name} {saved[name]}: "
-                                 "leave the flag out, or start a new run")
+            own = saved.get(name, vars(Config())[name])
+            if name not in RESUMABLE and value != own:
+                raise SystemExit(f"error: --resume keeps the run's own --{name} {own}: leave the "
+                                 "flag out, or start a new run")
     else:
         settings["model"] = find_model(settings)
         saved = read_saved(settings["model"])
@@ -1408,9 +1411,9 @@ def parse(flags):
         add_flag(parser, name, default)
     words = []
     for word in flags:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            word = f"--{name.replace('-', '_')}{equals}{value}"
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and " " not in name:  # else it is a value, such as a text
+            word = f"--{name[2:].replace('-', '_')}{equals}{value}"
         words.append(word)
     try:
         settings, unknown = parser.parse_known_args(words)
@@ -1442,13 +1445,17 @@ def add_flag(parser, name, default):
 
 
 def as_flags(settings):
-    """Return a dict of settings as the flags that one would type."""
+    """Return a dict of settings as the flags that one would type; None is no setting."""
     flags = []
     for name, value in settings.items():
+        if value is None:
+            continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no_{name}")
         elif isinstance(value, (list, tuple)):
             flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"--{name}={json.dumps(value)}")
         else:
             flags.append(f"--{name}={value}")
     return flags
@@ -1470,7 +1477,7 @@ def read_saved(folder):
     if not folder or not os.path.isfile(path):
         return {}
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # Notepad adds a mark
             saved = json.load(file)
         return {name: saved[name] for name in vars(Config()) if name in saved}
     except (ValueError, TypeError) as error:
@@ -1488,6 +1495,8 @@ def check_settings(cfg):
     if cfg.task not in tasks.TASKS:
         raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
                          f"{', '.join(tasks.TASKS)}")
+    if cfg.model.startswith((".", "/", "~", "runs/")) and not os.path.isdir(cfg.model):
+        raise SystemExit(f"error: --model {cfg.model}: there is no such folder")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
                          f"folder: there is no tiny model in pretrained/{cfg.task} (python -m "
@@ -1577,7 +1586,9 @@ def carry_out(policy, task, cfg, run):
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
-    say(tasks.describe_end(read_rows(run.out), after, cfg.eval_samples))
+    rows = read_rows(run.out)
+    if rows[0]["step"] == 0:  # else the test before training was deleted
+        say(tasks.describe_end(rows, after, cfg.eval_samples))
     say(f"transcripts: {run.out}/samples.jsonl")
     with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
         from support import page
@@ -1585,6 +1596,6 @@ def carry_out(policy, task, cfg, run):
 
 
 if __name__ == "__main__":
-    # Under its own name: tasks of the user's import grpo_sg, and there must be only one.
+    # Under its own name: a user's task imports grpo_sg, and there must be only one.
     import grpo_sg
     grpo_sg.main()

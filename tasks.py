@@ -26,16 +26,11 @@ from tqdm import tqdm
 
 
 class UserError(ValueError):
-    """A mistake by the user, or a fault of the machine.
+    """A mistake by the user, told in one line: what was given, what is allowed, and what to do.
+    The command line prints it without a traceback."""
 
-    Its text is one line: what was given, what is allowed, and what to do. The command line
-    prints it without a traceback and exits with `status`. If it is raised `from` an error in
-    the user's own function, such as a verifier, that error's traceback is shown first.
-    """
-
-    def __init__(self, message, status=2):
+    def __init__(self, message):
         super().__init__(message.split("\n")[0])
-        self.status = status
 
 
 # ---- What a task is ----
@@ -735,7 +730,8 @@ def check_kk(cfg):
         raise UserError("--people must be sizes from 2 to 8, not "
                         f"{' '.join(map(str, cfg.people))}")
     if cfg.data not in ("synthetic", "published"):
-        raise UserError(f"--data {cfg.data} is not one of synthetic, published")
+        raise UserError(f"--data {cfg.data} is not one of synthetic, published; files of problems "
+                        "need --task math")
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")

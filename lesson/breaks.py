@@ -40,7 +40,7 @@ from support import tiny
 REGIME = dict(steps=40, prompts=16, updates=8, lr=1e-4, eval_every=40)
 WARMUP = 100  # steps
 # avg@4 minus the right version's, with a 95% confidence interval over eight paired seeds:
-# experiments/results/mistakes.jsonl, by `python -m experiments.run mistakes`.
+# experiments/results/mistakes.jsonl.
 MEASURED = "-0.152 [-0.196, -0.108]"
 right_loss = grpo_sg.grpo_sg_loss  # kept from before it is replaced
 

@@ -121,17 +121,18 @@ def main(argv=None):
     trainer.save_model(folder)
     if trainer.accelerator.is_main_process:  # so that grpo_sg.py --model OUT can test it
         grpo_sg.write_json(os.path.join(folder, "settings.json"), vars(cfg))
+    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
+    return trainer
 
 
-def leave():
-    """End this process without Python's cleanup, in which a thread of gloo that still holds a
-    tensor can hang or abort it."""
+def leave(trainer):
+    """End this process without freeing the trainer. On a CPU that can deadlock: it waits for a
+    thread of gloo that waits for Python's lock to free a tensor."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
-    leave()
+    leave(main())
