@@ -270,15 +270,16 @@ def describe_start(row, k):
              f"formed, {cut:.0%} truncated"]
     if k > 1:
         lines[0] += f"; in {equal:.0%} of the groups all rewards are equal: no learning signal"
-    if cut > 0.5 and formed > (1 - cut) / 2:
-        lines.append("most completions are truncated, and most others are well formed: raise "
+    if cut > 0.5 and formed > 0.8 * (1 - cut):
+        lines.append("most completions are truncated, and nearly all others are well formed: raise "
                      "--max_new_tokens")
     elif formed < 0.05:
         lines.append(
             "almost no completion is well formed, so there is little to learn from. Read some in "
-            "samples.jsonl. If they are on their way to an answer, raise --max_new_tokens. If "
+            "samples.jsonl. If they stop before the answer, raise --max_new_tokens. If "
             r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
-            r"12+7 = \boxed{19}', or use a larger Instruct model")
+            r"12+7 = \boxed{19}', use a larger Instruct model, or fine-tune this one on worked "
+            "solutions first (python -m support.tiny)")
     elif correct == 0:
         lines.append("no completion is correct, so the model may learn only the form: use easier "
                      "problems (kk: --people 2 3) or a better model")

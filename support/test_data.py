@@ -14,7 +14,7 @@ from tasks import UserError
 CFG = SimpleNamespace(data="synthetic", seed=0, eval_problems=5)
 HUB = {  # the real names, configurations, splits and columns
     "openai/gsm8k main": {"test": [{"question": "Bob?", "answer": "#### 70"}], "train": [
-        {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": "none"}]},
+        {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": ""}]},
     "DigitalLearningGmbH/MATH-lighteval default": {"train": [
         {"problem": "Half?", "solution": r"\boxed{0} \boxed{\frac12}$."}, {"problem": "", "solution": "0"}]},
     "HuggingFaceH4/MATH-500 default": {"test": [{"problem": "P", "answer": "5"}]},
@@ -31,7 +31,7 @@ def lines(path, rows):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", f"{tmp_path}/cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for (name, configuration), splits in zip(map(str.split, HUB), HUB.values()):
         os.makedirs(name)
         for split in splits:

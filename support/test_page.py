@@ -113,7 +113,7 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
 def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path):
     run = make_run(tmp_path / "run", model="/gone/model")
     done = subprocess.run([sys.executable, "-m", "support.page", run], capture_output=True, text=True)
-    assert done.stdout.endswith(f"{run}/report.html\n") and "/gone/model cannot be used" in done.stderr
+    assert done.stdout.endswith(f"{run}/report.html\n") and "/gone/model: there is no such folder" in done.stderr
     assert "<section" not in (run / "report.html").read_text("utf-8")
 
 
