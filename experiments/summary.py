@@ -43,6 +43,27 @@ def pool_differences(rows, arm):
             for seed in range(3000, 3040)]
 
 
+def real():
+    """Yield the paired runs of a real model, and its cold start on Knights and Knaves."""
+    ends = {arm: {} for arm in ("sg", "none")}
+    for row in read("real"):
+        ends[row["arm"].removeprefix("shaping=")][row["seed"]] = row["end"]
+    pairs = sorted(ends["sg"].keys() & ends["none"].keys())
+    before = [row["before"]["avg@4"] for row in read("real") if row["seed"] in pairs]
+    yield "real: pairs", str(len(pairs))
+    yield "real: before", f"{statistics.fmean(before):.3f}"
+    for arm, of_seed in ends.items():
+        values = [of_seed[seed] for seed in pairs]
+        yield f"real: {arm}", f"{statistics.fmean(values):.3f}"
+        yield f"real: {arm}, range", range_of(values)
+    yield "real: sg minus none", in_prose(
+        [ends["sg"][seed] - ends["none"][seed] for seed in pairs])
+    row, = read("real_cold")
+    for when in ("before", "after"):
+        yield f"real: kk {when}", f"{row['RL'][when]['avg@4']:.3f}"
+    yield "real: kk, well formed", f"{row['RL']['before']['format_rate@4']:.0%}"
+
+
 def ignorant():
     """Yield the accuracy of the best trivial baseline."""
     best = {}
@@ -70,6 +91,6 @@ def bench():
 def summarize():
     """Return {name: text or table}."""
     numbers = analysis.read_json("earlier.json")
-    for question in (choice, ignorant, bench):
+    for question in (choice, real, ignorant, bench):
         numbers.update(question())
     return numbers
