@@ -1499,8 +1499,8 @@ def check_settings(cfg):
         raise SystemExit(f"error: --model {cfg.model}: there is no such folder")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: there is no tiny model in pretrained/{cfg.task} (python -m "
-                         "support.tiny makes one)")
+                         f"folder: there is no pretrained/{cfg.task} here (a clone has tiny "
+                         "models, and python -m support.tiny makes others)")
     if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
         if not cfg.resume:
             raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
