@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import unicodedata
@@ -1139,6 +1140,9 @@ def check_data(cfg):
     """Raise UserError if the data that the settings name does not exist, or the variables for
     the chat template are not a JSON object, before anything is loaded."""
     read_template_kwargs(cfg.chat_template_kwargs)
+    for name in (cfg.data, cfg.eval_data):
+        if name.endswith((".jsonl", ".json")) and not os.path.isfile(name):
+            raise UserError(f"there is no file {name}")
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)
     elif TASKS[cfg.task] is math_task:
