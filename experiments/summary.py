@@ -58,6 +58,12 @@ def real():
         yield f"real: {arm}, range", range_of(values)
     yield "real: sg minus none", in_prose(
         [ends["sg"][seed] - ends["none"][seed] for seed in pairs])
+    look, = read("real_look")
+    unlikely = [share for name, share in look["classes"].items() if "< 1/3" in name]
+    yield "real: efficiency", "{:.3f} ± {:.3f}".format(*look["efficiency"])
+    yield "real: unlikely, tokens", f"{sum(share['tokens'] for share in unlikely):.0%}"
+    for part in ("signal", "noise"):
+        yield f"real: unlikely, {part}", f"{sum(share[part][0] for share in unlikely):.0%}"
     row, = read("real_cold")
     for when in ("before", "after"):
         yield f"real: kk {when}", f"{row['RL'][when]['avg@4']:.3f}"
