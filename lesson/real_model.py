@@ -3,7 +3,7 @@ r"""Train a real pretrained model, SmolLM2-135M-Instruct, on a laptop without a 
     python -m lesson.real_model                      the model is downloaded from the hub
     python -m lesson.real_model --model FOLDER       or made by `python -m support.smollm FOLDER`
 
-Six to ten minutes on two CPU cores, and 6 GB; README.md has what it reaches.
+Three and a half minutes on two idle CPU cores, and 6 GB; README.md has what it reaches.
 
 The task is small: sums of two numbers below 25. The model does not write \boxed{} by itself, and
 without a box every completion gets the same reward: no learning signal. The example in the system
