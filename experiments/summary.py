@@ -58,7 +58,10 @@ def real():
         yield f"real: {arm}, range", range_of(values)
     yield "real: sg minus none", in_prose(
         [ends["sg"][seed] - ends["none"][seed] for seed in pairs])
-    look, = read("real_look")
+    look, later = read("real_look")
+    yield "real: efficiency later", "{:.3f} ± {:.3f}".format(*later["efficiency"])
+    rare = [share for name, share in later["classes"].items() if "< 1/3" in name]
+    yield "real: unlikely, later", f"{sum(share['tokens'] for share in rare):.0%}"
     unlikely = [share for name, share in look["classes"].items() if "< 1/3" in name]
     yield "real: efficiency", "{:.3f} ± {:.3f}".format(*look["efficiency"])
     yield "real: unlikely, tokens", f"{sum(share['tokens'] for share in unlikely):.0%}"
