@@ -158,7 +158,15 @@ if "--resume" not in sys.argv:
 """
 
 
-def test_ctrl_c_lets_a_run_save_and_the_next_call_resumes_it(tmp_path):
+@pytest.fixture
+def allow_ctrl_c():
+    """Other tests, or the background of a shell, may have changed what Ctrl-C does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_lets_a_run_save_and_the_next_call_resumes_it(tmp_path, allow_ctrl_c):
     path, folder = tmp_path / "my_task.py", tmp_path / "runs" / "1"
     path.write_text(SCRIPT)
     def press_ctrl_c():
