@@ -2088,11 +2088,12 @@ def test_ignored_signals_stay_ignored_and_handlers_return_after_training():
     """nohup ignores SIGHUP."""
     run = grpo_sg.Run(grpo_sg.Config())
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     with grpo_sg.signals_to(run):
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == run.receive
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == on_sigterm
 
 
 def test_the_kl_is_to_the_initial_policy(folder, tmp_path):

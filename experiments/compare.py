@@ -267,7 +267,6 @@ def read_arguments(argv):
 
 def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
     if args.show:
         rows = [row for row in analysis.read_rows(args.rows) if row["arm"] in (args.a, args.b)]
@@ -278,4 +277,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    # SIGTERM stops a comparison as Ctrl-C does: its run saves a checkpoint first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()
