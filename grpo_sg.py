@@ -595,6 +595,7 @@ def train(policy, task, cfg, run=None, reference=None):
                                   weight_decay=0, fused=True)
     run.begin(optimizer)
     for step in range(run.done + 1, cfg.steps + 1):
+        started = time.time()
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
@@ -606,10 +607,10 @@ def train(policy, task, cfg, run=None, reference=None):
         # Compare: each completion with its group.
         set_advantages(completions, cfg.group_size)
         # Learn: make the better ones more likely, and the others less likely.
-        started = time.time()
+        sampled = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = make_step_row(step, completions, updates, cfg.group_size)
-        run.log_step(row, completions, time.time() - started)
+        run.log_step(row, completions, sampled - started, time.time() - sampled)
         # The command line tests after the last step.
         if step % cfg.eval_every == 0 and step < cfg.steps:
             evaluate_split(policy, task, cfg, run, step, "valid")
@@ -664,9 +665,9 @@ def update(model, optimizer, batches, denominator, cfg):
     """Make one optimizer step on a minibatch, given as micro-batches, whose loss is
     divided by denominator.
 
-    Returns a dict: loss; norm, the norm of the gradient before it is clipped to 1; and
-    the sums of grpo_sg_loss. If loss or norm is not finite, the parameters stay as they
-    are, and the log counts the update as skipped.
+    Returns a dict: loss; norm, the norm of the gradient before it is clipped to 1; skipped,
+    whether loss or norm is not finite, so that the parameters stayed as they are; and the
+    sums of grpo_sg_loss.
     """
     sums_of_batches = []
     for batch in batches:
@@ -685,7 +686,8 @@ def update(model, optimizer, batches, denominator, cfg):
         for key, value in sums.items():
             totals[key] += float(value)
     totals["norm"] = float(norm)
-    if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
+    totals["skipped"] = not math.isfinite(totals["norm"] + totals["loss"])
+    if not totals["skipped"]:
         optimizer.step()
     optimizer.zero_grad()
     return totals
@@ -773,10 +775,7 @@ def average_updates(updates):
     updates that were not finite; loss, the mean over updates; and the loss's statistics,
     means over what was trained on. Statistics are None if there was no update, or if a
     value is not finite."""
-    norms = []
-    for totals in updates:
-        if math.isfinite(totals["norm"]) and math.isfinite(totals["loss"]):
-            norms.append(totals["norm"])
+    norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
     count = sum(totals["count"] for totals in updates)
     columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
@@ -1037,7 +1036,7 @@ class Run:
         self.rows = []          # of the training steps of this process
         self.stopped_by = None  # the number of a signal
         self.bar = None
-        self.started = self.last_save = time.time()
+        self.last_save = time.time()
         if out:
             with one_line_if_not_writable(out):
                 os.makedirs(out, exist_ok=True)
@@ -1051,24 +1050,22 @@ class Run:
         if self.done:
             optimizer.load_state_dict(self.state["optimizer"])
         self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
-        self.started = self.last_save = time.time()
+        self.last_save = time.time()
 
-    def log_step(self, row, completions, seconds_update):
+    def log_step(self, row, completions, seconds_sampling, seconds_update):
         """Log a step's row and one group of its completions, if possible one with unequal
         rewards; log all completions if an update was skipped."""
         groups = split_groups(completions, self.cfg.group_size)
         unequal = [group for group in groups if any(c.advantage for c in group)]
-        seconds = time.time() - self.started
         tokens = sum(sum(c.mask) for c in completions)
-        row = {**row, "tokens_per_second": tokens / (seconds - seconds_update),
-               "seconds_sampling": seconds - seconds_update,
-               "seconds_update": seconds_update, "seconds": seconds}
+        row = {**row, "tokens_per_second": tokens / seconds_sampling,
+               "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
+               "seconds": seconds_sampling + seconds_update}
         if torch.cuda.is_available():
             row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
         self.rows.append(row)
         self.show(row)
-        self.started = time.time()
 
     def show(self, row):
         """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
@@ -1078,7 +1075,7 @@ class Run:
         self.bar.update()
         if row["skipped"]:
             say(f"step {step}: {row['skipped']} updates skipped: loss or gradient not finite")
-        if self.bar.disable and (step <= 3 or step % 5 == 0 or step == steps):
+        if self.bar.disable:
             words = ", ".join(f"{key} {value}" for key, value in numbers.items())
             left = (steps - step) * mean(row["seconds"] for row in self.rows)
             say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, about "
@@ -1089,7 +1086,6 @@ class Run:
         self.log(row, completions)
         if row["split"] == "valid" and self.bar.disable:
             say(f"validation after step {row['step']}: {in_words(row)}")
-        self.started = time.time()  # a step's time excludes the evaluation
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
@@ -1112,7 +1108,7 @@ class Run:
         last = bool(self.stopped_by) or step == self.cfg.steps
         if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
             self.save(step, optimizer)
-            self.started = self.last_save = time.time()
+            self.last_save = time.time()
         if last:
             self.bar.close()
         return last

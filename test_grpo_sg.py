@@ -854,7 +854,7 @@ def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, mon
     assert [row["weight_mean"] for row in rows] == [1] * 6
     assert os.listdir(tmp_path) == []
     printed = capsys.readouterr().out
-    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("12356")
+    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
     assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == ["3"]  # the test comes after the last
     assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
     for row in rows:
@@ -2247,15 +2247,14 @@ def test_a_fall_in_accuracy_and_a_run_without_a_signal_are_announced(accuracy, r
 
 def test_a_row_has_means_over_its_updates():
     """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
-    update = {"norm": 2.0, "loss": 0.5, "count": 10.0, "clipped": 1.0, "kls": 2.0, "entropies": 30.0,
-              "weights": 12.0, "unlikely": 5.0}
+    update = {"norm": 2.0, "loss": 0.5, "skipped": False, "count": 10.0, "clipped": 1.0, "kls": 2.0,
+              "entropies": 30.0, "weights": 12.0, "unlikely": 5.0}
     other = {**update, "norm": 3.0, "loss": 0.25, "count": 30.0, "kls": 6.0}
     assert grpo_sg.average_updates([update, other]) == {
         "grad_norm": 3.0, "skipped": 0, "loss": 0.375, "clip_frac": 2 / 40, "kl": 8 / 40,
         "entropy": 60 / 40, "weight_mean": 24 / 40, "low_prob_frac": 10 / 40}
-    for key in ("norm", "loss"):
-        bad = grpo_sg.average_updates([update, {**update, key: math.nan}])
-        assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
+    bad = grpo_sg.average_updates([update, {**update, "skipped": True, "norm": math.inf}])
+    assert bad["skipped"] == 1 and bad["grad_norm"] == 2.0
     assert grpo_sg.average_updates([{**update, "loss": math.inf}])["loss"] is None
     empty = grpo_sg.average_updates([])
     assert empty.pop("grad_norm") == empty.pop("skipped") == 0 and set(empty.values()) == {None}
