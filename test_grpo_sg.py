@@ -114,9 +114,9 @@ GROUPS = [  # rewards, and the advantages by hand
 
 
 def test_advantages_by_hand():
-    given = torch.tensor([rewards for rewards, _ in GROUPS])
-    found = group_advantages(given)
-    same("rewards after the call", given, [rewards for rewards, _ in GROUPS],
+    R = torch.tensor([rewards for rewards, _ in GROUPS])
+    found = group_advantages(R)
+    same("rewards after the call", R, [rewards for rewards, _ in GROUPS],
          "R - mean in a new tensor: they are the caller's", 0)
     for row, (rewards, A) in enumerate(GROUPS):
         same(f"an advantage in the group {rewards}", found[row], A,
@@ -311,7 +311,7 @@ def test_loss_and_gradient_against_loops(settings, mode):
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_nan_outside_the_mask_reaches_nothing(beta, mode):
     """Pads may hold anything. NaN times 0 is NaN, and so is the gradient of exp at NaN."""
-    found = []
+    results = []
     for outside in (0.0, math.nan):
         logps, old, ref, A, mask, w = batch(outside=outside)
         A = A[:, None].expand(logps.shape).masked_fill(~mask, outside)
@@ -319,8 +319,8 @@ def test_nan_outside_the_mask_reaches_nothing(beta, mode):
         loss, _ = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=beta,
                                loss_agg_mode=mode)
         loss.backward()
-        found.append((loss, logps.grad))
-    (loss, gradient), (loss_with_nan, gradient_with_nan) = found
+        results.append((loss, logps.grad))
+    (loss, gradient), (loss_with_nan, gradient_with_nan) = results
     case = f"with nan outside of the mask and beta = {beta}"
     same(f"the loss {case}", loss_with_nan, loss, "mask before the sum, and not by a product")
     same(f"the gradient {case}", gradient_with_nan, gradient, "mask before exp, not after it")
@@ -525,7 +525,7 @@ def test_each_completion_is_in_one_minibatch_drawn_at_random():
     completions = completions[:7]
     for i, c in enumerate(completions):
         c.advantage = float(i + 1)
-    given = completions.copy()
+    before = completions.copy()
     neighbors = set()
     for seed in range(20):
         drawn = minibatches_of(policy, completions, cfg, seed)
@@ -537,7 +537,7 @@ def test_each_completion_is_in_one_minibatch_drawn_at_random():
     assert len(neighbors) > 5, (
         f"with 20 seeds completion 1 shared a minibatch only with {sorted(neighbors - {1})}: "
         "shuffle the completions by the seed")
-    assert all(map(operator.is_, completions, given)), (
+    assert all(map(operator.is_, completions, before)), (
         "learn reordered its caller's list, in which groups are neighbors: shuffle a copy")
     again = minibatches_of(policy, completions, cfg, seed)
     assert again == drawn, f"one seed gave the minibatches {drawn} and {again}: use the seed"
@@ -966,9 +966,9 @@ def test_the_loss_is_computed_in_float32_or_float64():
 def test_the_loss_refuses_shapes_that_do_not_fit(change):
     """Broadcasting would silently compute a wrong loss."""
     logps, old, _, A, mask, _ = batch()
-    given = dict(logps=logps, old_logps=old, advantages=A, mask=mask)
+    arguments = dict(logps=logps, old_logps=old, advantages=A, mask=mask)
     with pytest.raises(AssertionError):
-        grpo_sg_loss(**{**given, **change})
+        grpo_sg_loss(**{**arguments, **change})
 
 
 @pytest.mark.parametrize("ids, mask, temperature, message", [
@@ -1051,28 +1051,29 @@ def test_equal_prompts_are_prefilled_once(monkeypatch):
     model, read = build_model(), []
     forward = model.forward
 
-    def watched(**given):
-        read.append(len(given["input_ids"]))
-        return forward(**given)
+    def watched(**inputs):
+        read.append(len(inputs["input_ids"]))
+        return forward(**inputs)
     monkeypatch.setattr(model, "forward", watched)
-    more = dict(max_new_tokens=3, stop_ids=[], temperature=1.0)
-    once = sample(model, PROMPTS, n=4, generator=torch.Generator().manual_seed(0), **more)
+    settings = dict(max_new_tokens=3, stop_ids=[], temperature=1.0)
+    once = sample(model, PROMPTS, n=4, generator=torch.Generator().manual_seed(0), **settings)
     repeated = [p for p in PROMPTS for _ in range(4)]
-    each = sample(model, repeated, generator=torch.Generator().manual_seed(0), **more)
-    assert once == each and read == [3, 12, 12] * 2
+    separately = sample(model, repeated, generator=torch.Generator().manual_seed(0), **settings)
+    assert once == separately and read == [3, 12, 12] * 2
 
 
 def check_seeds(policy, task, cfg):
     """Assert that a rollout depends on the seed, and not on how many completions are sampled at
     once. Returns the last rollout."""
-    found = []
+    rollouts = []
     for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
         cfg.sample_batch = size
         with mock.patch.object(grpo_sg, "sample", wraps=sample) as watched:
             rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
         assert max(len(call.args[1]) for call in watched.call_args_list) <= size
-        found.append([(c.tokens, c.mask) for c in rolled])
-    assert found[0] == found[1] == found[2] == found[3] != found[4]
+        rollouts.append([(c.tokens, c.mask) for c in rolled])
+    first, *same_seed, other_seed = rollouts
+    assert all(rollout == first for rollout in same_seed) and other_seed != first
     return rolled
 
 
@@ -1137,10 +1138,10 @@ def test_a_model_in_training_mode_is_refused_or_warned_of():
     model = build_model().train()
     with pytest.raises(AssertionError, match="call model.eval"):
         sample(model, [[1]], max_new_tokens=2, stop_ids=[])
-    given = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
+    batch = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
     with pytest.warns(UserWarning, match="the model is in training mode"):
-        grpo_sg.token_logps(model, *given)
-    grpo_sg.token_logps(model.eval(), *given)
+        grpo_sg.token_logps(model, *batch)
+    grpo_sg.token_logps(model.eval(), *batch)
 
 
 def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
@@ -1369,11 +1370,11 @@ def meaning(problem):
 
 
 def test_splits_share_no_puzzle_under_other_names_or_words():
-    found = {split: tasks.kk_split(split, 60, [3], seed)
-             for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
-    sets = {split: {meaning(problem) for problem in problems} for split, problems in found.items()}
+    problems = {split: tasks.kk_split(split, 60, [3], seed)
+                for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
+    sets = {split: set(map(meaning, puzzles)) for split, puzzles in problems.items()}
     assert not any(a & b for a, b in itertools.combinations(sets.values(), 2))
-    assert len(sets["test"]) == 60 and len({problem.question for problem in found["train"]}) == 60
+    assert len(sets["test"]) == 60 and len({problem.question for problem in problems["train"]}) == 60
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
@@ -1394,10 +1395,10 @@ def test_problems_and_their_solutions_are_the_same_in_every_version():
 def test_two_people_have_enough_puzzles_for_every_split():
     """Logically equivalent wording would leave 3 to test on, all with one answer."""
     problems = {split: tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")}
-    assert {split: len(found) for split, found in problems.items()} == {"train": 267, "valid": 35, "test": 33}
+    assert {split: len(puzzles) for split, puzzles in problems.items()} == {"train": 267, "valid": 35, "test": 33}
     answers = [tuple(problem.answer.values()) for problem in problems["test"]]
     assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
-    texts = {split: {up_to_names(problem) for problem in found} for split, found in problems.items()}
+    texts = {split: {up_to_names(problem) for problem in puzzles} for split, puzzles in problems.items()}
     assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
 
 
@@ -1524,15 +1525,15 @@ def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
         column, more = rows.get(name, ("problem", {"answer": "5"}))
         return [{column: f"{name} {split} {i}?", **more} for i in range(20)]
     monkeypatch.setattr(tasks, "load_hub", load_hub)
-    found = {}
+    first = {}
     for data in ("gsm8k", "math", "deepscaler"):
         task = tasks.math_task(grpo_sg.Config(task="math", data=data))
         for split in ("train", "test"):
             problem = getattr(task, split)[0]
             name, hub_split, _ = problem.question.split()
-            found[data, split] = f"{name.split('/')[1]} {hub_split}", problem.answer
+            first[data, split] = f"{name.split('/')[1]} {hub_split}", problem.answer
         assert (len(task.train), len(task.valid)) == (18, 2)
-    assert found == {
+    assert first == {
         ("gsm8k", "train"): ("gsm8k train", ["1000"]), ("gsm8k", "test"): ("gsm8k test", ["1000"]),
         ("math", "train"): ("MATH-lighteval train", ["7"]), ("math", "test"): ("MATH-500 test", ["5"]),
         ("deepscaler", "train"): ("DeepScaleR-Preview-Dataset train", ["5"]),

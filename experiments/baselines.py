@@ -103,8 +103,8 @@ def answer_blindly(problem, task, golds, ranked, form, rng):
         answers |= follow_claims(problem)
     if task.name == "qa" and task.write:
         call = f"<search>{problem.question}</search>"
-        found = re.findall(r"Doc 1: (.*)", task.write.observe([call])[0])
-        answers["last word that the tool finds"] = found[0].split()[-1] if found else ""
+        first = re.findall(r"Doc 1: (.*)", task.write.observe([call])[0])
+        answers["last word that the tool finds"] = first[0].split()[-1] if first else ""
     responses = {policy: answer.join(form) for policy, answer in answers.items()}
     return {**responses, "question, without the form": problem.question, "nothing": ""}
 
@@ -137,20 +137,20 @@ def measure(label, task):
     rng = random.Random(0)
     form, golds = find_golds(task)
     ranked = [gold for gold, _ in Counter(golds).most_common()]
-    found, right = {}, []
+    verdicts_of, right = {}, []
     for problem in task.test:
         blind = answer_blindly(problem, task, golds, ranked, form, rng)
         for policy, response in blind.items():
-            found.setdefault(policy, []).append(judge(task, problem, response))
+            verdicts_of.setdefault(policy, []).append(judge(task, problem, response))
         solved, reward = judge(task, problem, problem.solution or text_of(problem).join(form))
         if problem.solution or solved:
             right.append(reward)
     rows = []
-    for policy, verdicts in found.items():
+    for policy, verdicts in verdicts_of.items():
         rows.append({"problems": label, "n": len(verdicts), "policy": policy,
                      "accuracy": statistics.fmean(solved for solved, _ in verdicts),
                      "reward": statistics.fmean(reward for _, reward in verdicts)})
-    wrong = [reward for solved, reward in found["random"] if not solved]
+    wrong = [reward for solved, reward in verdicts_of["random"] if not solved]
     return rows, wrong, right
 
 

@@ -61,10 +61,10 @@ def draw_prompts(words, count=P):
     return [rng.choices(range(2, words), k=rng.randint(24, 40)) for _ in range(count)]
 
 
-def timed(work, *given):
+def timed(work, *arguments):
     """Return {"seconds", "tokens"} of a function that returns its number of tokens."""
     started = time.perf_counter()
-    tokens = work(*given)
+    tokens = work(*arguments)
     return {"seconds": time.perf_counter() - started, "tokens": tokens}
 
 
@@ -75,7 +75,7 @@ def compare(name, sides, rounds):
     for i in range(rounds + 1):
         for side in list(sides)[::1 if i % 2 else -1]:
             runs[side].append(sides[side]())
-    runs = {side: found[1:] for side, found in runs.items()}
+    runs = {side: timings[1:] for side, timings in runs.items()}
     result = {"runs": runs}
     ours = [run["seconds"] / run["tokens"] for run in runs["ours"]]
     for side in list(sides)[1:]:
@@ -110,9 +110,9 @@ def bench_sampling(rounds):
     for name, words in SIZES.items():
         tail = MEAN // SHORTER[words]
         for law, mean, length in (("fixed", None, FIXED), ("long tail", tail, CAP)):
-            given = build(words, mean), draw_prompts(words), length // SHORTER[words]
-            sides = {"ours": partial(timed, draw_ours, *given),
-                     "generate": partial(timed, draw_theirs, *given)}
+            arguments = build(words, mean), draw_prompts(words), length // SHORTER[words]
+            sides = {"ours": partial(timed, draw_ours, *arguments),
+                     "generate": partial(timed, draw_theirs, *arguments)}
             results[f"{name}, {law}"] = compare(f"{name}, {law}", sides, rounds)
     return results
 

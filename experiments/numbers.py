@@ -67,14 +67,14 @@ def main():
     known, pages, marks, wrong = summary.summarize(), find_pages(), 0, []
     for path in pages:
         page = path.read_text("utf-8")
-        right, found = check(page, known)
+        right, problems = check(page, known)
         marks += len(MARK.findall(page))
         if write:
             path.write_text(right, "utf-8")
-            found = [line for line in found if line.startswith("there is")]
+            problems = [line for line in problems if line.startswith("there is")]
         if path == EVIDENCE:
-            found += [f"no source: {number}" for number in without_source(page)]
-        wrong += [f"{path.relative_to(ROOT)}: {line}" for line in found]
+            problems += [f"no source: {number}" for number in without_source(page)]
+        wrong += [f"{path.relative_to(ROOT)}: {line}" for line in problems]
     if wrong:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know only ASCII
         print(*wrong, f"{len(wrong)} are wrong", sep="\n")

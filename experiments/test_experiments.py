@@ -138,12 +138,12 @@ def ask(tmp_path, script):
 
 def test_rewards_that_pay_for_giving_up_give_a_warning(tmp_path):
     script = OWN_TASK.replace("{FORMED}", "sorted(response) == list(answer)")
-    found, lines = ask(tmp_path, script)
-    assert found["question"]["reward"] == pytest.approx(-0.5, abs=0.1)
-    assert found["random"]["reward"] < -2.5
+    row_of, lines = ask(tmp_path, script)
+    assert row_of["question"]["reward"] == pytest.approx(-0.5, abs=0.1)
+    assert row_of["random"]["reward"] < -2.5
     assert len(lines) == 2 and "by giving up" in lines[0]
-    found, lines = ask(tmp_path, OWN_TASK.replace("{FORMED}", "len(response) == 5"))
-    assert found["random"]["reward"] > -0.6
+    row_of, lines = ask(tmp_path, OWN_TASK.replace("{FORMED}", "len(response) == 5"))
+    assert row_of["random"]["reward"] > -0.6
     assert "only if it beats" in lines[0] and lines[1].startswith("no trivial baseline is often right")
 
 
@@ -167,8 +167,8 @@ def any_task(verify, problem, name="any"):
 @pytest.mark.parametrize("name", ["kk", "math", "qa"])
 def test_a_task_of_your_own_may_have_the_name_of_another(name, tmp_path):
     problem = 'tasks.Problem(f"q{i}", "abc"[i % 3])'
-    found, _ = ask(tmp_path, any_task("response == answer", problem, name))
-    assert found["constant"]["accuracy"] == pytest.approx(1 / 3)
+    row_of, _ = ask(tmp_path, any_task("response == answer", problem, name))
+    assert row_of["constant"]["accuracy"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("problem, verify", [
@@ -178,22 +178,22 @@ def test_a_task_of_your_own_may_have_the_name_of_another(name, tmp_path):
     ('tasks.Problem(f"q{i}", [f"{i}", f"{i}.0"], f"{i}")', "response in answer")])
 def test_answers_of_any_type_have_baselines(problem, verify, tmp_path):
     """The answers differ, so no baseline is right; a worked solution earns more."""
-    found, lines = ask(tmp_path, any_task(verify, problem))
-    assert found["random"]["accuracy"] == 0 and found["constant"]["reward"] == -0.5
+    row_of, lines = ask(tmp_path, any_task(verify, problem))
+    assert row_of["random"]["accuracy"] == 0 and row_of["constant"]["reward"] == -0.5
     assert not [line for line in lines if "warning" in line]
 
 
 def test_the_most_frequent_list_is_found_and_written_as_its_solution(tmp_path):
     problem = 'tasks.Problem(f"q{i}", [i % 3 // 2, 7], f"{i % 3 // 2} 7")'
-    found, lines = ask(tmp_path, any_task("response == ' '.join(map(str, answer))", problem))
-    assert found["constant"]["accuracy"] == pytest.approx(2 / 3)
+    row_of, lines = ask(tmp_path, any_task("response == ' '.join(map(str, answer))", problem))
+    assert row_of["constant"]["accuracy"] == pytest.approx(2 / 3)
     assert lines[0].startswith('warning: a trivial baseline is right in 67% ("constant")')
 
 
 def test_a_verifier_that_accepts_a_list_of_all_answers_is_warned_of(tmp_path):
     problem = 'tasks.Problem(f"q{i}", str(i % 9))'
-    found, lines = ask(tmp_path, any_task("answer in response", problem))
-    assert found["all answers"]["accuracy"] == 1
+    row_of, lines = ask(tmp_path, any_task("answer in response", problem))
+    assert row_of["all answers"]["accuracy"] == 1
     assert lines[0].startswith("warning: a trivial baseline is right in 100% (\"all answers\")")
 
 

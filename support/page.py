@@ -228,21 +228,21 @@ def main():
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
     parser.add_argument("--task", metavar="SCRIPT", default="",
                         help="the task script that the run was started with, if there is one")
-    given = parser.parse_args()
-    for run in given.runs:
+    args = parser.parse_args()
+    for run in args.runs:
         if not Path(run, "metrics.jsonl").is_file():
             sys.exit(f"error: {run} is not a run, because it has no metrics.jsonl: name a folder "
                      "such as runs/NAME")
     tokens = ""
-    if len(given.runs) == 1:
+    if len(args.runs) == 1:
         from support.tokens import view  # it needs torch
         try:
-            tokens = view(given.runs[0], given.task)
+            tokens = view(args.runs[0], args.task)
         except (SystemExit, OSError, ValueError) as error:  # a model or data that are gone
             print(f"the page will not show tokens: {error}. If a script defines the run's task, "
                   "name it with --task", file=sys.stderr)
     try:
-        print(write(*given.runs, tokens=tokens))
+        print(write(*args.runs, tokens=tokens))
     except OSError as error:
         sys.exit(f"error: the page cannot be written: {error}")
 

@@ -225,8 +225,8 @@ def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here()
     pairs += [(final_answer(row["response"]), row["gold"]) for row in PAIRS]
     pairs += [(answer, case["gold"]) for case in CASES for kind in ("right", "wrong") for answer in case.get(kind, [])]
     pairs += [(answer, line[0]) for line in EQUAL for answer in line]
-    found = [(tasks.plain_equal(*pair), math_equal(*pair)) for pair in pairs
+    verdicts = [(tasks.plain_equal(*pair), math_equal(*pair)) for pair in pairs
              if isinstance(pair[1], str) and tasks.plain_equal(pair[1], pair[1])]
-    print(f"of {len(found)} pairs with a number as gold, equal to both: {found.count((True, True))}, "
-          f"only to math_equal: {found.count((False, True))}")
-    assert (True, False) not in found and found.count((True, True)) > 200
+    print(f"of {len(verdicts)} pairs with a number as gold, equal to both: {verdicts.count((True, True))}, "
+          f"only to math_equal: {verdicts.count((False, True))}")
+    assert (True, False) not in verdicts and verdicts.count((True, True)) > 200

@@ -99,8 +99,8 @@ def test_no_name_of_a_held_out_split_is_in_another_of_any_seed():
     names = {"train": set(), "valid": set(), "test": set()}
     for seed in range(3):
         task = make_whole_world(seed)
-        for split, found in names.items():
-            found |= names_in(getattr(task, split))
+        for split, people in names.items():
+            people |= names_in(getattr(task, split))
     for one, other in itertools.combinations(names.values(), 2):
         assert one and other and not one & other
 
@@ -125,10 +125,10 @@ def test_the_world_needs_two_searches():
     for problems in (task.train[:300], task.valid, task.test):
         questions = [problem.question for problem in problems]
         seen = task.write.observe([f"<search>{question}</search>" for question in questions])
-        found = [f"based in {problem.answer[0]}" in text
+        leaks = [f"based in {problem.answer[0]}" in text
                  for problem, text in zip(problems, seen)]
         # The question rarely retrieves the second passage.
-        assert sum(found) / len(found) < 0.05
+        assert sum(leaks) / len(leaks) < 0.05
         for problem in problems:
             person, company = re.findall(r"<search> (.*?) </search>", problem.solution)
             assert person in problem.question and company not in problem.question
