@@ -1,13 +1,14 @@
 """Each rule of family.md, as a call of grpo_sg_loss, against plain loops over tokens.
 
 What the rules were read from, where not from the paper alone (commits in parentheses):
-- AR-Lopti's clip: its scripts. MaxRL: its authors' code. SAPO: the documentation of AReaL and
-  ms-swift. STAPO: a summary (p = 0.01, h is the 5th percentile of H) without a clip range.
+- AR-Lopti's clip and its alpha of 0.2: its scripts (0.3 in its Figure 4, 0.1 for mathematics).
+  MaxRL: its authors' code. SAPO: the documentation of AReaL and ms-swift. STAPO: a summary
+  (p = 0.01, h is the 5th percentile of H) without a clip range.
 - GSPO's bounds, forking tokens, VESPO, sequence_mask: TRL, trainer/grpo_trainer.py (f2cd577).
 - DPPO-TV, Clip-Cov, KL-Cov: verl, trainer/ppo/core_algos.py (1dda039). prime-rl's DPPO-TV has
   delta = 0.2 and no bound on r (trainer/rl/loss.py, 559b447).
 - STARE: hp-luo/STARE, core_algos.py (bffb9e7). It also bounds r where A < 0, takes the 10% from
-  each micro-batch, and can adapt the 1.1.
+  each micro-batch, can adapt the 1.1, and in a variant has 0.9 where A < 0.
 - ASPO: wizard-III/Archer2.0, core_algos.py (b08d963). On one side of the 80th percentile of H it
   clips at 0.4 instead of 0.2.
 - Delightful: TorchTrade's DGLoss and x_ppo's spo_actor_loss agree on the weight. IcePop: prime-rl's
