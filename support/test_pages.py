@@ -20,7 +20,7 @@ import grpo_sg
 from test_grpo_sg import PROMPTS, build_model
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("extras/*/*.md")]
 OPTIONAL = "lesson", "extras", "experiments"
 ENGINES = "extras/bridges/"  # these commands need other packages
 
@@ -109,9 +109,9 @@ def test_the_lines_to_copy_make_better_completions_more_likely(tmp_path):
     assert len(lines.split("\n")) <= 11 + 2  # two are empty
     (tmp_path / "copied.py").write_text(lines)
     model = build_model()
-    given = dict(torch=torch, model=model, prompts=PROMPTS, stop_ids=[1],
+    names = dict(torch=torch, model=model, prompts=PROMPTS, stop_ids=[1],
                  reward=lambda i, tokens: tokens.count(7 + i) / len(tokens))
-    made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=given)
+    made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=names)
     ids, mask, A = made["ids"], made["mask"], made["A"]
     for i, (row, tokens) in enumerate(zip(ids.tolist(), made["drawn"])):
         whole = PROMPTS[i // 8] + tokens
