@@ -308,8 +308,14 @@ def describe_end(rows, after, k):
     for key in (accuracy, reward):
         changes.append(f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}")
     lines = [f"before -> after training: {', '.join(changes)}"]
-    if all(row.get("equal_groups", 1) == 1 for row in later):
-        lines.append("rewards were equal within every group, so nothing was learned")
+    steps = [row for row in later if "equal_groups" in row]
+    silent = 0  # steps at the end without a learning signal
+    while silent < len(steps) and steps[-1 - silent]["equal_groups"] == 1:
+        silent += 1
+    if silent == len(steps) or silent > len(steps) / 4 and after[accuracy] < 0.9:
+        lines.append(f"in the last {silent} of {len(steps)} steps rewards were equal within every "
+                     "group, so nothing was learned: read samples.jsonl; if the completions of "
+                     "different problems are alike, lower --lr")
     error = math.hypot(before[f"{accuracy}_se"] or 0, after[f"{accuracy}_se"] or 0)
     fallen = after[accuracy] < before[accuracy] - 2 * error
     if fallen and after[reward] > before[reward]:

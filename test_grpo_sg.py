@@ -2233,13 +2233,19 @@ def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(c
 @pytest.mark.parametrize("accuracy, reward, equal, words", [
     (0.6, 2.0, 0.5, None), (0.45, 0.5, 0.5, None),  # lower by 1.8 standard errors of the difference
     (0.35, 2.0, 0.5, "warning: the reward has risen and accuracy has fallen: the model is exploiting"),
-    (0.35, 0.5, 0.5, "warning: accuracy has fallen: a lower --lr"), (0.5, 1.0, 1.0, "rewards were equal within every group")])
+    (0.35, 0.5, 0.5, "warning: accuracy has fallen: a lower --lr"),
+    # As if the policy gave one answer to every problem, or if all is learned.
+    (0.5, 1.0, [0.5, 0.2, 1.0, 1.0], "in the last 2 of 4 steps rewards were equal within every group"),
+    (0.95, 2.9, [0.5, 0.2, 1.0, 1.0], None), (0.95, 2.9, [1.0, 1.0], "in the last 2 of 2 steps rewards were equal"),
+    (0.5, 1.0, [1.0, 0.2, 0.5, 1.0], None)])
 def test_a_fall_in_accuracy_and_a_run_without_a_signal_are_announced(accuracy, reward, equal, words, k):
     names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
 
     def test(accuracy, reward, error):
         return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error, f"eval/{names[1]}": reward}
-    rows = [test(0.5, 1.0, 0.0225), {"equal_groups": 1.0}, {"equal_groups": equal}]
+    rows = [test(0.5, 1.0, 0.0225)]
+    for share in equal if isinstance(equal, list) else [equal, equal]:
+        rows += [{"equal_groups": share}, {"split": "valid"}]
     first, *lines = tasks.describe_end(rows, test(accuracy, reward, 0.0165), k).split("\n")
     assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
                      f"{names[1]} 1.000 -> {reward:.3f}")

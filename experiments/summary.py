@@ -52,8 +52,9 @@ def real():
         values = [of_seed[seed] for seed in pairs]
         yield f"real: {arm}", f"{statistics.fmean(values):.3f}"
         yield f"real: {arm}, range", range_of(values)
-    yield "real: sg minus none", in_prose(
-        [ends["sg"][seed] - ends["none"][seed] for seed in pairs])
+    differences = [ends["sg"][seed] - ends["none"][seed] for seed in pairs]
+    yield "real: sg minus none", in_prose(differences)
+    yield "real: MDE", f"{analysis.detectable(differences):.3f}"
     look, later = read("real_look")
     yield "real: efficiency later", "{:.3f} ± {:.3f}".format(*later["efficiency"])
     rare = [share for name, share in later["classes"].items() if "< 1/3" in name]
