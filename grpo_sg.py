@@ -907,15 +907,19 @@ def find_stop_ids(model, tokenizer):
 
 def find_turn_end(tokenizer):
     """Return the id of the added token that the chat template writes after an assistant's
-    text, such as Llama 3's <|eot_id|>; None if there is none."""
-    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
-    except Exception:  # it has no template, or one that refuses this chat
-        return None
-    _, said, after = text.rpartition("Hello.")
-    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
-    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
+    text, such as Llama 3's <|eot_id|>; None if there is none. Some templates, such as
+    GLM-4's, write it only if another turn follows."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": "Bye."}]
+    for messages in (chat[:2], chat):
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception:  # it has no template, or one that refuses this chat
+            continue
+        _, said, after = text.rpartition("Hello.")
+        ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+        if said and ends:
+            return tokenizer.convert_tokens_to_ids(max(ends, key=len))
 
 
 def find_device(name):

@@ -1756,13 +1756,17 @@ def test_a_tiny_model_reads_only_the_question(name):
     (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
+    # These write it only if another turn follows, or write another one then.
+    ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}", "<|user|>"),
+    ("{% for m in messages %}{{ m['content'] }}{% if not loop.last %}<done>{% endif %}{% endfor %}", "<done>"),
+    ("{% for m in messages %}{{ m['content'] }}{{ '<done>' if loop.last else '<|end|>' }}{% endfor %}", "<done>"),
     (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
     ("{{ raise_exception('no') }}", "<|endoftext|>")])
 def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
     base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
     would be truncated, and every reward -3."""
-    tokenizer = byte_tokenizer(template, ["<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>"])
+    tokenizer = byte_tokenizer(template, ["<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>", "<|user|>"])
     model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
     last = tokenizer.convert_tokens_to_ids(end)
     model.transformer.ln_f.weight.data.zero_()
