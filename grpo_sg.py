@@ -1520,6 +1520,9 @@ def load(cfg):
     model = prepare(model, find_device(cfg.device),
                     gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
+    if not policy.stop_ids:
+        raise SystemExit(f"error: --model {name} names no token that ends a completion: set "
+                         "eos_token_id in its generation_config.json")
     say(f"preparing the problems of --task {cfg.task}")
     task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
     if not (task.train and task.valid and task.test):

@@ -100,8 +100,8 @@ def encode_problems(task, policy, cfg):
     cfg.system asks for. Problems whose prompt and completion would not fit into the model's
     context are dropped, with a message."""
     task = set_system(task, cfg.system)
-    context = policy.model.config.get_text_config()
-    context = getattr(context, "max_position_embeddings", math.inf)
+    config = policy.model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", math.inf)
     # With a tool, a completion is longer: support/tools.py says how long.
     longest = getattr(task.write, "longest", None)
     longest = longest(cfg) if longest else cfg.max_new_tokens
@@ -110,7 +110,7 @@ def encode_problems(task, policy, cfg):
         problems = getattr(task, split)
         questions = [problem.question for problem in problems]
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        check_words(policy.tokenizer, prompts)
+        check_words(policy.tokenizer, prompts, config.vocab_size)
         encoded[split] = [problem._replace(prompt=prompt, opening=opening)
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]
@@ -124,10 +124,14 @@ def encode_problems(task, policy, cfg):
     return task._replace(**encoded)
 
 
-def check_words(tokenizer, prompts):
-    """Raise UserError if the tokenizer does not know many of the prompts' words, as a tiny
-    model's does not know those of another task."""
+def check_words(tokenizer, prompts, size):
+    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
+    does not know many of their words, as a tiny model's does not know those of another task."""
     ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    if max(ids, default=0) >= size:
+        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
+                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
+                        "train them, or name another --model")
     unknown = ids.count(tokenizer.unk_token_id)
     if unknown > len(ids) / 20:
         raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "

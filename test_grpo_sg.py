@@ -1788,6 +1788,24 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
             assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
+def test_a_model_that_no_token_can_stop_is_refused(tmp_path, monkeypatch):
+    """Every completion would be truncated, and every reward -3."""
+    save_model(tmp_path)
+    monkeypatch.setattr(grpo_sg, "find_stop_ids", lambda model, tokenizer: set())
+    with pytest.raises(SystemExit, match="error: --model .* names no token that ends a completion"):
+        grpo_sg.load(grpo_sg.read_settings(["--model", str(tmp_path)]))
+
+
+def test_a_chat_token_that_was_added_to_the_tokenizer_only_is_reported():
+    """The embedding has no row for it: an IndexError, and on a GPU a failed assertion without a name."""
+    tokenizer = byte_tokenizer(CHAT + "<new>", ["<new>"])
+    cfg = grpo_sg.Config(task="math", train_problems=5, eval_problems=5)
+    whole, short = [grpo_sg.Policy(build_model(vocab_size=len(tokenizer) - n), tokenizer, {0}) for n in (0, 1)]
+    tasks.encode_problems(tasks.math_task(cfg), whole, cfg)
+    with pytest.raises(tasks.UserError, match="has tokens that the model lacks, such as <new>: resize"):
+        tasks.encode_problems(tasks.math_task(cfg), short, cfg)
+
+
 # ==== The model and the program ====
 
 SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "

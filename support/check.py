@@ -37,7 +37,7 @@ def describe_prompt(policy, task):
     say("; ".join(filter(None, [f"chat template: {'yes' if tokenizer.chat_template else 'none'}",
                                 system, opening])))
     stops = [f"{tokenizer.decode([i])} ({i})" for i in sorted(policy.stop_ids)]
-    say(f"a completion ends with {' or '.join(stops) or 'no token: nothing can end it'}")
+    say(f"a completion ends with {' or '.join(stops)}")
 
 
 # ---- Does the model compute what training needs? ----
