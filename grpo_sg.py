@@ -1541,7 +1541,8 @@ def load_or_explain(name):
         return load_model(name, local=os.path.isdir(name))
     except Exception as error:  # no such name, no network, half a folder: each has its own type
         raise SystemExit(f"error: --model {name} cannot be used ({first_line(error)}): give a "
-                         "folder written by save_pretrained, or a hub name, which needs a network")
+                         "folder written by save_pretrained, with its tokenizer.json, or a hub "
+                         "name, which needs a network")
 
 
 def new_name(cfg):

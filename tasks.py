@@ -198,8 +198,9 @@ def write_prompt(tokenizer, task, question, kwargs):
     end = text.rstrip()
     if task.opening == "<think>" and end.endswith("</think>"):
         raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
-                        f"--task {task.name} must contain them: give --chat_template_kwargs "
-                        "'{\"enable_thinking\": true}', or name another model")
+                        f"--task {task.name} must contain them: set the template's switch, "
+                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
+                        "'{\"thinking\": true}', or name another model")
     for tag in (task.opening, "<think>"):
         if tag and end.endswith(tag):
             return text, tag

@@ -1650,7 +1650,7 @@ def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
 
 
 @pytest.mark.parametrize("template, message", [
-    (CLOSED, "closes the thoughts in the prompt, but responses to --task any must contain them: give --chat"),
+    (CLOSED, "closes the thoughts in the prompt, but responses to --task any must contain them: set the template's switch"),
     ("Hello.", "the chat template leaves out 'Be good. Who.': name another model"),
     ("{{ '' }}", "the chat template leaves out 'Be good. Who.': name another model"),
     ("{{ raise_exception('no\nquestions') }}", r"refuses a question \(TemplateError: no\): name another model"),
