@@ -96,6 +96,7 @@ FUNCTIONS = {"\\" + name: f for name, f in dict(
     sech=lambda x: 1 / cmath.cosh(x), csch=lambda x: 1 / cmath.sinh(x), arcsinh=cmath.asinh,
     arccosh=cmath.acosh, arctanh=cmath.atanh, abs=abs, exp=cmath.exp, ln=cmath.log,
     log=cmath.log10).items()}
+IN_DEGREES = {"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"}  # if ° follows
 BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
@@ -173,7 +174,8 @@ def improper(match):
 def scientific(match):
     """Turn 3 * 10^5 into 3e5, but not 10^1 or 3 * 10^0, which are shorter without the power."""
     first, exponent = match[1], match[2] or match[3]
-    return f"{first or 1}e{exponent}" if int(exponent) not in (0, 0 if first else 1) else match[0]
+    after = " " if match[2] else ""  # 10^{5}5 is not 10^55
+    return f"{first or 1}e{exponent}{after}" if int(exponent) not in (0, 0 if first else 1) else match[0]
 
 
 SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
@@ -203,6 +205,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
      r"\\"),  # \\frac: not the end of a row
     (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
+    (r"\.\.\.+", r"\\ldots "),
     (r"\\not\s*=", "≠"),
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
     (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
@@ -597,6 +600,8 @@ def read_expression(tokens, level=0):
         if after in ("^", "!"):
             tokens.pop()
             value = each("^", value, read_atom(tokens)) if after == "^" else each("!", value)
+            if tokens[-1] == after:
+                raise ValueError("two meanings")  # x^2^3, 5!!
         elif follows and level < (2 if after in CLOSERS or after in FUNCTIONS else 3):
             value = each("*", value, read_expression(tokens, 3))
         elif after in ("*", "/") and level < 2:
@@ -652,12 +657,15 @@ def read_function(tokens, name):
     base, exponent = None, None
     if name == "\\log" and tokens[-1][:1] == "_":
         base = read_expression(["", *math_tokens(tokens.pop().strip("_{}"))[::-1]])
+        base = None if base == number(Fraction(10)) else base
     if tokens[-1] == "^":
         tokens.pop()
         exponent = read_atom(tokens)
         if exponent.parts[0] == -1 and "\\arc" + name[1:] in FUNCTIONS:
             name, exponent = "\\arc" + name[1:], None
     argument = read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2)
+    if name in IN_DEGREES and (argument.unit == "°" or tokens[-1] == "°" and tokens.pop()):
+        argument = each("*", argument, number(complex(math.radians(1))))
     if name == "\\exp":
         value = each("^", MEANINGS["e"], argument)
     elif name == "\\abs":
@@ -777,6 +785,18 @@ def in_places(item, golds):
                               for part, name in zip(item.parts, names)))
 
 
+def in_order(item):
+    """Return x = 3, y = 4 and (y, x) = (4, 3) as (3, 4). Names other than x, y and z stay in
+    their order, and in a list that must be the order of the alphabet."""
+    values = named_values(item)
+    names = [part.name for part in values] if values else item.name.split(",")
+    space = {*names} <= {"x", "y", "z"}
+    if len(names) != len(item.parts) or values and not space and names != sorted(names):
+        return item
+    pairs = sorted(zip(names, item.parts), key=lambda pair: pair[0] if space else "")
+    return Item("()", tuple(part._replace(name="") for _, part in pairs))
+
+
 def quotient(item):
     """Return the value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3. Other items
     are returned unchanged, so 6:30 stays a time."""
@@ -800,6 +820,8 @@ def same(a, b):
         a, b = quotient(a), quotient(b)
     if golds := named_values(b) or b.name and named_values(a):
         a, b = in_places(a, golds), in_places(b, golds)
+    elif b.kind == "()":
+        a = in_order(a)
     names = {item.name for item in (a, b) if has_label(item)}
     other_argument = a.argument and b.argument and a.argument != b.argument
     if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
