@@ -124,11 +124,12 @@ SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + na
     *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
 UNITS = {name: names.split()[0] for names in (
     "m meter metre|cm|mm|km Km KM|ft foot feet|in inch inche|yd yard|mi mile|s sec second|min minute|h hr hour|day|"
-    "week|month|year|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
+    "week|month|year yr|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
     "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
-    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|2 square sq|3 cubic|/ per").split("|")
+    "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
+    "child children|man men|woman women|yen|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -152,8 +153,10 @@ ALIASES = {alias: names.split()[0] for names in (
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
-    "½": "\\frac12", "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C",
+    "½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23",
+    "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C",
     "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    **dict.fromkeys("‐‑‒﹣", "-"), **dict.fromkeys("\u200b\u200e\u2060\ufeff\xad"),  # invisible
     **{letter: f"\\{name} " for letter, name in GREEK.items()},
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
@@ -174,8 +177,9 @@ def improper(match):
 def scientific(match):
     """Turn 3 * 10^5 into 3e5, but not 10^1 or 3 * 10^0, which are shorter without the power."""
     first, exponent = match[1], match[2] or match[3]
-    after = " " if match[2] else ""  # 10^{5}5 is not 10^55
-    return f"{first or 1}e{exponent}{after}" if int(exponent) not in (0, 0 if first else 1) else match[0]
+    if int(exponent) in (0, 0 if first else 1):
+        return match[0]
+    return f"{first or 1}e{exponent}" + (" " if match[2] else "")  # 10^{5}5 is not 10^55
 
 
 SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
@@ -206,6 +210,15 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      r"\\"),  # \\frac: not the end of a row
     (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
     (r"\.\.\.+", r"\\ldots "),
+    (r"\{\s*\\(?:bf|it|rm)(?![a-z])([^{}]*)\}", r"\\text{\1}"),  # {\bf B}
+    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\\(?:mathbb|Bbb)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))", r"\\mathbb{\1\2}"),
+    (r"(?i)\\text\s*\{\s*all real(?: number)?s[.\s]*\}|^\s*all real(?: number)?s\W*$",
+     r"\\mathbb{R}"),
+    (r"(?:\\begin\s*\{cases\}|\\left\s*\\\{\s*\\begin\s*\{array\}\s*\{l+\})([^&]*?)"
+     r"\\end\s*\{(?:cases|array)\}(?:\s*\\right\s*\.)?",
+     lambda match: match[1].replace("\\\\", "\\text{ and }")),  # a system, not a function in pieces
     (r"\\not\s*=", "≠"),
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
     (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
@@ -214,7 +227,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\vert(?![a-z])", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
-     r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|boxed|"
+     r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
+     r"underline|boxed|fbox|"
      r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
     (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
      lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
@@ -229,13 +243,16 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
      lambda match: "'" * len(re.findall("prime|'", match[0]))),
     (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
-    (r"\{(\d+)\}(?=_)", r"\1"),  # {201}_3
+    (r"(?<![A-Za-z\d])[({](\d[\dA-F]*)[)}](?=_)", r"\1"),  # {201}_3
     (r"(?<![A-Za-z.])([AaPp])\.\s?[Mm](?![A-Za-z])\.?", r"\1m"),  # 6:30 p.m.
     (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
-    (r'"mph"', '"mi"/"h"'),
+    (r'\\[dtc]?frac\s*\{\s*("[^{}]*")\s*\}\s*\{\s*("[^{}]*)\}', r"\1/\2"),  # meters over seconds
+    (r'(?<![A-Za-z])"?mph(?![A-Za-z])"?', '"mi"/"h"'),
+    (r'(?<=[a-z]")\s*"(squared|cubed)"', lambda match: "^2" if match[1] == "squared" else "^3"),
+    (r'(years?"?)\s*"?old(?![a-z])"?', r"\1"),
     (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
     (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
@@ -262,14 +279,14 @@ def math_tokens(text):
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     tokens = []
-    for token in TOKEN.findall(" ".join(text.split()).rstrip(" .,;*").lstrip(" *")):
+    for token in TOKEN.findall(" ".join(text.split()).rstrip(" .,;*\\").lstrip(" *")):
         token = ALIASES.get(token, token).replace(" ", "")
         word = token.strip('"')
         if not word.isascii() or not word.isalpha():
             tokens.append(token)
         elif len(word) > 3 or word.lower() in ("yes", "no", "odd", "and", "or") or (
                 word != token and (len(word) > 1 or word in UNITS)) or (
-                len(word) > 1 and word.lower() in UNITS and tokens and tokens[-1][-1] in '0123456789.})"π'):
+                len(word) > 1 and tokens and re.sub("(?<=..)s$", "", word.lower()) in UNITS and tokens[-1][-1] in '0123456789.})"π'):
             tokens.append(f'"{word}"')
         else:
             tokens += word
@@ -586,7 +603,8 @@ def read_unit(text, constant):
                 raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
             powers[name] = powers.get(name, 0) + sign * times * int(exponent or 1)
             times = 1
-    return " ".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
+    names = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power]
+    return " ".join(names) or "1"  # m/m
 
 
 def read_expression(tokens, level=0):
@@ -820,7 +838,7 @@ def same(a, b):
         a, b = quotient(a), quotient(b)
     if golds := named_values(b) or b.name and named_values(a):
         a, b = in_places(a, golds), in_places(b, golds)
-    elif b.kind == "()":
+    elif b.kind == "()" and not b.name:
         a = in_order(a)
     names = {item.name for item in (a, b) if has_label(item)}
     other_argument = a.argument and b.argument and a.argument != b.argument
@@ -865,9 +883,9 @@ def read(tokens):
 # !=, \not=, /=, \neg x =.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
 COMMANDS = "|".join(sorted({name[1:].lower() for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
-NAME = (rf'(?>(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|gcd|lcm|max|min|det|dim|'
+NAME = (rf'(?>(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|det|dim|'
         r"triangle)|\\\w+\{\w+\})\ (?:_\S+\ |'\ (?!t\ ))*)")
-ARGUMENT = rf"\(\ (?:{NAME}|\d+\ )(?:(?:[-+,=<>≤≥]\ )?(?:{NAME}|\d+\ ))*+\)\ "
+ARGUMENT = rf"\(\ (?:-\ )?(?:{NAME}|\d+\ )(?:(?:[-+*/,=<>≤≥]\ ){{0,2}}(?:{NAME}|\d+\ ))*+\)\ "
 BARRED = rf"\\lvert\ (?:{NAME})++\\rvert\ "
 # Nothing in it backtracks (++), because that could take exponential time.
 LABEL, RATIO_LABEL = (re.compile(

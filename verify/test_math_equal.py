@@ -142,7 +142,7 @@ PIECES = [*r"""
 \frac1 \frac{1}{x+ \frac{x}{y} 1/x x^{163}+ x^{150}y^{149}+ (x+1) (x^7+1)^7 (xyz)^{.3} \ln(xyz) \log_x3+ \log_23+
 |x| |x-9| \lfloor{x}\rfloor \sin 10^{999} 1e999+ 1e-999* 3e300* 9 0 .1 0.1234567+ 1, 1,000 000, 9; \pm9, \pm \mp
 +- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
-0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= "kg"/ "mph"* 1,000, \{\{ é ﻿
+0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= {\over {1\choose {\bf \begin{cases} \sin9° f(-1, mph {(9)_ \frac{"m" "kg"/ "mph"* 1,000, \{\{ é ﻿
 """.split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & ", "5 \\text{ fives }", "x > 1 and "]
 
 
