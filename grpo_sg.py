@@ -68,7 +68,6 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from tqdm import tqdm
-from transformers.integrations import sdpa_attention
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -888,7 +887,7 @@ def load_model(name, *, local=False):
     for parameter, values in model.named_parameters():
         if not values.isfinite().all():
             raise ValueError(f"its parameter {parameter} has values that are not finite")
-    # AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
+    # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
     return model, tokenizer
 
@@ -960,6 +959,7 @@ def prepare(model, device, *, gradient_checkpointing=False):
         if torch.cuda.get_device_capability() < (8, 0):
             # Before Ampere (a T4), the only kernel that shares keys and values among query
             # heads stores a score for each pair of tokens: 25 GB for a row of 2,300 tokens.
+            from transformers.integrations import sdpa_attention
             sdpa_attention.use_gqa_in_sdpa = repeat_keys
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for

@@ -286,8 +286,11 @@ def describe_start(row, k):
             r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
             r"12+7 = \boxed{19}', use a larger Instruct model, or fine-tune this one on worked "
             "solutions first (python -m support.tiny)")
+    elif correct == 0 and formed < 0.8:
+        lines.append("no completion is correct yet: the model learns the form first, and then "
+                     "perhaps the task")
     elif correct == 0:
-        lines.append("no completion is correct, so the model may learn only the form: use easier "
+        lines.append("no completion is correct, so there is little to learn from: use easier "
                      "problems (kk: --people 2 3) or a better model")
     elif equal > 0.9 and correct > 0.5:
         lines.append("the model solves nearly all problems: use harder ones (kk: --people 5 6 7)")
@@ -317,7 +320,7 @@ def describe_end(rows, after, k):
     silent = 0  # steps at the end without a learning signal
     while silent < len(steps) and steps[-1 - silent]["equal_groups"] == 1:
         silent += 1
-    if silent == len(steps) or silent > len(steps) / 4 and after[accuracy] < 0.9:
+    if silent > len(steps) / 4 and after[accuracy] < 0.9:
         lines.append(f"in the last {silent} of {len(steps)} steps rewards were equal within every "
                      "group, so nothing was learned: read samples.jsonl; if the completions of "
                      "different problems are alike, lower --lr")

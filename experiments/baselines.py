@@ -26,7 +26,7 @@ from collections import Counter
 import grpo_sg
 import tasks
 from experiments.analysis import RESULTS
-from support.tiny import find_task
+from support.tiny import run_script
 
 OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
 NEVER = 0.02    # an accuracy up to which a policy counts as never right
@@ -211,7 +211,7 @@ def find_tasks(name):
 def find_settings(name):
     """Yield (label, settings) for the same names."""
     if name.endswith(".py"):
-        task = find_task(name)
+        task = run_script(name)["task"]
         yield task, grpo_sg.Config(task=task)
         return
     cfg = grpo_sg.Config(task=name, train_problems=1000, eval_problems=1000)

@@ -30,9 +30,7 @@ without the KL, whose gradient is 0 at the reference.
 import argparse
 import dataclasses
 import math
-import os
 import random
-import runpy
 import sys
 
 import torch
@@ -40,6 +38,7 @@ from tqdm import tqdm
 
 import grpo_sg
 import tasks
+from support.tiny import run_script
 
 SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
 RARE = 1/3        # pi of the tokens in a class of unlikely ones is below this
@@ -243,11 +242,7 @@ def read_arguments(argv):
     args, flags = parser.parse_known_args(argv)
     defaults = {}
     if flags and flags[0].endswith(".py"):
-        script = flags.pop(0)
-        if not os.path.isfile(script):
-            sys.exit(f"error: there is no script {script}")
-        runpy.run_path(script)
-        defaults["task"] = list(tasks.TASKS)[-1]
+        defaults = run_script(flags.pop(0))
     cfg = grpo_sg.read_settings(flags, **defaults)
     if cfg.shaping == "none":
         sys.exit("error: --shaping none is GRPO itself: give --shaping sg or ar")

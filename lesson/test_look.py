@@ -255,7 +255,7 @@ def test_the_command_on_the_pretrained_model(capsys):
 def test_a_script_names_its_task_and_flags_come_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS})
     path = tmp_path / "own.py"
-    path.write_text("import tasks\ntasks.TASKS['own'] = None\n"
+    path.write_text("import tasks\ntasks.TASKS['own'] = dict\n"
                     "if __name__ == '__main__':\n    raise SystemExit\n")
     flags = f"{path} --model {look.grpo_sg.HERE} --prompts 12 --updates 4".split()
     count, cfg = look.read_arguments([*flags, "--beta", "0.1"])

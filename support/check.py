@@ -3,8 +3,8 @@
     python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
 
 Shows what the model reads, and measures on training problems whether there is a learning signal
-and how long a run takes. The flags are those of grpo_sg.py; --task may also be the path of a
-script that registers a task. Nothing is trained, and nothing is written.
+and how long a run takes. The flags are those of grpo_sg.py. --task may also be the path of a
+script that registers a task; its SETTINGS are then the defaults. Nothing is trained or written.
 """
 import datetime
 import sys
@@ -16,7 +16,7 @@ import torch
 
 import tasks
 from support.memory import peaks
-from support.tiny import find_task
+from support.tiny import run_script
 
 PROBLEMS, SAMPLES = 16, 4
 MARKS = ("\\boxed{", "<answer>")  # an answer begins with one of them
@@ -157,12 +157,21 @@ def estimate_time(policy, task, completions, seconds, cfg):
         "sampled at once, or if groups have equal rewards")
 
 
+def read_settings(argv):
+    """Return the settings of a run with these flags. --task may be the path of a script."""
+    script = grpo_sg.parse(argv).get("task", "")
+    if not script.endswith(".py"):
+        return grpo_sg.read_settings(argv)
+    settings = run_script(script)
+    return grpo_sg.read_settings([*argv, "--task", settings["task"]], **settings)
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
         return print(__doc__)
     try:
-        cfg = grpo_sg.read_settings([find_task(word) for word in argv])
+        cfg = read_settings(argv)
         policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)

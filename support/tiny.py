@@ -181,21 +181,19 @@ def add_gradient(model, scripts, cfg):
 
 # ---- The command ----
 
-def find_task(name):
-    """Return the name of a task. A path of a Python script runs the script and returns the
-    name of the task that it registers in tasks.TASKS."""
-    if not name.endswith(".py"):
-        return name
-    if not os.path.isfile(name):
-        raise SystemExit(f"error: there is no script {name}: give a path, or one of "
+def run_script(path):
+    """Run a Python script that registers a task in tasks.TASKS. Returns its settings: the name
+    of the task, and those of the script's dict SETTINGS, if it has one."""
+    if not os.path.isfile(path):
+        raise SystemExit(f"error: there is no script {path}: give a path, or one of "
                          f"{', '.join(tasks.TASKS)}")
     before = dict(tasks.TASKS)
-    runpy.run_path(name)
+    names = runpy.run_path(path)
     new = [task for task, make in tasks.TASKS.items() if before.get(task) is not make]
     if len(new) != 1:
-        raise SystemExit(f"error: {name} must register one task, such as tasks.TASKS['mine'] = "
+        raise SystemExit(f"error: {path} must register one task, such as tasks.TASKS['mine'] = "
                          f"make_mine, outside of `if __name__ == ...`; it registers {len(new)}")
-    return new[0]
+    return {**names.get("SETTINGS", {}), "task": new[0]}
 
 
 def check_lengths(task, tokenizer, cfg):
@@ -279,9 +277,11 @@ def main(argv=None):
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     try:
-        name = find_task(task)
+        script = run_script(task) if task.endswith(".py") else {"task": task}
+        name = script["task"]
         usual = {} if model else TINY | (PUZZLES if name == "kk" else {})
-        cfg = grpo_sg.read_settings(flags, **usual, task=name, model=model or "tiny", out=out)
+        own_settings = {**script, "model": model or "tiny", "out": out}
+        cfg = grpo_sg.read_settings(flags, **usual | own_settings)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         if model:
             name = f"{name}-{os.path.basename(cfg.model)}"
@@ -291,9 +291,9 @@ def main(argv=None):
         raise SystemExit(f"error: {error}")
     except KeyboardInterrupt:
         raise SystemExit("interrupted: nothing was written")
-    script = task if task.endswith(".py") else "grpo_sg.py"
+    program = task if task.endswith(".py") else "grpo_sg.py"
     folder = os.path.relpath(folder)
-    grpo_sg.say(f"wrote {folder}; train it with RL: python {script} --model {folder}")
+    grpo_sg.say(f"wrote {folder}; train it with RL: python {program} --model {folder}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import grpo_sg
 import torch
 
 from support.page import HERE, axes, describe_grade, read, shown, ticks
-from support.tiny import find_task
+from support.tiny import run_script
 
 GROUPS = 3   # first problems of the validation set
 MOST = 600   # tokens shown of a completion
@@ -99,7 +99,7 @@ def view(folder, script=""):
         SystemExit: one line that says what is missing: the task, or the first model.
     """
     if script:
-        find_task(script)
+        run_script(script)
     saved = grpo_sg.read_saved(folder)
     if not saved:
         raise SystemExit(f"error: {folder} has no settings.json")
