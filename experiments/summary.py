@@ -64,10 +64,11 @@ def real():
     yield "real: unlikely, tokens", f"{sum(share['tokens'] for share in unlikely):.0%}"
     for part in ("signal", "noise"):
         yield f"real: unlikely, {part}", f"{sum(share[part][0] for share in unlikely):.0%}"
-    row, = read("real_cold")
-    for when in ("before", "after"):
-        yield f"real: kk {when}", f"{row['RL'][when]['avg@4']:.3f}"
-    yield "real: kk, well formed", f"{row['RL']['before']['format_rate@4']:.0%}"
+    for name, row in zip(("short", "long", "warm"), read("real_cold")):
+        for when, test in (("before", row["RL"]["before"]), ("after", row["RL"]["after"])):
+            yield f"real: kk {name}, {when}", "{:.3f} ± {:.3f}".format(
+                test["avg@4"], test["avg@4_se"])
+        yield f"real: kk {name}, floor", f"{row['best constant answer']:.2f}"
 
 
 def ignorant():

@@ -2,7 +2,7 @@
 
     python -m support.tiny kk                    makes the tiny model of a task, pretrained/kk
     python -m support.tiny lesson/my_task.py     of your own task: a script that registers it
-    python -m support.tiny kk --brief --people 3 --max_new_tokens 200 \\
+    python -m support.tiny kk --brief --people 2 3 --max_new_tokens 80 --steps 240 --lr 3e-4 \\
         --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
