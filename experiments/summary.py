@@ -55,6 +55,8 @@ def real():
     differences = [ends["sg"][seed] - ends["none"][seed] for seed in pairs]
     yield "real: sg minus none", in_prose(differences)
     yield "real: MDE", f"{analysis.detectable(differences):.3f}"
+    lower, = read("real_lower")
+    yield "real: lower rate", f"{lower['after']['avg@4']:.3f}"
     look, later = read("real_look")
     yield "real: efficiency later", "{:.3f} ± {:.3f}".format(*later["efficiency"])
     rare = [share for name, share in later["classes"].items() if "< 1/3" in name]
