@@ -118,14 +118,16 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     difference = (R - R.mean(1, keepdim=True)).float()
     A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
-    return A.masked_fill(are_equal(R), 0.0)
+    return A.masked_fill(are_equal(rewards), 0.0)
 
 
 def are_equal(rewards):
-    """Return for each group, (P, G), whether its rewards are equal up to rounding, as
-    0.1 * 3 and 0.3 are: (P, 1)."""
-    spread = rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True)
-    return spread <= 1e-12 * rewards.abs().amax(1, keepdim=True)
+    """Return for each group, (P, G), whether its rewards are equal up to the rounding of their
+    dtype, as 0.1 * 3 and 0.3 are: (P, 1)."""
+    rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
+    R = rewards.double()
+    spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
+    return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
 
 
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
@@ -940,9 +942,10 @@ def prepare(model, device, *, gradient_checkpointing=False):
     dropout and, on a GPU, logits in float32. Returns the model.
 
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
-    round most updates away. On a GPU two settings of the whole process change: cuDNN's
-    attention is off, and float32 products may use TF32. A tiny model on a CPU sets another:
-    one thread. Set gradient_checkpointing if cfg.gradient_checkpointing is set.
+    round most updates away. On a GPU settings of the whole process change: cuDNN's attention
+    is off, float32 products may use TF32, and before Ampere keys are repeated. A tiny model
+    on a CPU sets another: one thread. Set gradient_checkpointing if
+    cfg.gradient_checkpointing is set.
     """
     turn_off_dropout(model)
     if gradient_checkpointing:
@@ -1419,6 +1422,9 @@ def parse(flags):
         settings, unknown = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise SystemExit(f"error: {error}")
+    if unknown and not unknown[0].startswith("--"):
+        raise SystemExit(f"error: {unknown[0]} belongs to no setting: name each, such as --model "
+                         f"{unknown[0]}; --help lists all")
     if unknown:
         similar = difflib.get_close_matches(unknown[0].lstrip("-").partition("=")[0], known, 1)
         hint = f" (did you mean --{similar[0]}?)" if similar else ""
@@ -1491,7 +1497,8 @@ def check_settings(cfg):
         if type(value) in (int, float):
             least = LEAST.get(name, 1 if type(value) is int else 1e-12)
             if not least <= value <= 1e9:
-                raise SystemExit(f"error: --{name} must be from {least} to 1e9, not {value}")
+                bound = "above 0" if 0 < least < 1 else f"at least {least}"
+                raise SystemExit(f"error: --{name} must be {bound} and at most 1e9, not {value}")
     if cfg.task not in tasks.TASKS:
         raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
                          f"{', '.join(tasks.TASKS)}")

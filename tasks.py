@@ -282,10 +282,10 @@ def describe_start(row, k):
     elif formed < 0.05:
         lines.append(
             "almost no completion is well formed, so there is little to learn from. Read some in "
-            "samples.jsonl. If they stop before the answer, raise --max_new_tokens. If "
-            r"not, show the form by an example, such as --system 'For example, for 12+7 write: "
-            r"12+7 = \boxed{19}', use a larger Instruct model, or fine-tune this one on worked "
-            "solutions first (python -m support.tiny)")
+            "samples.jsonl. If they stop before the answer, raise --max_new_tokens. If not, use a "
+            "larger Instruct model; or show the form by an example in --system, for sums 'For "
+            r"example, for 12+7 write: 12+7 = \boxed{19}'; or fine-tune this model on worked "
+            "solutions first, which kk may need (python -m support.tiny kk --model NAME)")
     elif correct == 0 and formed < 0.8:
         lines.append("no completion is correct yet: the model learns the form first, and then "
                      "perhaps the task")

@@ -959,6 +959,15 @@ def test_the_loss_is_computed_in_float32_or_float64():
     assert sums["entropies"].item() / sums["count"].item() == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rewards_that_differ_by_rounding_have_no_advantage(dtype):
+    """Of the rewards' own dtype. A larger difference is a signal."""
+    eps = torch.finfo(dtype).eps
+    R = torch.tensor([[1.0, 1.0 + eps, 1.0, 1.0], [1.0, 1.0 + max(4 * eps, 1e-5), 1.0, 1.0]], dtype=dtype)
+    A = group_advantages(R)
+    assert not A[0].any() and A[1].max() > 1.2
+
+
 @pytest.mark.parametrize("change", [
     {"weights": torch.ones(4)}, {"ref_logps": torch.zeros(4, 6)}, {"advantages": torch.ones(7)},
     {"beta": 0.1}, {"mask": torch.ones(1, 7)}, {"loss_agg_mode": "mean"},
@@ -1869,15 +1878,15 @@ def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_
 @pytest.mark.parametrize("text, message", [
     ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
     ("--model ./nowhere", "error: --model ./nowhere: there is no such folder"),
-    ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: there is no setting x;"),
+    ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: x belongs to no setting: name each, such as --model x"),
     ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
     ("--model x --task kk --people 9", "error: --people must be sizes from 2 to 8, not 9"),
     ("--device tpu", "error: argument --device: invalid choice: 'tpu'"), ("--steps x", "error: argument --steps: invalid int value: 'x'"),
-    ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be from 2 to 1e9, not 1"),
-    ("--model x --updates 0", "--updates must be from 1 to 1e9, not 0"), ("--model x --tau 0", "--tau must be from 1e-12 to"),
-    ("--model x --lr nan", "--lr must be from 1e-12"), ("--model x --seed -1", "--seed must be from 0 to"),
-    ("--model x --seed 99999999999999", "--seed must be from 0 to"), ("--model x --eval_samples -1", "--eval_samples must be from 0 to"),
-    ("--model x --eval_problems 0", "--eval_problems must be from 1 to"), ("--model x --train_problems 0", "--train_problems must be"),
+    ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be at least 2 and at most 1e9, not 1"),
+    ("--model x --updates 0", "--updates must be at least 1 and at most 1e9, not 0"), ("--model x --tau 0", "--tau must be above 0 and"),
+    ("--model x --lr nan", "--lr must be above 0"), ("--model x --seed -1", "--seed must be at least 0 and"),
+    ("--model x --seed 99999999999999", "--seed must be at least 0 and at most"), ("--model x --eval_samples -1", "--eval_samples must be at least 0"),
+    ("--model x --eval_problems 0", "--eval_problems must be at least 1"), ("--model x --train_problems 0", "--train_problems must be"),
     ("--model x --chat_template_kwargs 5", "error: --chat_template_kwargs must be a JSON object"),
     ("--resume", "error: --resume needs --out and the folder of a run"), ("--model x --device cuda", "error: --device cuda: here PyTorch")])
 def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
@@ -2229,8 +2238,8 @@ def test_a_full_gpu_is_one_line_that_says_what_to_lower(tmp_path, capsys):
 @pytest.mark.parametrize("formed, cut, right, equal, words", [
     (0.97, 0.02, 0.66, 0.41, None),
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),   # those that end are well formed
-    (0.00, 1.00, 0.00, 1.00, "show the form by an example, such as --system"),  # it may never begin an answer
-    (0.04, 0.30, 0.00, 0.95, "show the form by an example, such as --system"),
+    (0.00, 1.00, 0.00, 1.00, "show the form by an example in --system"),  # it may never begin an answer
+    (0.04, 0.30, 0.00, 0.95, "show the form by an example in --system"),
     (0.20, 0.10, 0.00, 0.60, "the model learns the form first"),
     (0.80, 0.10, 0.00, 0.60, "no completion is correct, so there is little to learn from: use easier problems"),
     (1.00, 0.00, 0.98, 0.95, "use harder ones"),

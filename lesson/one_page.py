@@ -1,7 +1,8 @@
 """GRPO-SG on one page: from a model's folder to a better model, with nothing hidden.
 
     python -m lesson.one_page               the pretrained tiny model, on puzzles
-    python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub
+    python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub: a real model
+                                            needs a large GPU and more steps
 
 The first takes less than a minute and ends with about "avg@4 after: 0.866". Five seeds ended at
 0.867 +- 0.009 (results/one_page.txt).

@@ -4,6 +4,7 @@
     python -m support.tiny lesson/my_task.py     of your own task: a script that registers it
     python -m support.tiny kk --brief --people 2 3 --max_new_tokens 80 --steps 240 --lr 3e-4 \\
         --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
+                                    (experiments/README.md has what it reached, and all flags)
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
 training here replaces its pretraining. A real model whose completions are never well formed
