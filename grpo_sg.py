@@ -102,7 +102,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype.
+        rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64 (not MPS).
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -1380,7 +1380,7 @@ def read_settings(argv=None, **defaults):
         saved = read_saved(find_checkpoint(out) or out)
         # A model's folder, such as a checkpoint, has settings too.
         if not saved or os.path.isfile(os.path.join(out, "config.json")):
-            raise SystemExit("error: --resume needs --out and the folder of a run")
+            raise SystemExit(f"error: --resume needs --out and the folder of a run, not {out!r}")
         for name, value in settings.items():
             own = saved.get(name, vars(Config())[name])
             if name not in RESUMABLE and value != own:
@@ -1516,7 +1516,8 @@ def check_settings(cfg):
     tasks.check_data(cfg)
     w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
     if w is not None and w[0] == w[1]:  # w is monotone between them
-        say(f"warning: these settings make every weight {w[0]:.4g}: this is plain GRPO")
+        say(f"warning: these settings make every weight {w[0]:.4g}: this is GRPO, up to that "
+            "factor")
 
 
 def load(cfg):

@@ -24,19 +24,20 @@ def range_of(values, digits=2):
 
 
 def choice():
-    """Yield the main comparison: avg@8 after 60 steps, GRPO-SG (B) minus GRPO (A) at equal learning
-    rates, averaged over tasks."""
+    """Yield the main comparison: avg@8 after 60 steps, GRPO-SG (B) minus GRPO (A), averaged over
+    tasks, at separately tuned and at equal learning rates."""
     tuned, controls = read("choice"), read("choice-equal")
     # The later control: GRPO at the rate of the other arms, where its tuning chose another.
     replaced = {row["task"] for row in controls}
     equal = [row for row in tuned if row["arm"] != "A" or row["task"] not in replaced] + controls
-    ends = {(row["task"], row["arm"], row["seed"]): row["avg@8"]["60"] for row in equal
-            if row["split"] == "test"}
-    differences = []
-    for seed in range(3000, 3040):
-        differences.append(statistics.fmean(
-            ends[task, "B", seed] - ends[task, "A", seed] for task in TASKS))
-    yield "choice: equal, B minus A, end", in_prose(differences)
+    for name, rows in (("tuned", tuned), ("equal", equal)):
+        ends = {(row["task"], row["arm"], row["seed"]): row["avg@8"]["60"] for row in rows
+                if row["split"] == "test"}
+        differences = []
+        for seed in range(3000, 3040):
+            differences.append(statistics.fmean(
+                ends[task, "B", seed] - ends[task, "A", seed] for task in TASKS))
+        yield f"choice: {name}, B minus A, end", in_prose(differences)
 
 
 def real():
