@@ -12,7 +12,7 @@ import pytest
 from test_grpo_sg import contents_of
 
 ROOT = pathlib.Path(__file__).parents[1]
-FLAGS = ("--steps 12 --prompts 8 --updates 2 --train_problems 300 --eval_problems 20 --eval_every 3 "
+FLAGS = ("--steps 30 --prompts 8 --updates 2 --train_problems 300 --eval_problems 20 --eval_every 9 "
          "--eval_samples 2").split()
 
 
@@ -36,15 +36,17 @@ def test_a_run_ended_at_random_moments_ends_like_an_uninterrupted_one(name, stat
     flags, ended = FLAGS, 0
     for _ in range(4):
         run = start(tmp_path / "run", *flags)
+        steps = rng.randint(1, 3)  # of the 30, so that no run ends by itself
         for line in run.stdout:
-            if line.startswith("step "):
+            steps -= line.startswith("step ")
+            if steps == 0:
                 break
-        time.sleep(rng.uniform(0, 1.5))
+        time.sleep(rng.uniform(0, 0.3))
         run.send_signal(getattr(signal, name))
         run.communicate()
         ended += run.returncode == status
         flags = ["--resume"]
-    assert ended >= 2  # the last may have ended by itself
+    assert ended == 4
     run = start(tmp_path / "run", "--resume")
     assert run.communicate() and run.returncode == 0
     assert contents_of(tmp_path / "run") == contents_of(tmp_path / "whole")
@@ -57,4 +59,4 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path):
     run.stdout.readline()
     run.stdout.close()
     assert run.stderr.read() == "" and run.wait() == 0
-    assert contents_of(tmp_path / "run")[2] == 12
+    assert contents_of(tmp_path / "run")[2] == 30
