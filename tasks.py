@@ -12,11 +12,13 @@ sets and more; without it, only problems whose answer is a plain number are used
 """
 import functools
 import hashlib
+import importlib.util
 import json
 import math
 import os
 import random
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -1163,3 +1165,61 @@ def check_data(cfg):
         choose_eval_data(cfg, MATH_PAIRS)
     elif TASKS[cfg.task] is qa_task:
         choose_eval_data(cfg, QA_PAIRS)
+
+
+# ---- A task by its name, or of your own: a Python file ----
+
+def load_task(name):
+    """Load a task by the name that --task gives.
+
+    Args:
+        name: a key of TASKS, or the path of a Python file with a function make_task(cfg) that
+            returns a Task. Its dict SETTINGS, if it has one, are default settings.
+
+    Returns:
+        (make_task, settings).
+
+    Raises:
+        UserError: there is no such task or file, or the file lacks make_task. Whatever the
+            file itself raises keeps its traceback.
+    """
+    if name in TASKS:
+        return TASKS[name], {}
+    if not name.endswith(".py"):
+        raise UserError(f"there is no --task {name}: give one of {', '.join(TASKS)}, or a Python "
+                        "file with a function make_task(cfg)")
+    module = load_module(name)
+    settings = getattr(module, "SETTINGS", {})
+    if not callable(getattr(module, "make_task", None)):
+        raise UserError(f"--task {name} has no function make_task(cfg), which returns a "
+                        "tasks.Task: define one")
+    if not isinstance(settings, dict):
+        raise UserError(f"--task {name}: SETTINGS must be a dict of default settings, not "
+                        f"{settings!r:.60}")
+    return module.make_task, dict(settings)
+
+
+def load_module(path):
+    """Run a Python file as a module, once per process. It can import grpo_sg, tasks and the
+    files next to it, wherever the command was started."""
+    path = os.path.abspath(path)
+    if not os.path.isfile(path):
+        raise UserError(f"--task {path}: there is no such file")
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == path:
+            return module
+    for folder in (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(path)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    name = os.path.basename(path).removesuffix(".py")
+    while name in sys.modules:  # a file may be called math.py
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look for it there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -19,10 +19,12 @@ import json
 import math
 import operator
 import os
+import pickle
 import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import unicodedata
@@ -1612,6 +1614,67 @@ def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
     with pytest.raises(tasks.UserError, match="Check the network and that datasets is installed"):
         tasks.load_math("gsm8k", tasks.MATH_TEST)
+
+
+# ==== A task of one's own: a Python file ====
+
+MY_TASK = """
+import dataclasses, grpo_sg, tasks
+
+@dataclasses.dataclass
+class Mine:
+    cfg: "grpo_sg.Config"
+
+SETTINGS = {"group_size": 4}
+
+def make_task(cfg):
+    return Mine(cfg)
+"""
+
+
+def test_a_task_is_a_name_or_a_python_file(tmp_path, monkeypatch):
+    assert tasks.load_task("math") == (tasks.math_task, {})
+    path = tmp_path / "math.py"  # its name is taken
+    path.write_text(MY_TASK)
+    monkeypatch.chdir(tmp_path)
+    make_task, settings = tasks.load_task("math.py")
+    assert settings == {"group_size": 4} and make_task(5).cfg == 5
+    assert pickle.loads(pickle.dumps(make_task(5))) == make_task(5)
+    assert tasks.load_task(str(path))[0] is make_task  # the file runs once
+
+
+def test_a_task_file_is_found_from_any_folder_and_imports_the_project_and_its_neighbors(tmp_path):
+    (tmp_path / "neighbor.py").write_text("WORD = 'hello'")
+    (tmp_path / "mine.py").write_text(f"{MY_TASK}\nimport neighbor\nSETTINGS = {{'system': neighbor.WORD}}")
+    program = (f"import importlib.util as u; s = u.spec_from_file_location('tasks', {tasks.__file__!r});"
+               "import sys; sys.modules['tasks'] = t = u.module_from_spec(s); s.loader.exec_module(t);"
+               f"print(t.load_task({str(tmp_path / 'mine.py')!r})[1])")
+    done = subprocess.run([sys.executable, "-c", program], cwd="/", capture_output=True, text=True)
+    assert done.stdout == "{'system': 'hello'}\n", done.stderr
+
+
+@pytest.mark.parametrize("text, words", [
+    (None, ["no.py", "no such file"]), ("x = 5", ["no.py", "make_task(cfg)"]),
+    ("make_task = 5", ["no.py", "make_task(cfg)"]), ("def make_task(cfg): pass\nSETTINGS = [1]", ["no.py", "SETTINGS", "[1]"])])
+def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
+    path = tmp_path / "no.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(tasks.UserError) as error:
+        tasks.load_task(str(path))
+    assert all(word in str(error.value) for word in words)
+    with pytest.raises(tasks.UserError, match="--task mat: give one of kk, math.* make_task"):
+        tasks.load_task("mat")
+
+
+def test_an_error_in_a_task_file_keeps_its_traceback(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def f():\n    return 1 / 0\nf()")
+    for _ in range(2):  # half a module is not kept
+        with pytest.raises(ZeroDivisionError) as error:
+            tasks.load_task(str(path))
+        assert str(error.traceback[-1].path) == str(path)
+    assert "broken" not in sys.modules
 
 
 # ==== Prompts, and the tokens that end a turn ====
