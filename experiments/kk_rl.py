@@ -1,0 +1,111 @@
+"""Does RL improve a real model on Knights and Knaves? results/kk_rl_rule.txt has the rule.
+
+    git worktree add ../kk_rl_code b32b338 && cd ../kk_rl_code
+    PYTHONPATH=. python ../REPOSITORY/experiments/kk_rl.py COLD RUNS ROWS
+
+COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
+of the results, which is written again after each part. SIGTERM lets the current run save. The same
+command continues.
+"""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import grpo_sg
+
+ORDER = (5e-5, 0), (2e-5, 0), (5e-5, 1), (2e-5, 1)  # learning rate, seed
+FLAGS = ("--people 3 --temperature 1 --updates 2 --prompts 8 --group_size 8 --steps 200 "
+         "--eval_every 20 --eval_samples 0").split()
+SAMPLES = 8
+STEP = ("step accuracy reward format_rate truncated completion_tokens equal_groups entropy "
+        "clip_frac kl grad_norm weight_mean low_prob_frac seconds_sampling seconds_update").split()
+
+
+def make_run(cold, folder, lr, seed):
+    """Train for 200 steps, or continue the run in its folder."""
+    words = [sys.executable, "grpo_sg.py", "--out", str(folder)]
+    if grpo_sg.find_checkpoint(str(folder)):
+        words.append("--resume")
+    else:
+        words += ["--model", cold, *FLAGS, "--lr", str(lr), "--seed", str(seed)]
+    with open(f"{folder}.log", "a", encoding="utf-8") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()  # it finishes its step and saves
+            process.wait()
+            raise
+    if status:
+        raise SystemExit(f"error: the run in {folder} failed; see {folder}.log")
+
+
+def test(folder, path):
+    """Test a model on all puzzles of three people in the test split, and write the results of
+    each to the file. The puzzles and the random numbers are those of seed 0."""
+    flags = f"--people 3 --temperature 1 --seed 0 --eval_only --eval_problems 1000 --model {folder}"
+    cfg = grpo_sg.read_settings(flags.split())
+    policy, task = grpo_sg.load(cfg)
+    started = time.time()
+    greedy = grpo_sg.rollout(policy, task, task.test, cfg, n=1, temperature=0, seed=0)
+    drawn = grpo_sg.rollout(policy, task, task.test, cfg, n=SAMPLES, temperature=1, seed=0)
+    groups = grpo_sg.split_groups(drawn, SAMPLES)
+    content = {"problems": len(greedy), "samples": SAMPLES, "temperature": 1,
+               "seconds": round(time.time() - started), "best constant answer": task.floor,
+               "greedy": [int(c.solved) for c in greedy],
+               "correct": [sum(c.solved for c in group) for group in groups],
+               "well formed": [sum(c.formatted for c in group) for group in groups]}
+    path.write_text(json.dumps(content))
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def collect(runs, rows):
+    """Write a row for each test and each run that there is, complete or not."""
+    lines = []
+    for name in ["cold", *map(name_run, ORDER)]:
+        path = runs / f"{name}.test.json"
+        if path.is_file():
+            lines.append({"model": name, "test": json.loads(path.read_text())})
+        path = runs / name / "metrics.jsonl"
+        if path.is_file():
+            logged = read_lines(path)
+            steps = [{key: row[key] for key in STEP} for row in logged if "split" not in row]
+            valid = [[row["step"], row["eval/accuracy"]] for row in logged
+                     if row.get("split") == "valid"]
+            lines.append({"run": name, "valid": valid, "steps": steps})
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def name_run(job):
+    return f"lr{job[0]:g}-seed{job[1]}"
+
+
+def main():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cold, runs, rows = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        for lr, seed in ORDER:
+            folder = runs / name_run((lr, seed))
+            after = runs / f"{folder.name}.test.json"
+            if not after.is_file():
+                make_run(cold, folder, lr, seed)
+            collect(runs, rows)
+            for model, path in ((cold, runs / "cold.test.json"), (folder, after)):
+                if not path.is_file():
+                    test(model, path)
+                collect(runs, rows)
+    except KeyboardInterrupt:
+        collect(runs, rows)
+        raise SystemExit("stopped; the same command continues")
+
+
+if __name__ == "__main__":
+    main()
