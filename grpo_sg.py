@@ -32,7 +32,7 @@ value networks, reward models, LoRA, several GPUs, inference engines.
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py                                      train the tiny model in pretrained/
+    python grpo_sg.py                                      train the tiny model of support/
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk  train a real one
     python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
     python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
@@ -1272,7 +1272,7 @@ class Config:
     settings.json in a model's folder has others, for that model. `train` and `evaluate` read
     only the settings from shaping on, except device, eval_only, resume and out."""
     model: Annotated[str, "hub name, or folder of a model or a run; default: the tiny model "
-                          "pretrained/TASK"] = ""
+                          "support/pretrained/TASK"] = ""
     task: Annotated[str, "what to learn, such as kk or math"] = "kk"
     data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "
                          "file"] = "synthetic"
@@ -1470,7 +1470,7 @@ def as_flags(settings):
 def find_model(settings):
     """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
     tiny model of the task."""
-    tiny = os.path.join(HERE, "pretrained", settings.get("task", Config.task))
+    tiny = os.path.join(HERE, "support", "pretrained", settings.get("task", Config.task))
     name = os.path.expanduser(settings.get("model", "")) or tiny
     if not os.path.isdir(name):
         return "" if name == tiny else name
@@ -1506,7 +1506,7 @@ def check_settings(cfg):
         raise SystemExit(f"error: --model {cfg.model}: there is no such folder")
     if not cfg.model:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: there is no pretrained/{cfg.task} here (a clone has tiny "
+                         f"folder: support/pretrained/{cfg.task} is not here (a clone has tiny "
                          "models, and python -m support.tiny makes others)")
     if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
         if not cfg.resume:

@@ -1144,12 +1144,12 @@ def math_task(cfg):
 TASKS = {"kk": kk_task, "math": math_task}
 
 try:
-    from extras.search import QA_PAIRS, qa_task
+    from support.search import QA_PAIRS, qa_task
     TASKS["qa"] = qa_task
 except ModuleNotFoundError as error:
-    if error.name not in ("extras", "extras.search"):
+    if error.name not in ("extras", "support.search"):
         raise
-    qa_task = None  # extras/ is optional
+    qa_task = None  # support/ is optional
 
 
 def check_data(cfg):

@@ -1813,7 +1813,7 @@ def test_the_system_prompt_can_be_replaced(name, opening):
     assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
 
 
-@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "pretrained")), reason="pretrained/ is optional")
+@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "support", "pretrained")), reason="support/ is optional")
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_a_tiny_model_reads_only_the_question(name):
     """It knows the words of the questions and solutions, and no others."""

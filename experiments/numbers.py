@@ -56,7 +56,7 @@ def without_source(page):
 
 def find_pages():
     """Return the paths of the pages with marked numbers."""
-    paths = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("extras/*/*.md")])
+    paths = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("support/*/*.md")])
     return [path for path in paths if MARK.search(path.read_text("utf-8"))]
 
 

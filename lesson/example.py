@@ -127,7 +127,7 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    folder = " ".join(sys.argv[1:]) or f"{ROOT}/pretrained/kk"
+    folder = " ".join(sys.argv[1:]) or f"{ROOT}/support/pretrained/kk"
     if not os.path.isfile(os.path.join(folder, "tokenizer.json")):
         sys.exit(f"give the folder of a model, such as runs/NAME/checkpoint, not {folder!r}")
     main(folder)

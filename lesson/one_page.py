@@ -34,7 +34,7 @@ def end(number, frame):
 signal.signal(signal.SIGINT, end)  # Ctrl-C
 parser = argparse.ArgumentParser(
     prog="python -m lesson.one_page", description="GRPO-SG on one page, on puzzles.")
-parser.add_argument("model", nargs="?", default=f"{ROOT}/pretrained/kk",
+parser.add_argument("model", nargs="?", default=f"{ROOT}/support/pretrained/kk",
                     help="folder, or name on the hub; default: the pretrained tiny model")
 parser.add_argument("seed", nargs="?", type=int, default=0, help="default: 0")
 args = parser.parse_args()

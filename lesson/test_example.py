@@ -9,7 +9,7 @@ import pytest
 
 from lesson import example
 
-TINY = f"{example.ROOT}/pretrained/kk"
+TINY = f"{example.ROOT}/support/pretrained/kk"
 N = 44  # words of its vocabulary
 
 

@@ -1,7 +1,6 @@
 """The ladder climbs, what it offers to copy is complete, the page says what was measured."""
 import contextlib
 import io
-import json
 import os
 import pathlib
 import re
@@ -164,24 +163,6 @@ def test_runs_as_a_script_in_an_ascii_terminal(small, monkeypatch):
     assert re.match(r"1\. REINFORCE: R log pi +\|[1-8 ]{15}\| 0\.\d{3} \+- 0\.\d{3}   "
                     r"ten seeds: 0\.\d{3} \+- ", said)
 
-
-# ---- The notebook: jupytext --to ipynb --execute lesson/ladder.py ----
-
-def test_the_notebook_has_the_files_cells_and_what_they_print():
-    written = json.loads((LESSON / "ladder.ipynb").read_text(encoding="utf-8"))
-    assert len(written["cells"]) == len(re.findall("^# %%", LADDER, re.M))
-    for cell in written["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown" and source not in LADDER:  # not the docstring
-            source = "\n".join(f"# {line}".rstrip() for line in source.split("\n"))
-        assert source in LADDER
-    outputs = [out for cell in written["cells"] for out in cell.get("outputs", [])]
-    printed = "".join("".join(out["text"]) for out in outputs if "text" in out)
-    assert list(rewards_in(printed.splitlines())) == ladder.NAMES
-    assert any("image/png" in out.get("data", {}) for out in outputs)
-
-
-# ---- What was recorded ----
 
 def test_the_ladder_says_what_it_printed():
     text = (LESSON / "results" / "ladder_10.txt").read_text(encoding="utf-8")

@@ -136,7 +136,7 @@ def test_tokens_come_from_the_whole_distribution_whatever_the_checkpoint_says(pa
 
 @pytest.mark.parametrize("left_out", ["config.json", "model.safetensors"])
 def test_a_folder_without_a_model_is_refused_in_one_line(left_out, tmp_path, monkeypatch):
-    shutil.copytree(PAGE.parents[1] / "pretrained" / "kk", tmp_path / "model")
+    shutil.copytree(PAGE.parents[1] / "support" / "pretrained" / "kk", tmp_path / "model")
     (tmp_path / "model" / left_out).unlink()
     monkeypatch.setattr(sys, "argv", ["one_page.py", str(tmp_path / "model")])
     monkeypatch.setattr("signal.signal", keep_handler)

@@ -15,7 +15,6 @@ import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 
 import tasks
-from support.memory import peaks
 from support.tiny import run_script
 
 PROBLEMS, SAMPLES = 16, 4
@@ -113,18 +112,7 @@ def advise(row, completions, task, cfg):
             f"this one on worked solutions: python -m support.tiny {cfg.task} --model {cfg.model}")
 
 
-# ---- How much memory and time does it take? ----
-
-def estimate_memory(policy, task, cfg):
-    """Say how much memory the run needs, if completions are as long as they may be."""
-    gb = peaks(policy.model.config, tokens=cfg.tokens_per_micro_batch, rows=cfg.sample_batch,
-               new=cfg.max_new_tokens, prompt=max(len(problem.prompt) for problem in task.train),
-               checkpointing=cfg.gradient_checkpointing,
-               float32=not grpo_sg.has_bfloat16(policy.model.device.type))
-    reference = 4e-9 * policy.model.num_parameters() if cfg.beta else 0
-    say(f"memory at most, computed and not measured: {gb['sampling'] + reference:.1f} GB to "
-        f"sample, {gb['update'] + reference:.1f} GB for an update")
-
+# ---- How long does it take? ----
 
 def measure_update(policy, completions, cfg):
     """Return the tokens a second of a forward and a backward pass, of prompts and completions."""
@@ -187,7 +175,6 @@ def main(argv=None):
         begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "
         say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "
             f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
-        estimate_memory(policy, task, cfg)
         estimate_time(policy, task, completions, seconds, cfg)
         say(advise(row, completions, task, cfg))
     except (tasks.UserError, OSError) as error:

@@ -97,9 +97,9 @@ def test_a_page_matches_the_files(tmp_path):
 
 def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
     """Probabilities and weights are those of the model that sampled; the run needs no log of them."""
-    settings = json.loads(pathlib.Path("pretrained/kk/settings.json").read_text())
-    run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 8, "model": "pretrained/kk"})
-    shutil.copytree("pretrained/kk", run / "checkpoint")
+    settings = json.loads(pathlib.Path("support/pretrained/kk/settings.json").read_text())
+    run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 8, "model": "support/pretrained/kk"})
+    shutil.copytree("support/pretrained/kk", run / "checkpoint")
     model, _ = grpo_sg.load_model(run / "checkpoint")
     torch.nn.init.zeros_(model.get_output_embeddings().weight)  # so every token is as likely
     model.save_pretrained(run / "checkpoint")

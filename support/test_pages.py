@@ -20,9 +20,9 @@ import grpo_sg
 from test_grpo_sg import PROMPTS, build_model
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("extras/*/*.md")]
-OPTIONAL = "lesson", "extras", "experiments"
-ENGINES = "extras/bridges/"  # these commands need other packages
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("support/*/*.md")]
+OPTIONAL = "lesson", "experiments"
+ENGINES = "support/bridges/"  # these commands need other packages
 
 
 def is_away(path):
@@ -146,7 +146,7 @@ def test_every_import_is_declared():
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     declared = {Requirement(line).name.replace("-", "_") for group in groups for line in group}
     own = {path.stem for path in ROOT.iterdir()}
-    files = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("extras/*/*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("support/*/*.py")]
     for path in files:
         if "verl" in path.name:
             continue

@@ -1,6 +1,6 @@
 """Train a model on the worked solutions of a task (supervised fine-tuning), and write its folder.
 
-    python -m support.tiny kk                    makes the tiny model of a task, pretrained/kk
+    python -m support.tiny kk            makes the tiny model of a task, in support/pretrained
     python -m support.tiny lesson/my_task.py     of your own task: a script that registers it
     python -m support.tiny kk --brief --people 2 3 --max_new_tokens 80 --steps 240 --lr 3e-4 \\
         --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
@@ -286,7 +286,7 @@ def main(argv=None):
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         if model:
             name = f"{name}-{os.path.basename(cfg.model)}"
-        folder = out or os.path.join(grpo_sg.HERE, "pretrained", name)
+        folder = out or os.path.join(grpo_sg.HERE, "support", "pretrained", name)
         save(policy, cfg, folder)
     except (UserError, OSError) as error:
         raise SystemExit(f"error: {error}")

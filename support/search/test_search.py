@@ -13,8 +13,8 @@ import pytest
 
 import grpo_sg
 import tasks
-from extras.search import qa
-from extras.search.text import bm25
+from support.search import qa
+from support.search.text import bm25
 from support import tiny
 from tasks import UserError
 

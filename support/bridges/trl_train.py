@@ -1,6 +1,6 @@
 """Train a task of tasks.py with GRPO-SG on TRL, on one GPU or many, with flags of grpo_sg.py:
 
-    accelerate launch --num_processes 8 -m extras.bridges.trl_train --task kk \
+    accelerate launch --num_processes 8 -m support.bridges.trl_train --task kk \
         --model Qwen/Qwen2.5-0.5B --out runs/trl
 
 Prompts and rewards are those of grpo_sg.py. TRL samples, computes the advantages and the loss,
@@ -16,7 +16,7 @@ import trl
 
 import grpo_sg
 import tasks
-from extras.bridges.trl_grpo_sg import GRPOSGTrainer
+from support.bridges.trl_grpo_sg import GRPOSGTrainer
 from tasks import UserError
 
 # Settings for which TRL has others, or none.

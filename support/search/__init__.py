@@ -6,5 +6,5 @@ QA_PAIRS = {"synthetic": "synthetic", "hotpotqa": "hotpotqa"}
 
 def qa_task(cfg):
     """Make the task qa: see qa.py."""
-    from extras.search import qa  # imports tasks.py
+    from support.search import qa  # imports tasks.py
     return qa.qa_task(cfg)

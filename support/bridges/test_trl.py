@@ -16,8 +16,8 @@ from tasks import UserError
 trl = pytest.importorskip("trl")
 import datasets
 
-from extras.bridges import trl_train
-from extras.bridges.trl_grpo_sg import GRPOSGTrainer
+from support.bridges import trl_train
+from support.bridges.trl_grpo_sg import GRPOSGTrainer
 
 ROOT = pathlib.Path(__file__).parents[2]
 ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")  # the last is only in generation_config
@@ -214,7 +214,7 @@ def test_grpo_sg_can_test_the_trained_model(tmp_path):
     cfg = grpo_sg.read_settings(["--eval_only", "--model", out])
     assert (cfg.task, cfg.shaping, cfg.eval_problems) == ("math", "none", 5)
     trained, _ = grpo_sg.load(cfg)
-    untrained, _ = grpo_sg.load_model(ROOT / "pretrained" / "math", local=True)
+    untrained, _ = grpo_sg.load_model(ROOT / "support" / "pretrained" / "math", local=True)
     assert not torch.equal(trained.model.lm_head.weight, untrained.lm_head.weight)
 
 

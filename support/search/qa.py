@@ -4,9 +4,9 @@ import functools
 import random
 import re
 
-from extras.search import QA_PAIRS
-from extras.search.text import bm25, plain_answers
-from extras.search.world import make_world
+from support.search import QA_PAIRS
+from support.search.text import bm25, plain_answers
+from support.search.world import make_world
 from support.tools import Tool
 from tasks import (
     FAKE_TURN, Problem, Task, UserError, Verdict, as_answers, choose_eval_data, hold_out,

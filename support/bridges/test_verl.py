@@ -36,7 +36,7 @@ def actor_step(folder, data, mode, beta):
     """Return (parameters, metrics) after an SGD step of verl's actor, with its FSDP2 engine in
     one process."""
     model = settings.HFModelConfig(
-        path=str(folder / "model"), external_lib="extras.bridges.verl_grpo_sg", load_tokenizer=False,
+        path=str(folder / "model"), external_lib="support.bridges.verl_grpo_sg", load_tokenizer=False,
         use_remove_padding=False, enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "eager"})
     sharding = settings.FSDPEngineConfig(
@@ -132,4 +132,4 @@ def test_verl_accepts_the_pages_settings():
         config = hydra.compose("ppo_trainer", flags.replace("\\\n", " ").replace("...", "").split())
     actor = config.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == "grpo_sg" and actor.clip_ratio_c == 1e9
-    assert config.actor_rollout_ref.model.external_lib == "extras.bridges.verl_grpo_sg"
+    assert config.actor_rollout_ref.model.external_lib == "support.bridges.verl_grpo_sg"

@@ -1,7 +1,7 @@
 """Run GRPO-SG on TRL 1.16.0: a GRPOTrainer with a separate advantage for each token. In the
 project's folder, use it instead of trl.GRPOTrainer:
 
-    from extras.bridges.trl_grpo_sg import GRPOSGTrainer
+    from support.bridges.trl_grpo_sg import GRPOSGTrainer
 
 With bf16, also set cast_lm_head_to_fp32=True. Logs weight_mean and low_prob_frac in addition to
 the trainer's metrics. README.md lists the settings."""
