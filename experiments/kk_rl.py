@@ -1,7 +1,7 @@
 """Does RL improve a real model on Knights and Knaves? results/kk_rl_rule.txt has the rule.
 
     git worktree add ../kk_rl_code b32b338 && cd ../kk_rl_code
-    PYTHONPATH=. python ../REPOSITORY/experiments/kk_rl.py COLD RUNS ROWS
+    PYTHONPATH=. python -P ../REPOSITORY/experiments/kk_rl.py COLD RUNS ROWS
 
 COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
 of the results, which is written again after each part. SIGTERM lets the current run save. The same
@@ -66,6 +66,11 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def shorten(row):
+    """Return the columns of a step that are recorded; None is a mean over no update."""
+    return {key: row[key] if row[key] is None else round(row[key], 5) for key in STEP}
+
+
 def collect(runs, rows):
     """Write a row for each test and each run that there is, complete or not."""
     lines = []
@@ -76,7 +81,7 @@ def collect(runs, rows):
         path = runs / name / "metrics.jsonl"
         if path.is_file():
             logged = read_lines(path)
-            steps = [{key: row[key] for key in STEP} for row in logged if "split" not in row]
+            steps = [shorten(row) for row in logged if "split" not in row]
             valid = [[row["step"], row["eval/accuracy"]] for row in logged
                      if row.get("split") == "valid"]
             lines.append({"run": name, "valid": valid, "steps": steps})
