@@ -73,8 +73,30 @@ def interval(values):
     return average, average - half, average + half
 
 
+@functools.cache
+def errors_to_detect(degrees, power=0.8):
+    """Return the minimum detectable effect in standard errors, as a sample of degrees + 1 values
+    estimates them. Of the experiments of this size, `power` have a 95% interval that excludes 0
+    if the true effect is this many standard errors of an earlier one of the same size."""
+    t = t_quantile(0.975, degrees)
+    # A sample's standard deviation, where the true one is 1: chi / sqrt(degrees).
+    spread = 5 / math.sqrt(2 * degrees)
+    deviations = [max(0.0, 1 - spread) + spread * (i + 0.5) / 50 for i in range(100)]
+    chances = [x ** (degrees - 1) * math.exp(-degrees * (x * x - 1) / 2) for x in deviations]
+    low, high = t, 20 * t
+    while high - low > 1e-4 * low:
+        middle = (low + high) / 2
+        detected = sum(p * q * normal_cdf(middle * x - t * y)
+                       for x, p in zip(deviations, chances) for y, q in zip(deviations, chances))
+        low, high = (middle, high) if detected < power * sum(chances) ** 2 else (low, middle)
+    return low
+
+
+def normal_cdf(z):
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
 def detectable(values):
     """Return the minimum detectable effect: 80% of such experiments would detect a true
     difference of this size, with an interval that excludes 0."""
-    degrees = len(values) - 1
-    return (t_quantile(0.975, degrees) + t_quantile(0.8, degrees)) * standard_error(values)
+    return errors_to_detect(len(values) - 1) * standard_error(values)

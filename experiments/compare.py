@@ -1,11 +1,11 @@
 """Is B better than A on a task, or was it the learning rate, or luck?
 
     python -m experiments.compare --task kk --seeds 8 --a shaping=none --b shaping=sg
-    python -m experiments.compare my_task.py --seeds 8 --a shaping=none --b clip_high=0.28 \
+    python -m experiments.compare --task my_task.py --seeds 8 --a shaping=none --b clip_high=0.28 \
         --model FOLDER --lr 5e-6 1e-5 2e-5 --tune_seeds 4
 
 A and B are settings of grpo_sg.py; all other flags go to both. Each run is one of `python
-grpo_sg.py`, or of your script. A and B have equal budgets:
+grpo_sg.py`. A and B have equal budgets:
 
 1. Tuning, with --tune_seeds: both arms run at each rate of --lr. An arm's own rate has the highest
    accuracy on validation problems, averaged over a run's validations and over these seeds.
@@ -16,7 +16,8 @@ Differences are paired by seed: both arms have the same problems. At equal rates
 effect of B. At own rates they include the luck of the tuning.
 
 The file --rows gets a line for each run. After a kill the same command continues, also within a
-run. Runs with other settings or other code are not used. --show prints a file and runs nothing.
+run. Runs with other settings or other code are not used. --show runs nothing. It prints the rows of
+A and B that have the given flags, --lr and --seeds; those of other settings or code separately.
 """
 import argparse
 import datetime
@@ -30,7 +31,10 @@ import subprocess
 import sys
 import time
 
+from transformers.trainer_utils import get_last_checkpoint
+
 import grpo_sg
+import tasks
 from experiments import analysis
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -53,12 +57,14 @@ def write_command(args, job):
     """Return the words of a run's command, without python and --out."""
     flags = [f"--{setting}" for setting in job["arm"].split()]
     rate = [] if job["lr"] is None else [f"--lr={job['lr']}"]
-    return [args.script, *args.flags, *flags, *rate, f"--seed={job['seed']}"]
+    return ["grpo_sg.py", *args.flags, *flags, *rate, f"--seed={job['seed']}"]
 
 
-def hash_code(script):
+def hash_code(task):
     """Return a hash of what decides a run besides its command."""
-    files = {ROOT / "grpo_sg.py", ROOT / "tasks.py", pathlib.Path(script).absolute()}
+    files = {ROOT / "grpo_sg.py", ROOT / "tasks.py"}
+    if task.endswith(".py"):
+        files.add(pathlib.Path(task).absolute())
     return make_hash(b"".join(path.read_bytes() for path in sorted(files)))
 
 
@@ -78,6 +84,8 @@ def run_jobs(args, jobs, later=0):
     that follow at least."""
     done = {row["command"] for row in find_rows(args, jobs)}
     missing = [job for job in jobs if " ".join(write_command(args, job)) not in done]
+    print(f"{len(missing)} of {len(jobs)} {'tuning ' if later else ''}runs to make"
+          f"{f', then at least {later}' if later else ''}; results: {args.rows}", flush=True)
     seconds = []
     for i, job in enumerate(missing, 1):
         started = time.time()
@@ -102,15 +110,16 @@ def run_jobs(args, jobs, later=0):
 
 def make_run(words, folder):
     """Run the command, or continue the run in its folder, and delete its checkpoint."""
-    if grpo_sg.find_checkpoint(str(folder)):
+    if folder.is_dir() and get_last_checkpoint(folder):
         words = [words[0], "--resume"]
     else:
         shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     with open(log, "w", encoding="utf-8") as file:
-        process = subprocess.Popen([sys.executable, *words, "--out", str(folder)], stdout=file,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, ROOT / words[0], *words[1:], "--out", str(folder)], stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = process.wait()
         except KeyboardInterrupt:
@@ -142,7 +151,7 @@ def choose(rows, arm):
     """Return the rate of an arm with the best tuning runs, of equally good ones the lowest."""
     outcomes = {}
     for row in rows:
-        if row["arm"] == arm:
+        if row["arm"] == arm and row["tuning"]:
             outcomes.setdefault(row["lr"], []).append(row["mean"])
     return max(sorted(outcomes), key=lambda lr: statistics.fmean(outcomes[lr]))
 
@@ -156,44 +165,59 @@ def select(rows, arm, lr):
 def compare_arms(ours, theirs):
     """Return lines that compare B's runs, ours, with A's, each {seed: row}, by each outcome."""
     seeds = sorted(ours.keys() & theirs.keys())
+    lines = [f"  left out: seed {seed}, which has no run of {'AB'[seed in theirs]}"
+             for seed in sorted(ours.keys() ^ theirs.keys())]
     if len(seeds) < 2:
-        return ["  fewer than two seeds that both arms have: nothing to say"]
-    lines = []
+        return [*lines, "  fewer than two seeds that both arms have: nothing to say"]
+    equal = True  # in all outcomes
     for key, name in OUTCOMES.items():
-        if ours[seeds[0]][key] is None:  # no validations
-            continue
         a, b = ([rows[seed][key] for seed in seeds] for rows in (theirs, ours))
+        if None in a + b:  # a run without validations
+            continue
+        equal = equal and a == b
         differences = [y - x for x, y in zip(a, b)]
         mean, low, high = analysis.interval(differences)
         lines.append(f"  {name}: A {statistics.fmean(a):.3f}, B {statistics.fmean(b):.3f}, B minus "
                      f"A {mean:+.3f}, 95% CI [{low:+.3f}, {high:+.3f}], MDE "
                      f"{analysis.detectable(differences):.3f}")
         if key == "end":
-            lines.append(f"    {interpret(low, high, len(seeds))}")
+            end = low, high
+            lines += [f"    A: {list_values(a)}", f"    B: {list_values(b)}"]
+    lines.append(f"  {interpret(*end, len(seeds), equal)}")
     if len(seeds) < FEW:
         lines.append(f"  warning: {len(seeds)} seeds say little: take {FEW} or more")
     return lines
 
 
-def interpret(low, high, n):
-    """Say in a sentence what an interval of B minus A means."""
-    if low == high == 0:
-        return "A and B are equal for every seed: does the setting have an effect?"
+def list_values(values):
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def interpret(low, high, n, equal):
+    """Say in a sentence what an interval of B minus A means. equal: A and B are, in everything
+    that was measured."""
+    if equal:
+        return f"A and B are equal for each of {n} seeds: does the setting have an effect?"
+    if high - low < 1e-9:
+        return (f"each of {n} seeds has the difference {low:+.3f}, so the interval has no width: "
+                "it says nothing about other seeds")
     if low > 0:
-        return f"B is better: the true difference is probably {low:.3f} to {high:.3f}"
+        return f"B is better: the true difference is probably {low:.3f} to {high:.3f} ({n} seeds)"
     if high < 0:
-        return f"B is worse: the true difference is probably {low:.3f} to {high:.3f}"
-    return (f"no difference that {n} seeds can show: the true one is probably smaller than "
-            f"{max(-low, high):.3f}")
+        return f"B is worse: the true difference is probably {low:.3f} to {high:.3f} ({n} seeds)"
+    return (f"{n} seeds cannot tell: the true difference is probably between {low:+.3f} and "
+            f"{high:+.3f}")
 
 
 def describe_tuning(args, rows):
     """Return ({arm: own rate}, lines with warnings)."""
     own, lines = {}, []
+    rates = {row["lr"] for row in rows if row["tuning"]}
+    seeds = {row["seed"] for row in rows if row["tuning"]}
     for name, arm in (("A", args.a), ("B", args.b)):
         own[arm] = choose(rows, arm)
-        lines.append(f"{name}, {arm}: own rate {own[arm]:g}, by {args.tune_seeds} seeds")
-        if own[arm] in (min(args.lr), max(args.lr)):
+        lines.append(f"{name}, {arm}: own rate {own[arm]:g}, by {len(seeds)} seeds")
+        if own[arm] in (min(rates), max(rates)):
             lines.append(f"warning: {name}'s rate is at an end of --lr: add rates beyond it")
     if own[args.a] != own[args.b]:
         lines.append("warning: the own rates differ, so the difference at own rates may come from "
@@ -201,17 +225,21 @@ def describe_tuning(args, rows):
     return own, lines
 
 
-def describe(args, rows, own=None):
-    """Return the lines of the result. own: {arm: own rate} after tuning."""
-    rates = {arm: sorted({row["lr"] for row in rows if row["arm"] == arm and not row["tuning"]})
-             for arm in (args.a, args.b)}
-    lines = [f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by Student's t. "
-             "80% of such comparisons would detect a true difference of the MDE."]
-    for lr in sorted({*rates[args.a]} & {*rates[args.b]}):
-        lines.append(f"at equal rates, lr {lr:g}:")
-        lines += compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))
-    if own is None and all(len(grid) == 1 for grid in rates.values()):
-        own = {arm: rates[arm][0] for arm in rates}
+def describe(args, rows):
+    """Return the lines of the result."""
+    rates_a, rates_b = ({row["lr"] for row in rows if row["arm"] == arm and not row["tuning"]}
+                        for arm in (args.a, args.b))
+    own, lines = None, []
+    if {row["arm"] for row in rows if row["tuning"]} == {args.a, args.b}:
+        own, lines = describe_tuning(args, rows)
+    elif len(rates_a) == len(rates_b) == 1:
+        own = {args.a: min(rates_a), args.b: min(rates_b)}
+    lines.append(f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by "
+                 "Student's t. 80% of such comparisons would detect a true difference of the MDE. "
+                 "Each run's value is listed in the order of the seeds.")
+    for lr in sorted(rates_a & rates_b if own else rates_a | rates_b):
+        lines += [f"at equal rates, lr {lr:g}:",
+                  *compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))]
     if own and own[args.a] != own[args.b]:
         lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
         lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
@@ -220,60 +248,86 @@ def describe(args, rows, own=None):
 
 def carry_out(args):
     """Tune, make the counted runs, and return the lines of the result."""
-    rates, own, lines = args.lr or [None], None, []
+    rates, tuning = args.lr or [None], []
+    seeds = 8 if args.seeds is None else args.seeds
     if args.tune_seeds:
         jobs = list_jobs(args, rates, range(TUNING, TUNING + args.tune_seeds), True)
-        own, lines = describe_tuning(args, run_jobs(args, jobs, later=2 * args.seeds))
-        rates = sorted({*own.values()})
-    rows = run_jobs(args, list_jobs(args, rates, range(args.seeds), False))
-    return [*lines, *describe(args, rows, own)]
+        tuning = run_jobs(args, jobs, later=2 * seeds)
+        rates = sorted({choose(tuning, args.a), choose(tuning, args.b)})
+    return describe(args, tuning + run_jobs(args, list_jobs(args, rates, range(seeds), False)))
+
+
+def show(args):
+    """Return the lines of what the file has with the given flags, for each group of rows with
+    equal settings and code."""
+    groups = {}
+    for row in analysis.read_rows(args.rows):
+        own = ("--seed=", "--lr=", *(f"--{setting}" for setting in row["arm"].split()))
+        settings = [word for word in row.get("command", "").split() if not word.startswith(own)]
+        wanted = (row["arm"] in (args.a, args.b) and {*args.flags} <= {*settings}
+                  and (not args.lr or row["lr"] in args.lr)
+                  and (not args.seeds or row["tuning"] or row["seed"] < args.seeds))
+        if wanted:
+            groups.setdefault((" ".join(settings), row.get("code")), []).append(row)
+    lines = []
+    for (settings, code), rows in groups.items():
+        lines += [f"rows of: {settings or 'unnamed settings'}; code {code}", *describe(args, rows)]
+    return lines or [f"{args.rows} has no rows of A or B with these flags"]
 
 
 # ---- The command line ----
 
 def read_arguments(argv):
-    script = argv.pop(0) if argv and argv[0].endswith(".py") else "grpo_sg.py"
     parser = argparse.ArgumentParser(
-        usage="python -m experiments.compare [SCRIPT.py] --a SETTING=VALUE ... --b SETTING=VALUE "
-              "... [other settings of grpo_sg.py]",
+        usage="python -m experiments.compare --a SETTING=VALUE ... --b SETTING=VALUE ... [other "
+              "settings of grpo_sg.py, such as --task FILE.py]",
         description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--a", nargs="+", required=True, help="settings of A: shaping=none")
     parser.add_argument("--b", nargs="+", required=True, help="settings of B: shaping=sg")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="learning rates")
     parser.add_argument("--tune_seeds", type=int, default=0, help="0: no tuning")
-    parser.add_argument("--seeds", type=int, default=8, help="counted runs of each arm and rate")
+    parser.add_argument("--seeds", type=int, help="counted runs of each arm and rate; default: 8")
     parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl",
                         help="file of the results")
-    parser.add_argument("--show", action="store_true", help="print all rows of the file, run none")
-    args, flags = parser.parse_known_args(argv)
+    parser.add_argument("--show", action="store_true", help="print what the file has, run nothing")
+    parser.add_argument("--task", default="", help="a name or a file, as for grpo_sg.py")
+    args, args.flags = parser.parse_known_args(argv)
     for setting in args.a + args.b:
         if "=" not in setting:
             parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
-    args.script, args.flags, args.lr = script, flags, sorted({*args.lr})
-    args.a, args.b = " ".join(args.a), " ".join(args.b)
-    both = [f"--{setting}" for setting in f"{args.a} {args.b}".split()]
-    reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
-    for name in reserved & grpo_sg.parse([*args.flags, *both]).keys():
-        parser.error(f"--{name}: compare sets it")
+    if args.task:
+        args.flags.insert(0, f"--task={args.task}")
+    check_names(parser, args, [*args.flags, *(f"--{setting}" for setting in args.a + args.b)])
+    args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
     if args.a == args.b:
         parser.error("--a and --b are equal")
     if args.tune_seeds and len(args.lr) < 2:
         parser.error("--tune_seeds needs two rates or more in --lr")
-    if not pathlib.Path(script).is_file():
-        parser.error(f"there is no script {script}")
-    args.code = hash_code(script)
+    if not args.show:
+        try:
+            tasks.load_task(args.task or "kk")
+        except tasks.UserError as error:
+            parser.error(str(error))
+        args.code = hash_code(args.task)
     return args
+
+
+def check_names(parser, args, words):
+    """Refuse flags that are no settings, and those that compare sets itself."""
+    reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            if name in reserved:
+                parser.error(f"--{name}: compare sets it")
+            if name not in vars(grpo_sg.Config()):
+                parser.error(f"there is no setting --{name}: python grpo_sg.py --help lists all")
 
 
 def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    if args.show:
-        rows = [row for row in analysis.read_rows(args.rows) if row["arm"] in (args.a, args.b)]
-        lines = describe(args, rows) if rows else [f"{args.rows} has no rows of A or B"]
-    else:
-        lines = carry_out(args)
-    print("\n".join(lines))
+    print("\n".join(show(args) if args.show else carry_out(args)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ of the results, which is written again after each part. SIGTERM lets the current
 command continues.
 """
 import json
-import os
 import pathlib
 import signal
 import subprocess
