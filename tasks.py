@@ -10,6 +10,8 @@ This file needs tqdm, and datasets for data from the hub. With the optional fold
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
 sets and more; without it, only problems whose answer is a plain number are used.
 """
+import contextlib
+import csv
 import functools
 import hashlib
 import importlib.util
@@ -972,109 +974,149 @@ MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
 # --data -> the set to test on
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
-# An example line of a file. The answer may be a string, a number, or a list of these.
-MATH_LINE = {"question": "1 + 1?", "answer": "2"}
-# What data sets call these two, in the order in which we look.
-COLUMNS = {"question": ("question", "problem", "prompt", "query"),
-           "answer": ("answer", "ground_truth", "final_answer", "solution")}
+# What columns are called, in the order in which we look; case is ignored.
+COLUMNS = {"question": ("question", "problem", "prompt", "query", "input"),
+           "answer": ("answer", "answers", "ground_truth", "final_answer", "expected_answer",
+                      "target", "label", "solution")}
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+# What data sets write where there is no answer, in lower case.
+NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "n/a", "na",
+             "unknown", "-", "?")
+
+
+def load_math(name, places):
+    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file."""
+    rows = load_hub(*places[name]) if name in places else read_file(name)
+    return [Problem(question, golds) for question, golds, _ in read_rows(name, rows, read_golds)]
 
 
 def load_hub(name, configuration, split):
     """Load a split of a set on the hub."""
-    try:
-        import datasets  # slow to import, and only needed for data from the hub
-        return datasets.load_dataset(name, configuration, split=split)
-    except RuntimeError:
-        # The set is a script, which we never run. The hub has a copy of its rows on a
-        # branch, with a folder per configuration.
+    # Some sets are scripts, which we never run: the hub has a copy of their rows on a branch,
+    # with a folder per configuration.
+    copy = {"revision": "refs/convert/parquet", "data_dir": configuration}
+    for place in ({"name": configuration}, copy):
         try:
-            return datasets.load_dataset(name, data_dir=configuration, split=split,
-                                         revision="refs/convert/parquet")
-        except Exception as error:
+            import datasets  # slow to import, and not needed for problems that are generated
+            return datasets.load_dataset(name, split=split, **place)
+        except Exception as error:  # no such set, no access, no network: each has its own type
             reason = f"{type(error).__name__}: {error}"
-    except Exception as error:  # no such set, no access, no network: each has its own type
-        reason = f"{type(error).__name__}: {error}"
-    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network and "
-                    "that datasets is installed, or give a .jsonl file")
+            if not isinstance(error, RuntimeError):  # which datasets raises for a script
+                break
+    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network and that "
+                    f"datasets is installed, or give a file ({', '.join(FILES)})")
 
 
-def load_math(name, places):
-    """Load the rows (question, golds) of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or
-    of a .jsonl or .json file."""
-    rows = load_set(name, places[name]) if name in places else read_file(name, MATH_LINE)
-    rows = [(question, [unwrap(gold) for gold in golds]) for question, golds in rows]
-    return with_golds(name, rows, is_gold)
-
-
-def load_set(name, place):
-    """Yield the rows of a set on the hub."""
-    for row in load_hub(*place):
-        if name == "gsm8k":
-            yield row["question"], [unwrap(row["answer"]).replace(",", "")]
-        elif name == "math":
-            yield row["problem"], [final_answer(row["solution"])]  # "" if it has no box
-        else:
-            yield row["problem"], [row["answer"]]
-
-
-def unwrap(gold):
-    """Return the final answer of a solution that ends in #### 5, as GSM8K's do, or in \\boxed{5};
-    any other gold as it is."""
-    if gold and "####" in gold:
-        return gold.rpartition("####")[2].strip()
-    return gold and final_answer(gold) or gold
-
-
-def read_file(path, example):
-    """Read a .jsonl file, with a row on each line, or a .json file with a list of rows: of each row
-    the values at the example's keys, or at other names in COLUMNS. The second value, one gold or
-    a list, becomes a list of strings."""
+def read_file(path):
+    """Read the rows of a file, a list of dicts."""
     try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:  # Excel adds a mark
-            lines = file.readlines()
+        rows = parse_file(path)
+        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+            return rows
+        reason = 'not a list of rows such as {"question": "1 + 1?", "answer": "2"}'
+    except UnicodeDecodeError:
+        reason = "it is not in UTF-8: save it as UTF-8"
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} in {error.doc[max(0, error.pos - 30):error.pos + 30]!r}"
+    except Exception as error:  # no such file, half a file: each library has its own types
+        reason = f"{type(error).__name__}: {error}"
+    raise UserError(f"cannot read {path}: {reason}")
+
+
+def parse_file(path):
+    """Return what a file contains, as Python objects."""
+    if path.endswith(".parquet"):
+        import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
+        return pyarrow.parquet.read_table(path).to_pylist()
+    # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
+    # numbers, reads 2020-01-01 as a time, and rounds long numbers.
+    with open(path, encoding="utf-8-sig", newline="") as file:  # Excel adds a mark
+        if path.endswith(".csv"):
+            return list(csv.DictReader(file))
         if path.endswith(".json"):
-            lines = [json.dumps(row) for row in json.loads("".join(lines))]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{path} is not a list of rows like {json.dumps(example)}") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-            question, golds, *others = [value_of(key, row) for key in example] if row else ("", [])
-            golds = golds if isinstance(golds, list) else [golds]
-            if any(isinstance(gold, (bool, dict, list)) for gold in golds):
-                raise TypeError("not an answer")
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not like "
-                            f"{json.dumps(example)}") from None
-        if question:
-            golds = ["" if gold is None else str(gold) for gold in golds]
-            rows.append((question, golds, *others))
-    return rows
+            return json.load(file)
+        return [json.loads(line) for line in file if line.strip()]
 
 
-def value_of(key, row):
-    """Return the row's value in the first column that COLUMNS has for the key."""
-    names = [name for name in COLUMNS.get(key, [key]) if name in row]
-    return row[names[0]]
+def read_rows(name, rows, read_golds):
+    """Return (question, golds, row) of each row with a question and a gold answer, the row with
+    its columns in lower case. Print how many rows are dropped.
+
+    Args:
+        name: the set or the file.
+        rows: dicts. COLUMNS lists what the question and the answer may be called.
+        read_golds: a function of an answer's text that returns a list: the golds to accept, or
+            [] if no response could match it.
+    """
+    chosen, lost = [], []
+    for row in rows:
+        row = {str(column).lower(): value for column, value in row.items()}
+        if isinstance(row.get("reward_model"), dict):  # verl's files have ground_truth in it
+            row = {**row["reward_model"], **row}
+        question, answer = find_value(row, "question"), find_value(row, "answer")
+        golds = [gold for text in list_answers(answer) for gold in read_golds(text)]
+        if question and row.get("body"):  # what ASDiv and SVAMP tell before they ask
+            question = f"{row['body']} {question}"
+        if question and golds:
+            chosen.append((question, golds, row))
+        else:
+            lost.append(answer)
+    if not chosen:
+        names = {key: ", ".join(COLUMNS[key]) for key in COLUMNS}
+        raise UserError(f"{name} has no problem with an answer that a response can match. Its "
+                        f"columns are {', '.join(row) if rows else 'none'}; a question may be "
+                        f"called {names['question']}; an answer {names['answer']}")
+    if lost:
+        print(f"dropped {len(lost)} of {len(rows)} problems of {name}: no question, or no answer "
+              f"that a response can match, such as {lost[0]!r:.40}")
+    return chosen
 
 
-def with_golds(name, rows, matches):
-    """Drop golds that are blank or match nothing, and rows without any other gold. Print
-    how many rows were dropped."""
-    kept = []
-    for question, golds, *passages in rows:
-        golds = [gold for gold in golds if gold and gold.strip() and matches(gold)]
-        if golds:
-            kept.append((question, golds, *passages))
-    if not kept:
-        raise UserError(f"{name} has no problem with a gold answer: name another set or file")
-    if len(kept) < len(rows):
-        print(f"dropped {len(rows) - len(kept)} of {len(rows)} problems of {name}: no gold "
-              "answer, or one that the verifier cannot read")
-    return kept
+def find_value(row, key):
+    """Return the row's value in the first column of COLUMNS[key] that has one, or None."""
+    for column in COLUMNS[key]:
+        if row.get(column) not in (None, ""):
+            return row[column]
+
+
+def list_answers(value):
+    """Return the texts of an answer: a text, a number, or a list of these, also as JSON."""
+    if isinstance(value, str) and value.startswith('["'):  # as in Skywork-OR1
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    values = value if isinstance(value, list) else [value]
+    texts = [str(value).strip() for value in values if type(value) in (str, int, float)]
+    return [text for text in texts if text.lower() not in NO_ANSWER]
+
+
+COUNTED = re.compile(r"([-+$]*[0-9][0-9.,/]*%?)\s*\((?!mod\b)[A-Za-z][A-Za-z .'-]*\)")
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # but not a command, such as \frac
+
+
+def read_golds(text):
+    """Return the golds that an answer in a data set stands for, a list; [] if a response could
+    not match it, because it is a sentence or the verifier cannot read it.
+
+    A worked solution stands for what follows #### or is in \\boxed{}, "9 (apples)" for 9, and
+    0.6666666667 also for 2/3.
+    """
+    gold = text.rpartition("####")[2].strip()
+    gold = final_answer(gold) or gold
+    if counted := COUNTED.fullmatch(gold):
+        gold = counted[1]
+    if gold.lower() in NO_ANSWER or len(WORD.findall(gold)) > 3 or not is_gold(gold):
+        return []
+    return [gold, *unround(gold)]
+
+
+def unround(gold):
+    """Return ["2/3"] for 0.6666666667 and other fractions rounded to 8 places or more, or []."""
+    decimal = re.fullmatch(r"-?[0-9]*\.([0-9]{8,})", gold)
+    if not decimal:
+        return []
+    fraction = Fraction(gold).limit_denominator(100)
+    error = abs(fraction - Fraction(gold))
+    return [str(fraction)] if 0 < error < Fraction(1, 10 ** len(decimal[1])) else []
 
 
 def choose_eval_data(cfg, pairs):
@@ -1085,33 +1127,54 @@ def choose_eval_data(cfg, pairs):
         if name == "":
             raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
                             "file with --eval_data")
-        if name not in known and not name.endswith((".jsonl", ".json")):
-            form = name.rpartition(".")[2]
-            hint = (f": write one with datasets.Dataset.from_{form}({name!r}).to_json('my.jsonl')"
-                    if form in ("csv", "parquet") else "")
+        if name not in known and not name.endswith(FILES):
             raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            f"that ends in .jsonl or .json{hint}")
+                            f"({', '.join(FILES)})")
     return eval_data
 
 
+def words_of(question):
+    """Return the words of a question, a text or a chat. They are equal for questions that differ
+    only in white space, case or the chat's system prompt."""
+    turns = question
+    if isinstance(question, str):
+        turns = [{"role": "user", "content": question}]
+    try:
+        text = " ".join(turn["content"] for turn in turns if turn["role"] != "system")
+    except (TypeError, LookupError):
+        raise UserError("a question must be a text or a list of chat messages, such as "
+                        '[{"role": "user", "content": "1 + 1?"}], not '
+                        f"{question!r:.60}") from None
+    return " ".join(text.split()).casefold()
+
+
+def drop_repeats(problems, name):
+    """Return the problems without repeated questions; print how many were repeated."""
+    different = {}
+    for problem in problems:
+        different.setdefault(words_of(problem.question), problem)
+    if len(different) < len(problems):
+        print(f"dropped {len(problems) - len(different)} of {len(problems)} problems of {name}: "
+              "repeated questions")
+    return list(different.values())
+
+
 def drop_questions(problems, held_out):
-    """Drop problems whose question is also held out, ignoring white space and case."""
-    def key(problem):
-        return " ".join(str(problem.question).split()).casefold()
-    keys = {key(problem) for problem in held_out}
-    return [problem for problem in problems if key(problem) not in keys]
+    """Return the problems whose question is not held out."""
+    words = {words_of(problem.question) for problem in held_out}
+    return [problem for problem in problems if words_of(problem.question) not in words]
 
 
 def hold_out(problems, test, eval_data, cfg):
-    """Split the problems into (train, valid), without those in the test set; print
-    how many were removed. Validation gets at most a tenth, and at most
-    cfg.eval_problems."""
+    """Split the problems, without repeats and those in the test set, into (train, valid); print
+    how many were removed. Validation gets at most a tenth, and at most cfg.eval_problems."""
+    problems = drop_repeats(problems, cfg.data)
     train = drop_questions(problems, test)
     if len(train) < len(problems):
         print(f"removed {len(problems) - len(train)} training problems that occur in {eval_data}")
     valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
     train = drop_questions(train, valid)
-    if not valid or not train:
+    if not valid:
         raise UserError(f"--data {cfg.data} has too few different problems that are not in "
                         f"{eval_data}: give 10 or more (a tenth is held out for validation)")
     return train, valid
@@ -1126,14 +1189,14 @@ def math_task(cfg):
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
-        test = [Problem(*row) for row in load_math(eval_data, MATH_TEST)]
+        test = drop_repeats(load_math(eval_data, MATH_TEST), eval_data)
     if cfg.eval_only:
         train, valid = test, test  # unused: --eval_only reads only the test set
     elif cfg.data == "synthetic":
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        problems = [Problem(*row) for row in load_math(cfg.data, MATH_TRAIN)]
+        problems = load_math(cfg.data, MATH_TRAIN)
         train, valid = hold_out(problems, test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
@@ -1147,7 +1210,7 @@ try:
     from support.search import QA_PAIRS, qa_task
     TASKS["qa"] = qa_task
 except ModuleNotFoundError as error:
-    if error.name not in ("extras", "support.search"):
+    if error.name not in ("support", "support.search"):
         raise
     qa_task = None  # support/ is optional
 
@@ -1157,7 +1220,7 @@ def check_data(cfg):
     the chat template are not a JSON object, before anything is loaded."""
     read_template_kwargs(cfg.chat_template_kwargs)
     for name in (cfg.data, cfg.eval_data):
-        if name.endswith((".jsonl", ".json")) and not os.path.isfile(name):
+        if name.endswith(FILES) and not os.path.isfile(name):
             raise UserError(f"there is no file {name}")
     if TASKS[cfg.task] is kk_task:
         check_kk(cfg)

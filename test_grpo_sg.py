@@ -1470,7 +1470,7 @@ def test_arithmetic_splits_share_no_operands():
     assert len(set(pairs["test"])) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
-# ==== Plain numbers, and data from files and the hub ====
+# ==== Plain numbers ====
 
 EQUAL = ["5 5", "5. 5", "+5 5", "-5 -5", "033 33", "142.0 142", ".5 0.5", "0.75 3/4", "3/4 0.75",
          "1,234 1234", "$18 18", "-$18 -18", "50% 50", "50\\% 0.5", "0.5 50%", "90^\\circ 90", "90° 90",
@@ -1502,118 +1502,11 @@ def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(respons
     assert tasks.verify_math(response, gold) == verdict
 
 
-def test_a_file_of_problems_and_what_is_held_out(tmp_path, capsys):
-    """A question is held out with any white space and case."""
-    for name, count, both in (("train", 40, ["both sets?", "Both  Sets? "]), ("test", 8, ["Both sets?"])):
-        rows = [{"question": f"{name} {i}?", "answer": [i, "the answer"]} for i in range(count)]
-        rows += [{"question": question, "answer": "1"} for question in both]
-        rows += [{"question": "none?", "answer": ""}]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    cfg = grpo_sg.Config(task="math", data=str(tmp_path / "train.jsonl"), eval_data=str(tmp_path / "test.jsonl"))
-    task = tasks.math_task(cfg)
-    assert [len(task.train), len(task.valid), len(task.test)] == [36, 4, 9]
-    assert [task.test[0].answer, task.test[8].answer] == [["0"], ["1"]]  # golds that nothing matches are dropped
-    asked = {split: {p.question for p in getattr(task, split)} for split in ("train", "valid", "test")}
-    assert not asked["train"] & asked["valid"]
-    assert all(question.startswith("train") for question in asked["train"] | asked["valid"])
-    printed = capsys.readouterr().out
-    assert tasks.math_task(dataclasses.replace(cfg, seed=1)).valid != task.valid
-    assert "dropped 1 of 43 problems" in printed and "removed 2 training problems that occur in" in printed
-
-
 def test_a_gold_with_signs_that_it_is_more_than_an_answer_is_dropped(monkeypatch):
     """verify/ compares such texts, and nothing else would equal them."""
     monkeypatch.setattr(tasks, "math_equal", operator.eq)
     golds = ["5", "x=5", "= 5", "the answer 5", "so #### 5", "\\boxed{5} or 6", "Answers"]
     assert [gold for gold in golds if tasks.is_gold(gold)] == ["5", "x=5", "Answers"]
-
-
-def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
-    """And its questions and golds are in its own columns."""
-    def load_hub(name, configuration, split):
-        rows = {"openai/gsm8k": ("question", {"answer": "so #### 1,000"}),
-                "DigitalLearningGmbH/MATH-lighteval": ("problem", {"solution": "so \\boxed{7}", "answer": "no"})}
-        column, more = rows.get(name, ("problem", {"answer": "5"}))
-        return [{column: f"{name} {split} {i}?", **more} for i in range(20)]
-    monkeypatch.setattr(tasks, "load_hub", load_hub)
-    first = {}
-    for data in ("gsm8k", "math", "deepscaler"):
-        task = tasks.math_task(grpo_sg.Config(task="math", data=data))
-        for split in ("train", "test"):
-            problem = getattr(task, split)[0]
-            name, hub_split, _ = problem.question.split()
-            first[data, split] = f"{name.split('/')[1]} {hub_split}", problem.answer
-        assert (len(task.train), len(task.valid)) == (18, 2)
-    assert first == {
-        ("gsm8k", "train"): ("gsm8k train", ["1000"]), ("gsm8k", "test"): ("gsm8k test", ["1000"]),
-        ("math", "train"): ("MATH-lighteval train", ["7"]), ("math", "test"): ("MATH-500 test", ["5"]),
-        ("deepscaler", "train"): ("DeepScaleR-Preview-Dataset train", ["5"]),
-        ("deepscaler", "test"): ("aime_2024 train", ["5"])}
-
-
-@pytest.mark.parametrize("settings, message", [
-    (dict(data="gsm8"), "--data gsm8 is not one of synthetic, gsm8k, math, deepscaler, or a file"),
-    (dict(data="my.parquet"), r"or .json: write one with datasets.Dataset.from_parquet\('my.parquet'\)"),
-    (dict(data="no.jsonl"), "has no test problems"), (dict(eval_data="no.jsonl"), "cannot read no.jsonl"),
-    (dict(task="kk", data="gsm8k"), "--data gsm8k is not one of"), (dict(task="kk", eval_data="math500"), "own test puzzles"), (dict(task="kk", people=[9]), "2 to 8"),
-    (dict(task="kk", brief=True, data="published"), "has stories")])
-def test_data_that_does_not_exist_is_refused(settings, message):
-    settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
-    with pytest.raises(tasks.UserError, match=message):
-        tasks.TASKS[settings["task"]](grpo_sg.Config(**settings))
-
-
-def test_a_line_that_is_no_problem_is_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"question": "caf\xe9?", "answer": "1"}')  # not UTF-8, but readable
-    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("caf\ufffd?", ["1"])]
-    for line in ('{"question": "1?"}', "[1]", "{", '"x"', "5", '{"question": "1?", "answer": {"is": 1}}'):
-        path.write_text('{"question": "1?", "answer": "1"}\n' + line)
-        with pytest.raises(tasks.UserError, match="a.jsonl, line 2: .* is not like"):
-            tasks.read_file(str(path), tasks.MATH_LINE)
-
-
-@pytest.mark.parametrize("text", [
-    '{"question": "1?", "answer": "1"}', '\ufeff{"question": "1?", "answer": "1"}\r\n\r\n',
-    '{"problem": "1?", "answer": 1, "solution": "2"}', '{"prompt": "1?", "ground_truth": ["1"]}',
-    '[\n{"question": "1?",\n"answer": "1"}]'])
-def test_files_with_a_byte_order_mark_other_columns_or_one_list(text, tmp_path):
-    path = tmp_path / ("a.json" if text.startswith("[") else "a.jsonl")
-    path.write_text(text, encoding="utf-8")
-    assert tasks.read_file(str(path), tasks.MATH_LINE) == [("1?", ["1"])]
-
-
-def test_a_json_file_without_a_list_is_refused(tmp_path):
-    path = tmp_path / "a.json"
-    for text in ("", "5", '{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}'):
-        path.write_text(text)
-        with pytest.raises(tasks.UserError, match="a.json is not a list of rows like"):
-            tasks.read_file(str(path), tasks.MATH_LINE)
-
-
-def test_golds_may_be_whole_solutions(tmp_path):
-    path = tmp_path / "a.jsonl"
-    golds = ["5", "#### 5", "2 + 3 = 5\n#### 5", "\\boxed{5}", "So \\boxed{4} + 1 is \\boxed{5}."]
-    path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": gold}) for i, gold in enumerate(golds)))
-    assert [golds for _, golds in tasks.load_math(str(path), {})] == [["5"]] * 5
-
-
-def test_a_set_on_the_hub_that_is_a_script_is_read_from_its_copy(monkeypatch):
-    import datasets
-    asked = []
-
-    def load_dataset(name, configuration=None, **given):
-        asked.append(given)
-        if "revision" not in given:
-            raise RuntimeError("Dataset scripts are no longer supported")
-        return [{"question": "1?", "answer": "so #### 1,000"}]
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert tasks.load_math("gsm8k", tasks.MATH_TEST) == [("1?", ["1000"])]
-    assert asked == [{"split": "test"},
-                     {"data_dir": "main", "split": "test", "revision": "refs/convert/parquet"}]
-    monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
-    with pytest.raises(tasks.UserError, match="Check the network and that datasets is installed"):
-        tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
 # ==== A task of one's own: a Python file ====
@@ -1784,16 +1677,6 @@ def test_a_question_may_be_a_chat():
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
     first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
     assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
-
-
-def test_a_chat_in_a_file_is_a_question(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    chats = [[{"role": "user", "content": f"{i} + 1?"}] for i in range(12)]
-    path.write_text("\n".join(json.dumps({"question": chat, "answer": "1"}) for chat in chats))
-    task = tasks.math_task(grpo_sg.Config(task="math", data=str(path), eval_data=str(path), eval_only=True))
-    assert [problem.question for problem in task.test] == chats
-    held_out = [tasks.Problem(chats[3], "1")]
-    assert len(tasks.drop_questions(task.test, held_out)) == 11
 
 
 @pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])

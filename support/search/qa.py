@@ -10,7 +10,7 @@ from support.search.world import make_world
 from support.tools import Tool
 from tasks import (
     FAKE_TURN, Problem, Task, UserError, Verdict, as_answers, choose_eval_data, hold_out,
-    load_hub, most_frequent, read_file, visible, with_golds, without_end)
+    load_hub, most_frequent, read_file, read_rows, visible, without_end)
 
 SEARCHES = 2  # that are answered in a completion; then comes one last turn
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
@@ -118,10 +118,6 @@ def read_answer(response, longest):
 
 # ---- The problems ----
 
-# An example line of a data file. The answers may be a string, a number or a list of these.
-QA_LINE = {"question": "Who ...?", "answers": ["Ada"], "passages": ["Ada was ..."]}
-
-
 def qa_task(cfg):
     """Make the task. It uses cfg.data ("synthetic", "hotpotqa" or a file), eval_data
     (likewise, or "" for the same as data), seed, train_problems and eval_problems. The tool
@@ -150,12 +146,14 @@ def load_rows(name, split, count, seed):
         return make_world(split, count, seed)
     if name == "hotpotqa":
         return load_hotpotqa(split, count, seed)
-    rows = read_file(name, QA_LINE)
-    for question, _, passages in rows:
+    rows = []
+    for question, golds, row in read_rows(name, read_file(name), as_answers):
+        passages = row.get("passages")
         if not isinstance(passages, list) or not all(isinstance(text, str) for text in passages):
             raise UserError(f"{name}: the passages of {question!r:.60} must be a list of texts, "
                             f"not {passages!r:.60}")
-    return with_golds(name, rows, bool)
+        rows.append((question, golds, passages))
+    return rows
 
 
 def load_hotpotqa(split, count, seed):
@@ -165,11 +163,11 @@ def load_hotpotqa(split, count, seed):
     hub_rows = load_hub("hotpotqa/hotpot_qa", "distractor", place)
     chosen = random.Random(seed).sample(range(len(hub_rows)), min(count, len(hub_rows)))
     rows = []
-    for row in hub_rows.select(chosen):
+    for question, golds, row in read_rows("hotpotqa", hub_rows.select(chosen), as_answers):
         context = zip(row["context"]["title"], row["context"]["sentences"])
         passages = [f"(Title: {title}) {''.join(sentences)}" for title, sentences in context]
-        rows.append((row["question"], [row["answer"]], passages))
-    return with_golds("hotpotqa", rows, bool)
+        rows.append((question, golds, passages))
+    return rows
 
 
 def make_problems(rows):

@@ -215,8 +215,8 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     path = tmp_path / "my.jsonl"
     with path.open("w") as file:
         for i in range(20):
-            row = {"question": f"Who is {i}?", "passages": [f"Person {i}"]}
-            file.write(json.dumps({**qa.QA_LINE, **row}) + "\n")
+            row = {"question": f"Who is {i}?", "answers": ["Ada"], "passages": [f"Person {i}"]}
+            file.write(json.dumps(row) + "\n")
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
     assert [problem.question for problem in task.test] == ["Where is 7?"]
@@ -226,7 +226,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
 
 def test_passages_that_are_not_a_list_of_texts_are_refused(tmp_path):
     path = tmp_path / "my.jsonl"
-    path.write_text(json.dumps({**qa.QA_LINE, "passages": "Ada was ..."}))
+    path.write_text(json.dumps({"question": "Who ...?", "answers": ["Ada"], "passages": "Ada was ..."}))
     with pytest.raises(UserError, match="passages of 'Who ...[?]' must be a list of texts"):
         make_task("--model", "any", "--data", str(path), "--eval_data", "synthetic")
 
