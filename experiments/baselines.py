@@ -1,8 +1,6 @@
 """What do trivial baselines score? A reward should pay them less than honest attempts.
 
-    python -m experiments.baselines kk math qa    a minute; writes results/ignorant.jsonl
-    python -m experiments.baselines my_task.py    your own task: a script that calls
-                                                  registers it; trains nothing
+    python -m experiments.baselines kk math my_task.py    names or files, as for --task
 
 Each baseline answers all test problems without understanding them: with the most frequent
 answer of the training problems, all of these answers at once, the question itself, the form
@@ -16,8 +14,8 @@ reward of each, and warns of two mistakes:
 Commit 7e9e938 also counts how many problems of public mathematics sets such baselines solve.
 """
 import argparse
-import dataclasses
 import json
+import pathlib
 import random
 import re
 import statistics
@@ -25,8 +23,6 @@ from collections import Counter
 
 import grpo_sg
 import tasks
-from experiments.analysis import RESULTS
-from support.tiny import run_script
 
 OFTEN = 0.25    # a trivial baseline with a higher accuracy is warned of
 NEVER = 0.02    # an accuracy up to which a policy counts as never right
@@ -203,35 +199,27 @@ def warn(rows, wrong, right):
 # ---- Tasks ----
 
 def find_tasks(name):
-    """Yield (label, task) for the name of a task, or for a script that registers one."""
-    for label, cfg in find_settings(name):
-        yield label, tasks.TASKS[cfg.task](cfg)
-
-
-def find_settings(name):
-    """Yield (label, settings) for the same names."""
-    if name.endswith(".py"):
-        task = run_script(name)["task"]
-        yield task, grpo_sg.Config(task=task)
-        return
-    cfg = grpo_sg.Config(task=name, train_problems=1000, eval_problems=1000)
-    if name != "kk":
-        yield name, cfg
-        return
-    for people in (3, 7):
-        yield f"kk, {people} people", dataclasses.replace(cfg, people=[people])
+    """Yield (label, task) for a name or file; for kk with three and with seven people."""
+    make_task, settings = tasks.load_task(name)
+    settings = {"train_problems": 1000, "eval_problems": 1000, **settings, "task": name}
+    if name == "kk":
+        for n in (3, 7):
+            yield f"kk, {n} people", make_task(grpo_sg.Config(**settings, people=[n]))
+    else:
+        task = make_task(grpo_sg.Config(**settings))
+        yield task.name, task
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tasks", nargs="+",
-                        help="kk, math, qa, or a script with a task")
-    names = parser.parse_args().tasks
+    parser.add_argument("tasks", nargs="+", help="kk, math, or a file with a task")
+    parser.add_argument("--rows", type=pathlib.Path, help="file to write the scores to")
+    args = parser.parse_args()
     every = []
     print("each baseline answers all test problems with: the most frequent answer (constant), all "
           "answers,\nthe question itself, the form without an answer, another problem's answer "
           "(random), or nothing")
-    for name in names:
+    for name in args.tasks:
         for label, task in find_tasks(name):
             rows, wrong, right = measure(label, task)
             for row in rows:
@@ -240,9 +228,8 @@ def main():
             for line in conclude(rows, wrong, right):
                 print(line)
             every += rows
-    if names == ["kk", "math", "qa"]:
-        lines = [json.dumps(row) + "\n" for row in every]
-        (RESULTS / "ignorant.jsonl").write_text("".join(lines))
+    if args.rows:
+        args.rows.write_text("".join(json.dumps(row) + "\n" for row in every))
 
 
 if __name__ == "__main__":
