@@ -97,171 +97,6 @@ def most_frequent(answers):
     return max(counts.values(), default=0) / max(1, counts.total())
 
 
-# ---- Prompts: a task's questions as the model reads them ----
-
-def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids, and with the system prompt that
-    cfg.system asks for. Problems whose prompt and completion would not fit into the model's
-    context are dropped, with a message."""
-    task = set_system(task, cfg.system)
-    config = policy.model.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", math.inf)
-    # With a tool, a completion is longer: support/tools.py says how long.
-    longest = getattr(task.write, "longest", None)
-    longest = longest(cfg) if longest else cfg.max_new_tokens
-    encoded = {}
-    for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
-        questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        check_words(policy.tokenizer, prompts, config.vocab_size)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-    return task._replace(**encoded)
-
-
-def check_words(tokenizer, prompts, size):
-    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
-    does not know many of their words, as a tiny model's does not know those of another task."""
-    ids = [token for prompt, _ in prompts[:100] for token in prompt]
-    if max(ids, default=0) >= size:
-        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
-                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
-                        "train them, or name another --model")
-    unknown = ids.count(tokenizer.unk_token_id)
-    if unknown > len(ids) / 20:
-        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
-                        "model was made for another task or other settings; name another --model")
-
-
-def set_system(task, system):
-    """Return the task with another system prompt; "" keeps its own. With "none", prompts are
-    the questions and nothing else: the tiny models, whose settings.json says so, know no other
-    words."""
-    if system == "none":
-        return task._replace(system="", opening="")
-    return task._replace(system=system or task.system)
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
-    """
-    kwargs = read_template_kwargs(template_kwargs)
-    prompts = [write_prompt(tokenizer, task, question, kwargs)
-               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
-    texts = [text for text, _ in prompts]
-    # One call for all of them is much faster.
-    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    for ids in encoded:
-        # Without a template, some tokenizers add their end token to every text.
-        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
-            ids.pop()
-    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
-
-
-def read_template_kwargs(text):
-    """Read the setting chat_template_kwargs as a dict."""
-    try:
-        kwargs = json.loads(text)
-    except ValueError:
-        kwargs = None
-    if not isinstance(kwargs, dict):
-        raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
-                        f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
-    return kwargs
-
-
-def write_prompt(tokenizer, task, question, kwargs):
-    """Write a prompt as text. Returns (text, tag).
-
-    The prompt ends with task.opening, such as <think>, unless the template has opened the
-    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal.
-    """
-    messages = list_messages(task.system, question)
-    if tokenizer.chat_template:
-        text = render_chat(tokenizer, messages, kwargs)
-    else:
-        text = "".join(message["content"] + "\n\n" for message in messages)
-    end = text.rstrip()
-    if task.opening == "<think>" and end.endswith("</think>"):
-        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
-                        f"--task {task.name} must contain them: set the template's switch, "
-                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
-                        "'{\"thinking\": true}', or name another model")
-    for tag in (task.opening, "<think>"):
-        if tag and end.endswith(tag):
-            return text, tag
-    return text + task.opening, task.opening
-
-
-def list_messages(system, question):
-    """Return the messages of a chat: the system prompt, then the question, a text or itself a
-    list of messages. A list that begins with a system prompt keeps its own."""
-    if isinstance(question, str):
-        question = [{"role": "user", "content": question}]
-    try:
-        texts = [message[key] for message in question for key in ("role", "content")]
-        "".join(texts).encode()  # fails on other types, and on lone surrogates
-        own_system = texts[0] == "system" or not system
-    except (TypeError, LookupError, ValueError):
-        raise UserError("a question must be a text or a list of chat messages, such as "
-                        '[{"role": "user", "content": "1 + 1?"}], not '
-                        f"{question!r:.60}") from None
-    return question if own_system else [{"role": "system", "content": system}, *question]
-
-
-def render_chat(tokenizer, messages, kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
-    leaves the text out, as Phi-3's does, the first turn after it contains both texts."""
-    attempts = [messages]
-    if messages[0]["role"] == "system" and messages[1:]:
-        system, first, *rest = messages
-        both = system["content"] + "\n\n" + first["content"]
-        attempts.append([{**first, "content": both}, *rest])
-    for attempt in attempts:
-        try:
-            text = tokenizer.apply_chat_template(
-                attempt, **{**kwargs, "add_generation_prompt": True, "tokenize": False})
-        except Exception as error:  # a template is a program: it can raise anything
-            reason = str(error).partition("\n")[0]
-            fault = f"refuses a question ({type(error).__name__}: {reason})"
-            continue
-        lost = find_lost(attempt, text)
-        if not lost:
-            return text
-        fault = f"leaves out {lost[:40]!r}"
-    raise UserError(f"the chat template {fault}: name another model, or correct "
-                    "chat_template.jinja in the model's folder")
-
-
-def find_lost(messages, text):
-    """Return the first message that is not in the text, or "". White space may differ, and
-    templates may shorten what the assistant said."""
-    words = " ".join(text.split())
-    for message in messages:
-        content = " ".join(message["content"].split())
-        if message["role"] != "assistant" and content not in words:
-            return content
-    return ""
-
-
 # ---- What the tests of a run say, and what to change ----
 
 def describe_start(row, k):
@@ -1228,6 +1063,156 @@ def check_data(cfg):
         choose_eval_data(cfg, MATH_PAIRS)
     elif TASKS[cfg.task] is qa_task:
         choose_eval_data(cfg, QA_PAIRS)
+
+
+# ---- Prompts: a task's questions as the model reads them ----
+
+def encode_problems(task, policy, cfg):
+    """Return the task with its prompts encoded as token ids.
+
+    With cfg.system the task has another system prompt, and with "none" prompts are the questions
+    and nothing else. Problems whose prompt and completion would not fit into the model's context
+    are dropped, with a message.
+
+    Raises:
+        UserError: a split has no problem, or the model cannot read the prompts.
+    """
+    if cfg.system == "none":  # the tiny models, whose settings say so, know no other words
+        task = task._replace(system="", opening="")
+    elif cfg.system:
+        task = task._replace(system=cfg.system)
+    config = policy.model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", math.inf)
+    # With a tool, a completion is longer: support/tools.py says how long.
+    longest = getattr(task.write, "longest", None)
+    longest = longest(cfg) if longest else cfg.max_new_tokens
+    encoded = {}
+    for split in ("train", "valid", "test"):
+        problems = getattr(task, split)
+        if not problems:
+            raise UserError(f"--task {task.name} has no {split} problems: give some")
+        questions = [problem.question for problem in problems]
+        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
+        check_words(policy.tokenizer, prompts, config.vocab_size)
+        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
+                          for problem, (prompt, opening) in zip(problems, prompts)
+                          if len(prompt) + longest <= context]
+        gone = len(problems) - len(encoded[split])
+        if gone:
+            most = max(len(prompt) for prompt, _ in prompts)
+            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
+                  f"to {most} tokens, and the model's context of {context} must also hold a "
+                  f"completion of up to {longest}: lower --max_new_tokens by "
+                  f"{most + longest - context} to keep them")
+        if not encoded[split]:
+            raise UserError(f"--task {task.name}: no {split} problem fits into the model's context: "
+                            "lower --max_new_tokens")
+    return task._replace(**encoded)
+
+
+def check_words(tokenizer, prompts, size):
+    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
+    does not know many of their words, as a tiny model's does not know those of another task."""
+    ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    if max(ids, default=0) >= size:
+        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
+                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
+                        "train them, or name another --model")
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > len(ids) / 20:
+        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
+                        "model was made for another task or other settings; name another --model")
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
+    """
+    kwargs = read_template_kwargs(template_kwargs)
+    prompts = [write_prompt(tokenizer, task, question, kwargs)
+               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
+    texts = [text for text, _ in prompts]
+    # One call for all of them is much faster.
+    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    for ids in encoded:
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
+            ids.pop()
+    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
+
+
+def read_template_kwargs(text):
+    """Read the setting chat_template_kwargs as a dict."""
+    with contextlib.suppress(ValueError):
+        kwargs = json.loads(text)
+        if isinstance(kwargs, dict):
+            return kwargs
+    raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                    f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
+
+
+def write_prompt(tokenizer, task, question, kwargs):
+    """Write a prompt as text. Returns (text, tag).
+
+    The prompt ends with task.opening, such as <think>, unless the template has opened the
+    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal.
+    """
+    messages = list_messages(task.system, question)
+    if tokenizer.chat_template:
+        text = render_chat(tokenizer, messages, kwargs)
+    else:
+        text = "".join(message["content"] + "\n\n" for message in messages)
+    end = text.rstrip()
+    if task.opening == "<think>" and end.endswith("</think>"):
+        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
+                        f"--task {task.name} must contain them: set the template's switch, "
+                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
+                        "'{\"thinking\": true}', or name another model")
+    for tag in (task.opening, "<think>"):
+        if tag and end.endswith(tag):
+            return text, tag
+    return text + task.opening, task.opening
+
+
+def list_messages(system, question):
+    """Return the messages of a chat: the system prompt, then the question, a text or itself a
+    list of messages. A list that begins with a system prompt keeps its own."""
+    if isinstance(question, str):
+        question = [{"role": "user", "content": question}]
+    if not system or question[0]["role"] == "system":
+        return question
+    return [{"role": "system", "content": system}, *question]
+
+
+def render_chat(tokenizer, messages, kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
+    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts."""
+    kwargs = {**kwargs, "add_generation_prompt": True, "tokenize": False}
+    system, *turns = messages
+    if system["role"] != "system" or not turns:
+        return tokenizer.apply_chat_template(messages, **kwargs)
+    try:
+        text = tokenizer.apply_chat_template(messages, **kwargs)
+    except Exception:  # a template is a program: it can raise anything
+        text = ""
+    if contains(text, system) and contains(text, turns[-1]):
+        return text
+    both = system["content"] + "\n\n" + turns[0]["content"]
+    merged = [{**turns[0], "content": both}, *turns[1:]]
+    return tokenizer.apply_chat_template(merged, **kwargs)
+
+
+def contains(text, message):
+    """Return whether a chat has a message's words; its white space may differ."""
+    return " ".join(message["content"].split()) in " ".join(text.split())
 
 
 # ---- A task by its name, or of your own: a Python file ----

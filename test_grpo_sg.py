@@ -1614,15 +1614,9 @@ def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
     assert tokenizer.decode(ids) == prompt and opening == "<think>"
 
 
-@pytest.mark.parametrize("template, message", [
-    (CLOSED, "closes the thoughts in the prompt, but responses to --task any must contain them: set the template's switch"),
-    ("Hello.", "the chat template leaves out 'Be good. Who.': name another model"),
-    ("{{ '' }}", "the chat template leaves out 'Be good. Who.': name another model"),
-    ("{{ raise_exception('no\nquestions') }}", r"refuses a question \(TemplateError: no\): name another model"),
-    ("{{ 1 + 'x' }}", r"refuses a question \(TypeError: .*\): name another model")])
-def test_a_template_that_makes_the_task_impossible_is_reported_in_one_line(template, message):
-    with pytest.raises(tasks.UserError, match=message):
-        tasks.encode_prompts(byte_tokenizer(template), chat_task(opening="<think>"), ["Who?"])
+def test_a_template_that_closes_the_thoughts_is_reported_in_one_line():
+    with pytest.raises(tasks.UserError, match="--task any .*--chat_template_kwargs"):
+        tasks.encode_prompts(byte_tokenizer(CLOSED), chat_task(opening="<think>"), ["Who?"])
 
 
 def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
@@ -1640,10 +1634,8 @@ def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_o
 
 @pytest.mark.parametrize("kwargs", ["{", "[1]", "5", "enable_thinking=false"])
 def test_variables_for_the_template_must_be_a_json_object(kwargs):
-    with pytest.raises(tasks.UserError, match="--chat_template_kwargs must be a JSON object"):
-        tasks.check_data(grpo_sg.Config(chat_template_kwargs=kwargs))
-    with pytest.raises(tasks.UserError, match="refuses a question"):
-        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], '{"messages": []}')
+    with pytest.raises(tasks.UserError, match=f"--chat_template_kwargs .*{re.escape(kwargs)}"):
+        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], kwargs)
 
 
 def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
@@ -1677,12 +1669,6 @@ def test_a_question_may_be_a_chat():
     (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
     first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
     assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
-
-
-@pytest.mark.parametrize("question", [5, None, [], ["Who?"], [{"role": "user"}], [{"role": "user", "content": 5}]])
-def test_a_question_that_is_neither_text_nor_chat_is_refused(question):
-    with pytest.raises(tasks.UserError, match="a question must be a text or a list of chat messages"):
-        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), [question])
 
 
 @pytest.mark.parametrize("name, opening", [("kk", "<think>"), ("math", "")])
@@ -2255,6 +2241,14 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     cfg.max_new_tokens = 6
     tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
     assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_split_without_problems_is_refused_before_training(split):
+    policy, task, cfg = build_toy()
+    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"no {split} problem fits")):
+        with pytest.raises(tasks.UserError, match=f"--task toy.* {words}"):
+            tasks.encode_problems(task._replace(**{split: problems}), policy, cfg)
 
 
 def test_a_tokenizer_that_does_not_know_the_words_is_refused():
