@@ -140,6 +140,9 @@ def test_a_rollout_with_a_tool_depends_only_on_the_seed():
 def test_the_context_must_hold_the_tools_answers(capsys):
     policy, task, cfg = build_toy()
     task = task._replace(write=Tool(count_calls, STOP, 4))
-    for most, kept in ((418, 3), (419, 2), (420, 0)):
+    for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
         assert len(tasks.encode_problems(task, policy, cfg).train) == kept
+    cfg.max_new_tokens = 420
+    with pytest.raises(tasks.UserError, match="no train problem fits"):
+        tasks.encode_problems(task, policy, cfg)
