@@ -37,11 +37,10 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
     python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
     python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
 """
-import argparse
 import contextlib
 import dataclasses
 import datetime
-import difflib
+import itertools
 import json
 import math
 import os
@@ -53,10 +52,9 @@ import signal
 import sys
 import time
 import types
-import typing
 import warnings
 from statistics import fmean as mean
-from typing import Annotated, Literal
+from typing import Literal
 
 # Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
 if "microsoft" not in platform.release():
@@ -68,6 +66,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from tqdm import tqdm
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.trainer_utils import get_last_checkpoint
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -97,6 +97,15 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
 
+def are_equal(rewards):
+    """Return for each group, (P, G), whether its rewards are equal up to the rounding of their
+    dtype, as 0.1 * 3 and 0.3 are: (P, 1)."""
+    rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
+    R = rewards.double()
+    spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
+    return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
+
+
 def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv
     2402.03300).
@@ -119,15 +128,6 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
     return A.masked_fill(are_equal(rewards), 0.0)
-
-
-def are_equal(rewards):
-    """Return for each group, (P, G), whether its rewards are equal up to the rounding of their
-    dtype, as 0.1 * 3 and 0.3 are: (P, 1)."""
-    rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
-    R = rewards.double()
-    spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
-    return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
 
 
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
@@ -168,11 +168,12 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         add up: sums["kls"] / sums["count"] is the mean KL.
 
     Raises:
-        AssertionError: names what does not fit: a shape, the mode, or beta > 0 without
-            ref_logps.
+        AssertionError: a shape or the mode does not fit.
     """
-    check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
-                         loss_agg_mode)
+    for x in (old_logps, mask, weights, ref_logps):  # other shapes would broadcast
+        assert x is None or x.shape == logps.shape, f"{x.shape} is not (B, T) {logps.shape}"
+    modes = ("token-mean", "seq-mean-token-mean")
+    assert loss_agg_mode in modes, f"no mode {loss_agg_mode!r}"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
@@ -188,7 +189,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
     by_completion = loss_agg_mode == "seq-mean-token-mean"
-    count = mask.any(1).sum() if by_completion else mask.sum()
+    count = count_terms(mask.sum(1), loss_agg_mode)
     if denominator is None:
         denominator = count.clamp(min=1)
     loss = -total(objective, mask, by_completion) / denominator
@@ -209,19 +210,6 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     return loss, sums
 
 
-def check_loss_arguments(logps, old_logps, advantages, mask, weights, ref_logps, beta,
-                         loss_agg_mode):
-    """Raise AssertionError if arguments of grpo_sg_loss do not fit together."""
-    assert logps.dim() == 2, f"logps of shape {tuple(logps.shape)} are not (B, T)"
-    for x in (old_logps, mask, weights, ref_logps):
-        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T)"
-    shape = advantages.shape
-    assert shape in (logps.shape, logps.shape[:1]), f"{tuple(shape)}: not (B,) or (B, T)"
-    modes = ("token-mean", "seq-mean-token-mean")
-    assert loss_agg_mode in modes, f"no mode {loss_agg_mode!r}"
-    assert not beta or ref_logps is not None, "beta > 0 needs ref_logps"
-
-
 def estimate_kl(logps, ref_logps, mask):
     """Estimate KL(pi_theta, pi_ref) at each token, (B, T), by k3
     (joschu.net/blog/kl-approx.html): >= 0, and 0 if both policies agree.
@@ -231,6 +219,12 @@ def estimate_kl(logps, ref_logps, mask):
     log_ratio = (ref_logps.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
     # expm1(x) is more accurate near 0 than exp(x) - 1.
     return torch.expm1(log_ratio) - log_ratio
+
+
+def count_terms(lengths, loss_agg_mode):
+    """Count the terms of the loss's mean: tokens, or in the second mode completions. lengths: (B,),
+    the number of tokens that the policy wrote in each row."""
+    return (lengths > 0).sum() if loss_agg_mode == "seq-mean-token-mean" else lengths.sum()
 
 
 def total(x, mask, by_completion):
@@ -256,14 +250,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 # ---- 2. Log-probabilities of the policy ----
 
-def keeps_by_mask():
-    """Return True if this transformers computes logits at the positions of a mask."""
-    return [int(part) for part in transformers.__version__.split(".")[:2]] >= [5, 21]
-
-
-KEEPS_BY_MASK = keeps_by_mask()
-
-
 def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
                 temperature: float = 1.0) -> Tensor:
     """Compute log pi(ids[b, t] | ids[b, :t]) for the tokens in the mask.
@@ -273,7 +259,7 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 
     Args:
         model: any causal language model of transformers 5.21 or newer, in eval mode.
-            (Training mode gives a warning, unless gradient checkpointing needs it.)
+            (Training mode gives a warning.)
         ids: (B, T), prompt and completion, padded on the right with any token.
         mask: (B, T), true exactly on sampled tokens, and never on a row's first token,
             which has no context.
@@ -284,15 +270,13 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 
     Raises:
         AssertionError: a mask of another shape, or one that is true on a first token; a
-            temperature that is not above 0; an older transformers.
+            temperature that is not above 0.
     """
-    assert KEEPS_BY_MASK, ("token_logps needs transformers 5.21 or newer, not "
-                           f"{transformers.__version__}")
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
     assert not mask[:, 0].any(), "the first token of a row has no context: mask[:, 0]"
     assert temperature > 0, f"the temperature must be above 0, not {temperature}"
-    if model.training and not getattr(model, "is_activation_checkpointing", False):
+    if model.training:
         warnings.warn("the model is in training mode: with dropout, r differs from 1 "
                       "before the first update; call model.eval()")
     # Position t predicts token t + 1. Only the N positions before sampled tokens go
@@ -307,6 +291,16 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
     logps = -F.cross_entropy(logits, ids[mask], reduction="none")  # (N,)
     empty = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
     return empty.masked_scatter(mask, logps)
+
+
+def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
+    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def in_bfloat16(device):
+    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
+    stay in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
 
 
 # ---- 3. Sampling ----
@@ -445,6 +439,73 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     return completions
 
 
+# ---- Settings ----
+
+def setting(default, text):
+    """Return a field of Config with its default and its line in --help."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass
+class Config:
+    """The settings, each a flag of the command line. These defaults are for a real model on a GPU.
+    settings.json in a model's folder has others: the first command's tiny model takes 60 steps
+    of 32 prompts with four updates each, lr 2e-4 and temperature 1. `train` and `evaluate` read
+    only the settings from shaping on, except device, eval_only, resume and out."""
+    model: str = setting("", "hub name, or folder of a model or a run; without it, the tiny model "
+                             "support/pretrained/TASK")
+    task: str = setting("", "kk, math, or a Python file with make_task(cfg); without it, what the "
+                            "model was made for, else kk")
+    data: str = setting("synthetic", "synthetic; kk: published; math: gsm8k, math, deepscaler, or "
+                                     "a .jsonl, .json, .csv or .parquet file")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24, or a file; without it, the test "
+                                 "set of --data")
+    system: str = setting("", "system prompt, in place of the task's own; none: the prompt is only "
+                              "the question")
+    people: list[int] = dataclasses.field(
+        default_factory=[3].copy,
+        metadata={"help": "kk: sizes of the puzzles, 2 to 8; the paper has 3 4 5 6 7"})
+    brief: bool = setting(False, "kk: puzzles without a story, which a tiny model can read")
+    train_problems: int = setting(4500, "size of a generated training set")
+    eval_problems: int = setting(200, "size of a generated test set and of any validation set")
+    chat_template_kwargs: str = setting("{}", "JSON for the chat template, such as "
+                                              "'{\"enable_thinking\": false}'")
+    shaping: Literal["sg", "none", "ar"] = setting(
+        "sg", "token weights: GRPO-SG, none (GRPO), or AR-Lopti")
+    alpha: float = setting(2.0, "scale of the weight")
+    tau: float = setting(1/9, "pi is divided by tau in the weight's sigmoid: higher is flatter")
+    mu: float = setting(0.25, "offset of the weight")
+    low: float = setting(1.0, "L, the smallest weight")
+    high: float = setting(1.4, "U, the largest weight")
+    clip_low: float = setting(0.2, "the ratio r is clipped at 1 - clip_low")
+    clip_high: float = setting(0.24, "the ratio r is clipped at 1 + clip_high")
+    beta: float = setting(0.0, "coefficient of the KL to the initial policy (a copy)")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
+        "token-mean", "mean over all tokens, or first over each completion's tokens")
+    lr: float = setting(1e-6, "learning rate of AdamW")
+    temperature: float = setting(0.7, "for sampling and for all log-probabilities")
+    steps: int = setting(350, "training steps, each a rollout and its updates")
+    prompts: int = setting(64, "P, prompts in a rollout")
+    group_size: int = setting(8, "G, completions of each prompt")
+    updates: int = setting(2, "optimizer updates per rollout, each on its own minibatch")
+    max_new_tokens: int = setting(2048, "max tokens per turn; a cut-off turn is badly formed")
+    tokens_per_micro_batch: int = setting(3072, "maximum number of tokens in a backward pass; more "
+                                                "need more memory")
+    sample_batch: int = setting(256, "maximum number of completions sampled at once; more need "
+                                     "more memory")
+    gradient_checkpointing: bool = setting(False, "less memory in the backward pass, for a third "
+                                                  "more time")
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
+        "auto", "auto: cuda if PyTorch can use it, else cpu; mps is untested")
+    eval_every: int = setting(10, "steps between evaluations on the validation set")
+    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy only")
+    eval_only: bool = setting(False, "only run the test, no training")
+    resume: bool = setting(False, "continue the run in --out from its last checkpoint, with its "
+                                  "settings, which other flags change")
+    seed: int = setting(0, "of all random choices")
+    out: str = setting("", "folder for the run's files, new or empty; without it, one under runs/")
+
+
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
 
 @dataclasses.dataclass
@@ -553,18 +614,13 @@ def grade(c, policy, task):
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    verdict = task.verify(c.response, c.problem.answer)
-    if not isinstance(verdict, tuple) or [type(x) for x in verdict] != [bool, bool]:
-        raise SystemExit(f"error: verify must return (correct, formatted), True or False each, "
-                         f"not {verdict!r:.60}, for {c.response!r:.200}")
-    c.correct, c.formatted = verdict
+    c.correct, c.formatted = task.verify(c.response, c.problem.answer)
     # A completion that was cut off counts as badly formed.
     c.formatted = c.formatted and not c.truncated
     # In tasks.py: +3 correct, -0.5 well formed but wrong, -3 badly formed.
     c.reward = float(task.reward(c))
     if not math.isfinite(c.reward):
-        raise SystemExit(f"error: reward must return a finite number, not {c.reward}, for "
-                         f"{c.response!r:.200}")
+        raise ValueError(f"reward must return a finite number, not {c.reward}, for {c.response!r}")
 
 
 def set_advantages(completions, group_size):
@@ -596,6 +652,10 @@ def train(policy, task, cfg, run=None, reference=None):
                                   weight_decay=0, fused=True)
     run.begin(optimizer)
     for step in range(run.done + 1, cfg.steps + 1):
+        # Before the next step, so that a resumed run does not miss it. The command line tests
+        # after the last one.
+        if step > 1 and (step - 1) % cfg.eval_every == 0:
+            evaluate_split(policy, task, cfg, run, step - 1, "valid")
         started = time.time()
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
@@ -612,10 +672,8 @@ def train(policy, task, cfg, run=None, reference=None):
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = make_step_row(step, completions, updates, cfg.group_size)
         run.log_step(row, completions, sampled - started, time.time() - sampled)
-        # The command line tests after the last step.
-        if step % cfg.eval_every == 0 and step < cfg.steps:
-            evaluate_split(policy, task, cfg, run, step, "valid")
-        if run.save_if_due(step, optimizer):  # the last step, or a signal such as Ctrl-C
+        run.save_if_due(step, optimizer)
+        if run.stopped_by:  # a signal, such as Ctrl-C
             break
     return run.rows
 
@@ -629,36 +687,32 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     acts.) A group may be split across minibatches: its advantages sum to 0 over all
     minibatches together, but not in each of them. Returns a list of what `update` returns.
     """
-    model = policy.model
-    # Gradient checkpointing needs training mode; `prepare` has set dropout to 0.
-    model.train(cfg.gradient_checkpointing)
+    model = policy.model.eval()  # without dropout: r is 1 in the first update
+    if cfg.gradient_checkpointing:
+        start_checkpointing(model)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
     # completions that carry no learning signal (A = 0).
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        for i, batches in enumerate(split):
-            for batch in batches:
-                # pi_old, before any update changes the policy. It comes from token_logps,
-                # as pi_theta does, because the sampler rounds differently. In the first
-                # update pi_theta is still pi_old: `update` then saves this forward pass.
-                if i > 0:
-                    batch.old_logps = compute_logps(model, batch, cfg)
-                if cfg.beta:
-                    batch.ref_logps = compute_logps(reference, batch, cfg)
+        # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
+        # does, because the sampler rounds differently. In the first update pi_theta is still
+        # pi_old: `update` then saves this forward pass.
+        for batch in itertools.chain(*split[1:]):
+            batch.old_logps = compute_logps(model, batch, cfg)
+        if cfg.beta:
+            for batch in itertools.chain(*split):
+                batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
-        if not batches:  # A = 0 everywhere
-            continue
         # Divide the loss by the number of all tokens that the policy wrote, also those with
         # A = 0. Otherwise a minibatch in which most groups have equal rewards would make an
         # equally large step, based only on its few other groups.
-        if cfg.loss_agg_mode == "seq-mean-token-mean":
-            denominator = len(minibatch)
-        else:
-            denominator = sum(sum(c.mask) for c in minibatch)
-        updates.append(update(model, optimizer, batches, denominator, cfg))
+        lengths = torch.tensor([sum(c.mask) for c in minibatch])
+        if batches:  # else A = 0 everywhere
+            denominator = count_terms(lengths, cfg.loss_agg_mode).item()
+            updates.append(update(model, optimizer, batches, denominator, cfg))
     return updates
 
 
@@ -759,15 +813,20 @@ def compute_logps(model, batch, cfg):
 def make_step_row(step, completions, updates, group_size):
     """Return the row of a training step: means over completions and over updates."""
     groups = split_groups(completions, group_size)
-    unequal = [group for group in groups if any(c.advantage for c in group)]
     return {"step": step, "reward": mean(c.reward for c in completions),
             **average_completions(completions), **average_updates(updates),
-            "equal_groups": 1 - len(unequal) / len(groups)}
+            # without a learning signal; TRL calls it frac_reward_zero_std
+            "equal_groups": 1 - mean(has_signal(group) for group in groups)}
 
 
 def split_groups(completions, n):
     """Split a problem-major list into the groups of n that belong to each problem."""
     return [completions[i:i + n] for i in range(0, len(completions), n)]
+
+
+def has_signal(group):
+    """Return whether the rewards of a group differ."""
+    return any(c.advantage != 0 for c in group)
 
 
 def average_updates(updates):
@@ -863,6 +922,8 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
+# From here on it is loading, files and flags: a reader of the method can stop.
+
 # ---- 7. The model: loading, its stop tokens, its device ----
 
 def load_model(name, *, local=False):
@@ -877,18 +938,10 @@ def load_model(name, *, local=False):
         (model, tokenizer), the parameters in float32.
 
     Raises:
-        ValueError: the saved model lacks parameters, which would start at random, or has some
-            that are not finite. Other errors are those of transformers.
+        The errors of transformers, which also prints a report of missing parameters.
     """
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        name, dtype="float32", local_files_only=local, trust_remote_code=False,
-        output_loading_info=True)
-    if report["missing_keys"]:
-        raise ValueError(f"it lacks {len(report['missing_keys'])} parameters, such as "
-                         f"{min(report['missing_keys'])}: save the whole model")
-    for parameter, values in model.named_parameters():
-        if not values.isfinite().all():
-            raise ValueError(f"its parameter {parameter} has values that are not finite")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        name, dtype="float32", local_files_only=local, trust_remote_code=False)
     # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
     return model, tokenizer
@@ -938,16 +991,14 @@ def find_device(name):
 
 
 def prepare(model, device, *, gradient_checkpointing=False):
-    """Move a causal language model to a device and set it up for this file: eval mode, no
-    dropout and, on a GPU, logits in float32. Returns the model.
+    """Move a causal language model to a device and set it up for this file: eval mode and, on a
+    GPU, logits in float32. Returns the model.
 
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
     round most updates away. On a GPU settings of the whole process change: cuDNN's attention
-    is off, float32 products may use TF32, and before Ampere keys are repeated. A tiny model
-    on a CPU sets another: one thread. Set gradient_checkpointing if
-    cfg.gradient_checkpointing is set.
+    is off, and float32 products may use TF32. A tiny model on a CPU sets another: one thread.
+    Set gradient_checkpointing if cfg.gradient_checkpointing is set; a T4 needs it for long rows.
     """
-    turn_off_dropout(model)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     if torch.device(device).type == "cuda":
@@ -959,11 +1010,6 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.backends.cuda.matmul.allow_tf32 = True
         keep_logits_in_float32(model)
-        if torch.cuda.get_device_capability() < (8, 0):
-            # Before Ampere (a T4), the only kernel that shares keys and values among query
-            # heads stores a score for each pair of tokens: 25 GB for a row of 2,300 tokens.
-            from transformers.integrations import sdpa_attention
-            sdpa_attention.use_gqa_in_sdpa = repeat_keys
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
@@ -971,21 +1017,14 @@ def prepare(model, device, *, gradient_checkpointing=False):
     return model.to(device).eval()
 
 
-def repeat_keys(attention_mask, key, value):
-    """Replace transformers' use_gqa_in_sdpa: keys and values are repeated for each head."""
-    return False
+def start_checkpointing(model):
+    """Let a prepared model recompute activations in the backward pass, until model.eval().
 
-
-def turn_off_dropout(model):
-    """Set every dropout rate to 0, because gradient checkpointing runs in training mode.
-    Then r is exactly 1 in the first update."""
-    # the config; a model of several parts has one, and its language part another
-    for part in (model.config, model.config.get_text_config(), *model.modules()):
-        for name, value in list(vars(part).items()):
-            if ("drop" in name or "jitter" in name) and type(value) is float:
-                setattr(part, name, 0.0)
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
+    transformers' layers do so only in training mode. The modules in them stay in eval mode:
+    with dropout, r would not be 1 in the first update."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def keep_logits_in_float32(model):
@@ -1002,20 +1041,11 @@ def multiply_in_float32(head, hidden):
         return type(head).forward(head, hidden.float())
 
 
-def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
-    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def in_bfloat16(device):
-    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
-    stay in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
-
-
 # ---- 8. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
 LOGS = "metrics.jsonl", "samples.jsonl"
+PATIENCE = 5  # steps without a learning signal before a warning
 
 
 class Run:
@@ -1023,8 +1053,10 @@ class Run:
 
     The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training
     step and each evaluation), samples.jsonl (completions as text, with their verdicts) and
-    checkpoint/: model and tokenizer, which transformers can load, settings, and the state of
-    the training.
+    checkpoint-STEP/: model and tokenizer, which transformers can load, settings, and the
+    state of the training.
+
+    A subclass with its own `log` sends the rows elsewhere, too: main(make_run=TheSubclass).
 
     Args:
         cfg: a Config.
@@ -1035,63 +1067,62 @@ class Run:
     """
 
     def __init__(self, cfg, policy=None, out="", state=None):
+        assert policy or not out, "to write checkpoints, a Run needs the policy"
         self.cfg = cfg
         self.policy = policy
         self.out = out
         self.state = state
         self.done = state["step"] if state else 0
         self.rows = []          # of the training steps of this process
+        self.trouble = ""       # what is wrong with the last steps
         self.stopped_by = None  # the number of a signal
-        self.bar = None
         self.last_save = time.time()
         if out:
-            with one_line_if_not_writable(out):
-                os.makedirs(out, exist_ok=True)
-                # "x" fails if another run has just begun in this folder.
-                write_json(os.path.join(out, "settings.json"), vars(cfg), "w" if state else "x")
+            os.makedirs(out, exist_ok=True)
+            # "x" fails if another run has just begun in this folder.
+            write_json(os.path.join(out, "settings.json"), vars(cfg), "w" if state else "x")
         if state:
-            cut_logs(out, state["sizes"])
+            cut_logs(out, self.done)
 
     def begin(self, optimizer):
         """Give the optimizer its state in the checkpoint, if there is one."""
-        if self.done:
+        if self.state and self.done:
             optimizer.load_state_dict(self.state["optimizer"])
-        self.bar = tqdm(total=self.cfg.steps, desc="training", initial=self.done, disable=None)
         self.last_save = time.time()
 
     def log_step(self, row, completions, seconds_sampling, seconds_update):
         """Log a step's row and one group of its completions, if possible one with unequal
         rewards; log all completions if an update was skipped."""
         groups = split_groups(completions, self.cfg.group_size)
-        unequal = [group for group in groups if any(c.advantage for c in group)]
+        shown = next(filter(has_signal, groups), groups[0])
         tokens = sum(sum(c.mask) for c in completions)
-        row = {**row, "tokens_per_second": tokens / seconds_sampling,
+        row = {**row, "tokens_per_second": tokens / max(seconds_sampling, 1e-9),
                "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
                "seconds": seconds_sampling + seconds_update}
         if torch.cuda.is_available():
             row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        self.log(row, completions if row["skipped"] else [*unequal, *groups][0])
+        self.log(row, completions if row["skipped"] else shown)
         self.rows.append(row)
+        self.done = row["step"]
         self.show(row)
 
     def show(self, row):
-        """Show a step's numbers: next to the bar, or in a line where output is no terminal."""
-        step, steps = row["step"], self.cfg.steps
-        numbers = {key: f"{row[key]:.2f}" for key in ("reward", "accuracy", "grad_norm")}
-        self.bar.set_postfix(numbers, refresh=False)
-        self.bar.update()
+        """Print a step's numbers and, once, what is wrong with the last steps."""
+        left = (self.cfg.steps - self.done) * mean(row["seconds"] for row in self.rows)
+        weight = "" if row["weight_mean"] is None else f"mean w {row['weight_mean']:.2f}, "
+        say(f"step {self.done} of {self.cfg.steps}: reward {row['reward']:.2f}, accuracy "
+            f"{row['accuracy']:.2f}, {weight}grad_norm {row['grad_norm']:.2f}, "
+            f"{row['seconds']:.1f} s, about {datetime.timedelta(seconds=round(left))} left")
         if row["skipped"]:
-            say(f"step {step}: {row['skipped']} updates skipped: loss or gradient not finite")
-        if self.bar.disable:
-            words = ", ".join(f"{key} {value}" for key, value in numbers.items())
-            left = (steps - step) * mean(row["seconds"] for row in self.rows)
-            say(f"step {step} of {steps}: {words}, {row['seconds']:.1f} s, about "
-                f"{datetime.timedelta(seconds=round(left))} left")
+            say(f"{row['skipped']} updates skipped: loss or gradient not finite")
+        before, self.trouble = self.trouble, find_trouble(self.rows[-PATIENCE:])
+        if self.trouble and not before:
+            say(f"warning: {self.trouble}")
 
     def log_evaluation(self, row, completions):
         """Log an evaluation's row and completions."""
         self.log(row, completions)
-        if row["split"] == "valid" and self.bar.disable:
+        if row["split"] == "valid":
             say(f"validation after step {row['step']}: {in_words(row)}")
 
     def log(self, row, completions):
@@ -1105,127 +1136,97 @@ class Run:
             # What JSON cannot represent is written with str().
             lines = [json.dumps(row, default=str, skipkeys=True) + "\n" for row in rows]
             if self.out:
-                with (one_line_if_not_writable(self.out),
-                      open(os.path.join(self.out, name), "a", encoding="utf-8") as file):
+                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                     file.writelines(lines)
 
     def save_if_due(self, step, optimizer):
-        """Save after the last step, after a signal, and every ten minutes. Returns whether this
-        step ends the training."""
-        last = bool(self.stopped_by) or step == self.cfg.steps
+        """Save after the last step, after a signal, and every ten minutes."""
+        last = self.stopped_by or step == self.cfg.steps
         if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
             self.save(step, optimizer)
             self.last_save = time.time()
-        if last:
-            self.bar.close()
-        return last
 
     def save(self, step, optimizer):
-        """Write the new checkpoint next to the old one, then swap them: a complete one exists at
-        every moment.
+        """Write a checkpoint under another name, rename it when it is whole, and then remove the
+        one before: a whole one exists at every moment.
 
-        A resumed run truncates the logs to their current sizes. Random states are not saved,
-        because all randomness of a step is a function of seed and step.
+        Random states are not saved, because all randomness of a step is a function of seed and
+        step.
         """
-        path = os.path.join(self.out, "checkpoint")
-        new, before = f"{path}.new", f"{path}.before"
-        sizes = {name: os.path.getsize(os.path.join(self.out, name)) for name in LOGS}
+        new = os.path.join(self.out, "checkpoint.new")
+        before = find_checkpoint(self.out)
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
             self.policy.tokenizer.save_pretrained(new)
             write_json(os.path.join(new, "settings.json"), vars(self.cfg))
-            torch.save({"step": step, "sizes": sizes, "optimizer": optimizer.state_dict()},
+            torch.save({"step": step, "optimizer": optimizer.state_dict()},
                        os.path.join(new, "training.pt"))
+            os.rename(new, os.path.join(self.out, f"checkpoint-{step}"))
         except Exception as error:  # such as a full disk: each library raises its own type
             raise SystemExit(f"error: cannot write the checkpoint of step {step} "
                              f"({first_line(error)}): make room on the disk of {self.out}; "
                              "--resume continues from the checkpoint before, if there is one")
-        if os.path.isdir(path):  # else the one before is the only whole one
+        if before:
             shutil.rmtree(before, ignore_errors=True)
-            os.rename(path, before)
-        os.rename(new, path)
-        shutil.rmtree(before, ignore_errors=True)
 
-    def receive(self, number, frame):
-        """Handle a signal: the first ends the run after its step, a second ends it at once."""
-        if self.stopped_by:
-            raise SystemExit(128 + number)
+    def stop(self, number, frame):
+        """Handle SIGINT or SIGTERM: the run ends after its step; a second one ends it at once."""
         self.stopped_by = number
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.default_int_handler)
         # Not with print, which the signal may have interrupted.
         with contextlib.suppress(OSError):
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
 
 
-@contextlib.contextmanager
-def one_line_if_not_writable(out):
-    try:
-        yield
-    except OSError as error:
-        raise SystemExit(f"error: cannot write to {out} ({error.strerror}): make room, or name "
-                         "another --out")
-
-
-@contextlib.contextmanager
-def signals_to(run):
-    """Let Ctrl-C, kill and a closed terminal end the run after its step. Ignored signals, as
-    under nohup, stay ignored."""
-    handlers = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) != signal.SIG_IGN:
-            handlers[number] = signal.signal(number, run.receive)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def find_checkpoint(out):
-    """Return the folder of a run's newest whole checkpoint, or ""."""
-    # The second is there if the program was killed between two renames.
-    for name in ("checkpoint", "checkpoint.before"):
-        if os.path.isdir(os.path.join(out, name)):
-            return os.path.join(out, name)
+def find_trouble(rows):
+    """Return what is wrong with a run's last training rows, or ""."""
+    if len(rows) < PATIENCE:
+        return ""
+    advice = "read samples.jsonl; python -m support.check helps to find the cause"
+    if min(row["equal_groups"] for row in rows) == 1 and rows[-1]["accuracy"] < 0.9:
+        return (f"for {PATIENCE} steps rewards were equal within every group, so nothing is "
+                f"learned: {advice}")
+    if min(row["truncated"] for row in rows) > 0.5:
+        return f"for {PATIENCE} steps most completions were truncated: {advice}"
     return ""
 
 
-def load_state(cfg):
-    """Load the state of the training of the run in cfg.out: a dict of step, sizes (of the logs)
-    and optimizer."""
-    folder = find_checkpoint(cfg.out)
+def load_state(out):
+    """Load the state of the training of the run in `out`: a dict of step and optimizer. Without
+    a checkpoint, the run begins again."""
+    folder = find_checkpoint(out)
     if not folder:
-        if any("reward" in row for row in read_rows(cfg.out)):
-            raise SystemExit(f"error: {cfg.out} has steps but no checkpoint: start a new run")
-        return {"step": 0, "sizes": {}}
+        return {"step": 0}
     try:
-        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
     except Exception as error:  # no such file, half a file: each has its own type
         raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
                          f"start a new run with --model {folder}")
-    if state["step"] > cfg.steps:
-        raise SystemExit(f"error: --steps {cfg.steps}, but the run in {cfg.out} has already done "
-                         f"{state['step']}")
-    return state
 
 
-def read_rows(out):
-    """Read a run's metrics.jsonl, without a line that is only half written; the first row is
-    the test before training."""
-    path = os.path.join(out, "metrics.jsonl")
+def cut_logs(out, done):
+    """Remove what was logged after step `done`, half a line, too. Evaluations of that step are
+    removed because they come again."""
+    for name in LOGS:
+        path = os.path.join(out, name)
+        kept = []
+        for row in read_rows(path):
+            if (row["step"], row.get("split", "train") != "train") < (done, True):
+                kept.append(json.dumps(row) + "\n")
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.writelines(kept)
+        os.replace(f"{path}.new", path)
+
+
+def read_rows(path):
+    """Read the rows of a .jsonl file, without a line that is only half written; [] if there is
+    no file."""
     if not os.path.isfile(path):
         return []
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def cut_logs(out, sizes):
-    """Remove what was logged after the checkpoint."""
-    for name in LOGS:
-        path = os.path.join(out, name)
-        if os.path.isfile(path):
-            os.truncate(path, min(os.path.getsize(path), sizes.get(name, 0)))
 
 
 def write_json(path, content, mode="w"):
@@ -1242,8 +1243,7 @@ def say(text):
     """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
     and its lines are discarded."""
     try:
-        tqdm.write(text)  # print would garble a bar
-        sys.stdout.flush()
+        print(text, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -1264,80 +1264,17 @@ def first_line(error):
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-# ---- 9. Settings, and the program ----
+# ---- 9. The program ----
 
-@dataclasses.dataclass
-class Config:
-    """The settings, each a flag of the command line. Defaults are for a real model on a GPU;
-    settings.json in a model's folder has others, for that model. `train` and `evaluate` read
-    only the settings from shaping on, except device, eval_only, resume and out."""
-    model: Annotated[str, "hub name, or folder of a model or a run; default: the tiny model "
-                          "support/pretrained/TASK"] = ""
-    task: Annotated[str, "what to learn, such as kk or math"] = "kk"
-    data: Annotated[str, "synthetic; kk: published; math: gsm8k, math, deepscaler; or a .jsonl "
-                         "file"] = "synthetic"
-    eval_data: Annotated[str, "math: gsm8k, math500, aime24, or a .jsonl file; default: chosen "
-                              "by --data"] = ""
-    system: Annotated[str, "system prompt, in place of the task's own; none: the prompt is only "
-                           "the question"] = ""
-    people: Annotated[list[int], "kk: sizes of the puzzles, 2 to 8; more people are harder"] = (
-        dataclasses.field(default_factory=[3, 4, 5, 6, 7].copy))
-    brief: Annotated[bool, "kk: puzzles without a story, which a tiny model can read"] = False
-    train_problems: Annotated[int, "size of a generated training set"] = 4500
-    eval_problems: Annotated[int, "size of a generated test set and of any validation set"] = 200
-    chat_template_kwargs: Annotated[str, "JSON for the chat template, such as "
-                                         "'{\"enable_thinking\": false}'"] = "{}"
-    shaping: Annotated[Literal["sg", "none", "ar"], "token weights: GRPO-SG, none (GRPO), or "
-                                                    "AR-Lopti"] = "sg"
-    alpha: Annotated[float, "scale of the weight"] = 2.0
-    tau: Annotated[float, "pi is divided by tau in the weight's sigmoid: higher is flatter"] = 1/9
-    mu: Annotated[float, "offset of the weight"] = 0.25
-    low: Annotated[float, "L, the smallest weight"] = 1.0
-    high: Annotated[float, "U, the largest weight"] = 1.4
-    clip_low: Annotated[float, "the ratio r is clipped at 1 - clip_low"] = 0.2
-    clip_high: Annotated[float, "the ratio r is clipped at 1 + clip_high"] = 0.24
-    beta: Annotated[float, "coefficient of the KL to the initial policy (a copy)"] = 0.0
-    loss_agg_mode: Annotated[Literal["token-mean", "seq-mean-token-mean"],
-                             "mean over all tokens, or first over each completion's "
-                             "tokens"] = "token-mean"
-    lr: Annotated[float, "learning rate of AdamW"] = 1e-6
-    temperature: Annotated[float, "for sampling and for all log-probabilities"] = 0.7
-    steps: Annotated[int, "training steps, each a rollout and its updates"] = 350
-    prompts: Annotated[int, "P, prompts in a rollout"] = 64
-    group_size: Annotated[int, "G, completions of each prompt"] = 8
-    updates: Annotated[int, "optimizer updates per rollout, each on its own minibatch"] = 2
-    max_new_tokens: Annotated[int, "max tokens per turn; a cut-off turn is badly formed"] = 2048
-    tokens_per_micro_batch: Annotated[int, "maximum number of tokens in a backward pass; a "
-                                           "larger number needs more memory"] = 3072
-    sample_batch: Annotated[int, "maximum number of completions sampled at once; more need "
-                                 "more memory"] = 256
-    gradient_checkpointing: Annotated[bool, "less memory in the backward pass, for a third "
-                                            "more time"] = False
-    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], "auto: cuda if PyTorch can use it, "
-                                                             "else cpu; mps is untested"] = "auto"
-    eval_every: Annotated[int, "steps between evaluations on the validation set"] = 10
-    eval_samples: Annotated[int, "k of avg@k and pass@k on the test set; 0: greedy only"] = 4
-    eval_only: Annotated[bool, "only run the test, no training"] = False
-    resume: Annotated[bool, "continue the run in --out from its last checkpoint"] = False
-    seed: Annotated[int, "of all random choices"] = 0
-    out: Annotated[str, "folder for the run's files, new or empty; default: one under runs/"] = ""
-
-
-# Numbers must be above 0, but these may be as low as this.
-LEAST = {"alpha": 0, "mu": 0, "low": 0, "clip_low": 0, "clip_high": 0, "beta": 0, "seed": 0,
-         "eval_samples": 0, "group_size": 2}
-# A resumed run may change these: they do not change the method.
-RESUMABLE = ("resume out steps device tokens_per_micro_batch sample_batch "
-             "gradient_checkpointing").split()
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def main(argv=None, **defaults):
+def main(argv=None, make_run=Run):
     """Run the command line: load a model, make the problems, test, train and test again.
 
     Args:
         argv: a list of flags; by default those of the process.
-        defaults: a script's own default settings, such as main(task="mine").
+        make_run: Run or a subclass, for a tracker of experiments.
     """
     sys.path.append(HERE)  # for a file that is installed
     with contextlib.suppress(AttributeError):  # in a notebook
@@ -1348,13 +1285,13 @@ def main(argv=None, **defaults):
         raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
                          "The functions of grpo_sg.py do not: import them")
     try:
-        cfg = read_settings(argv, **defaults)
+        cfg = read_settings(argv)
         policy, task = load(cfg)
-        state = load_state(cfg) if cfg.resume else None
-        run = Run(cfg, policy, cfg.out or new_name(cfg), state)
+        state = load_state(cfg.out) if cfg.resume else None
+        run = make_run(cfg, policy, cfg.out or new_name(cfg), state)
         describe_run(policy, task, run)
         carry_out(policy, task, cfg, run)
-    except tasks.UserError as error:
+    except (tasks.UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError:
         raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
@@ -1364,123 +1301,66 @@ def main(argv=None, **defaults):
         raise SystemExit(128 + signal.SIGINT)
 
 
-def read_settings(argv=None, **defaults):
-    """Return the checked settings, a Config. Each comes from the first that has it: the flags;
-    a script's defaults; settings.json in the model's folder; Config. A resumed run keeps its
-    own, except for RESUMABLE.
+def make_parser():
+    """Return a parser with a flag for each field of Config."""
+    return transformers.HfArgumentParser(
+        Config, description="Train a language model with GRPO-SG.", allow_abbrev=False,
+        usage="%(prog)s [--setting value ...]",
+        epilog="A model's folder may have a settings.json: its values replace these defaults.")
 
-    Raises:
-        SystemExit: one line that says what is wrong.
-    """
-    flags = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
-    settings = parse([*as_flags(defaults), *flags])
-    if settings.get("resume"):
-        out = settings.get("out", "")
-        settings = {**parse(flags), "resume": True, "out": out}
-        saved = read_saved(find_checkpoint(out) or out)
-        # A model's folder, such as a checkpoint, has settings too.
-        if not saved or os.path.isfile(os.path.join(out, "config.json")):
-            raise SystemExit(f"error: --resume needs --out and the folder of a run, not {out!r}")
-        for name, value in settings.items():
-            own = saved.get(name, vars(Config())[name])
-            if name not in RESUMABLE and value != own:
-                raise SystemExit(f"error: --resume keeps the run's own --{name} {own}: leave the "
-                                 "flag out, or start a new run")
+
+def read_settings(argv=None):
+    """Return the settings, a Config. Each comes from the first that has it: the flags;
+    settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
+    its own settings, which flags override."""
+    import tasks
+    parser = make_parser()
+    flags = parser.parse_args(argv)
+    if flags.resume:
+        usual = read_saved(find_checkpoint(flags.out) or flags.out)
+        # A model's folder has settings, too.
+        if not usual or os.path.isfile(os.path.join(flags.out, "config.json")):
+            raise SystemExit("error: --resume needs --out and the folder of a run, not "
+                             f"{flags.out!r}")
     else:
-        settings["model"] = find_model(settings)
-        saved = read_saved(settings["model"])
-        if "task" in saved and settings.get("task", saved["task"]) != saved["task"]:
-            say(f"{settings['model']} was made for --task {saved['task']}: its settings.json is "
-                "not used")
-            saved = {}
-        for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
-            saved.pop(name, None)
-        changes = as_flags({name: value for name, value in saved.items()
-                            if name not in settings and value != vars(Config())[name]})
-        if changes:
-            say(f"from settings.json in {settings['model']}: {' '.join(changes)}")
-    cfg = Config(**{**parse(as_flags(saved)), **settings})
+        own = tasks.load_task(flags.task)[1] if flags.task else {}
+        flags.model = find_model(flags.model or own.get("model", ""), flags.task or "kk")
+        usual = {**own, **read_model_settings(flags.model, flags.task)}
+    parser.set_defaults(**{"task": "kk", **usual})
+    cfg = Config(**vars(parser.parse_args(argv)))
+    if not flags.resume:
+        cfg.model = flags.model
+    if cfg.task.endswith(".py"):
+        cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
     check_settings(cfg)
     return cfg
 
 
-def parse(flags):
-    """Parse flags as a dict: `--group_size 4` and `--group-size 4` are {"group_size": 4}."""
-    parser = argparse.ArgumentParser(
-        description="Train a language model with GRPO-SG.", usage="%(prog)s [--setting value ...]",
-        argument_default=argparse.SUPPRESS, allow_abbrev=False, exit_on_error=False)
-    known = vars(Config())
-    for name, default in known.items():
-        add_flag(parser, name, default)
-    words = []
-    for word in flags:
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and " " not in name:  # else it is a value, such as a text
-            word = f"--{name[2:].replace('-', '_')}{equals}{value}"
-        words.append(word)
-    try:
-        settings, unknown = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise SystemExit(f"error: {error}")
-    if unknown and not unknown[0].startswith("--"):
-        raise SystemExit(f"error: {unknown[0]} belongs to no setting: name each, such as --model "
-                         f"{unknown[0]}; --help lists all")
-    if unknown:
-        similar = difflib.get_close_matches(unknown[0].lstrip("-").partition("=")[0], known, 1)
-        hint = f" (did you mean --{similar[0]}?)" if similar else ""
-        raise SystemExit(f"error: there is no setting {unknown[0]}{hint}; --help lists all")
-    return vars(settings)
-
-
-def add_flag(parser, name, default):
-    """Add the flag of a setting."""
-    hint = typing.get_type_hints(Config)[name]
-    text = Config.__annotations__[name].__metadata__[0].replace("%", "%%")
-    if default not in ("", False):
-        text += f" (default: {' '.join(map(str, default)) if hint == list[int] else default})"
-    if hint is bool:
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-        parser.add_argument(f"--no_{name}", action="store_false", dest=name,
-                            help=argparse.SUPPRESS)
-    elif typing.get_origin(hint) is Literal:
-        parser.add_argument(f"--{name}", choices=typing.get_args(hint), help=text)
-    elif hint == list[int]:
-        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
-    else:
-        parser.add_argument(f"--{name}", type=hint, metavar=hint.__name__.upper(), help=text)
-
-
-def as_flags(settings):
-    """Return a dict of settings as the flags that one would type; None is no setting."""
-    flags = []
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no_{name}")
-        elif isinstance(value, (list, tuple)):
-            flags += [f"--{name}", *map(str, value)]
-        elif isinstance(value, dict):
-            flags.append(f"--{name}={json.dumps(value)}")
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
-
-
-def find_model(settings):
-    """Return the folder or hub name of the model: of a run, its checkpoint; without --model, the
+def find_model(name, task):
+    """Return the folder or hub name of the model: of a run, its checkpoint; without a name, the
     tiny model of the task."""
-    tiny = os.path.join(HERE, "support", "pretrained", settings.get("task", Config.task))
-    name = os.path.expanduser(settings.get("model", "")) or tiny
-    if not os.path.isdir(name):
-        return "" if name == tiny else name
-    return os.path.abspath(find_checkpoint(name) or name)
+    stem = os.path.basename(task).removesuffix(".py")
+    name = os.path.expanduser(name) or os.path.join(HERE, "support", "pretrained", stem)
+    if os.path.isdir(name):
+        return os.path.abspath(find_checkpoint(name) or name)
+    if name.startswith(HERE):
+        raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder: "
+                         f"there is no tiny model for --task {task} (python -m support.tiny "
+                         f"{task} makes one)")
+    if name.startswith((".", "/", "runs/")):
+        raise SystemExit(f"error: --model {name}: there is no such folder")
+    return name
+
+
+def find_checkpoint(out):
+    """Return the folder of a run's newest whole checkpoint, or ""."""
+    return os.path.isdir(out) and get_last_checkpoint(out) or ""
 
 
 def read_saved(folder):
     """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
     path = os.path.join(folder, "settings.json")
-    if not folder or not os.path.isfile(path):
+    if not os.path.isfile(path):
         return {}
     try:
         with open(path, encoding="utf-8-sig") as file:  # Notepad adds a mark
@@ -1490,53 +1370,55 @@ def read_saved(folder):
         raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
 
 
+def read_model_settings(model, task):
+    """Read a model's default settings, unless it was made for another task, and print them."""
+    saved = read_saved(model)
+    made_for = saved.get("task", task)
+    if task and os.path.abspath(task) != os.path.abspath(made_for):
+        say(f"{model} was made for --task {made_for}: its settings.json is not used")
+        return {}
+    for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
+        saved.pop(name, None)
+    changes = [f"--{name} {value}" for name, value in saved.items()
+               if value != vars(Config())[name]]
+    if changes:
+        say(f"from settings.json in {model}: {' '.join(changes)}")
+    return saved
+
+
 def check_settings(cfg):
-    """Raise SystemExit with one line if a setting cannot be used, before anything is loaded."""
-    import tasks
+    """Raise SystemExit for settings with which a run would fail late, or in silence."""
+    may_be_zero = ("alpha mu low clip_low clip_high beta seed eval_samples").split()
     for name, value in vars(cfg).items():
         if type(value) in (int, float):
-            least = LEAST.get(name, 1 if type(value) is int else 1e-12)
-            if not least <= value <= 1e9:
-                bound = "above 0" if 0 < least < 1 else f"at least {least}"
-                raise SystemExit(f"error: --{name} must be {bound} and at most 1e9, not {value}")
-    if cfg.task not in tasks.TASKS:
-        raise SystemExit(f"error: there is no --task {cfg.task}: give one of "
-                         f"{', '.join(tasks.TASKS)}")
-    if cfg.model.startswith((".", "/", "~", "runs/")) and not os.path.isdir(cfg.model):
-        raise SystemExit(f"error: --model {cfg.model}: there is no such folder")
-    if not cfg.model:
-        raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a "
-                         f"folder: support/pretrained/{cfg.task} is not here (a clone has tiny "
-                         "models, and python -m support.tiny makes others)")
-    if os.path.isfile(cfg.out) or os.path.isdir(cfg.out) and os.listdir(cfg.out):
-        if not cfg.resume:
-            raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or "
-                             "--resume the run in it")
-    find_device(cfg.device)
-    tasks.check_data(cfg)
-    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
-    if w is not None and w[0] == w[1]:  # w is monotone between them
-        say(f"warning: these settings make every weight {w[0]:.4g}: this is GRPO, up to that "
-            "factor")
+            if not (0 < value < math.inf or value == 0 and name in may_be_zero):
+                bound = "0 or a positive number" if name in may_be_zero else "a positive number"
+                raise SystemExit(f"error: --{name} must be {bound}, not {value}")
+    if cfg.group_size < 2:
+        raise SystemExit("error: --group_size must be 2 or more, because a group is compared with "
+                         f"its mean, not {cfg.group_size}")
+    if cfg.low > cfg.high:
+        raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
+    if not cfg.resume and os.path.exists(cfg.out) and os.listdir(cfg.out):
+        raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or --resume "
+                         "the run in it")
 
 
 def load(cfg):
-    """Load the model, make the problems, and encode their prompts. Returns (policy, task)."""
+    """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
     import tasks
+    device = find_device(cfg.device)
+    say(f"preparing the problems of --task {cfg.task}")
+    make_task, _ = tasks.load_task(cfg.task)
+    task = make_task(cfg)
     name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
     model, tokenizer = load_or_explain(name)
-    model = prepare(model, find_device(cfg.device),
-                    gradient_checkpointing=cfg.gradient_checkpointing)
+    prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
     if not policy.stop_ids:
         raise SystemExit(f"error: --model {name} names no token that ends a completion: set "
                          "eos_token_id in its generation_config.json")
-    say(f"preparing the problems of --task {cfg.task}")
-    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
-    if not (task.train and task.valid and task.test):
-        raise SystemExit("error: no problem fits into the model's context: lower "
-                         "--max_new_tokens")
-    return policy, task
+    return policy, tasks.encode_problems(task, policy, cfg)
 
 
 def load_or_explain(name):
@@ -1555,56 +1437,80 @@ def load_or_explain(name):
 
 def new_name(cfg):
     """Make a name for a new run's folder."""
-    kind = "test" if cfg.eval_only else cfg.shaping
-    start = f"runs/{cfg.task}-{kind}-seed{cfg.seed}"
+    task = os.path.basename(cfg.task).removesuffix(".py")
+    start = f"runs/{task}-{'test' if cfg.eval_only else cfg.shaping}-seed{cfg.seed}"
     return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def describe_run(policy, task, run):
     """Print the run's folder and size, and a problem as the model reads it."""
-    if run.done:
-        say(f"resuming after step {run.done}")
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
-    to_train = "" if run.cfg.eval_only else f"{len(task.train):,} problems to train on, "
     say(f"files of this run: {run.out}/\n"
-        f"{policy.model.num_parameters():,} parameters on {device}{threads}; {to_train}"
-        f"{len(task.test)} to test on (best constant answer: {task.floor:.2f} right)\n"
+        f"{policy.model.num_parameters():,} parameters on {device}{threads}; {len(task.train):,} "
+        f"problems to train on, {len(task.test)} to test on (best constant answer, the majority "
+        f"baseline: {task.floor:.2f})\n"
         f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
-    if task.floor > 0.5:
-        say("warning: a constant answer is right on most test problems, so accuracy says little: "
-            "use other problems")
+    w = weigh(torch.tensor([0.0, 1.0]).log(), run.cfg)
+    if w is not None and w[0] == w[1]:  # w is monotone between them
+        say(f"warning: these settings make every weight {w[0]:.4g}: this is GRPO, up to that "
+            "factor")
 
 
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
-    import tasks
-    if not run.done:
+    if run.done:
+        say(f"resuming after step {run.done}")
+    else:
         before = evaluate_split(policy, task, cfg, run, 0, "test")
         say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
-        if cfg.eval_only:
-            return
-        say(tasks.describe_start(before, cfg.eval_samples))
-    reference = None
-    if cfg.beta:  # the initial policy
-        reference = prepare(load_or_explain(cfg.model)[0], policy.model.device)
-    with signals_to(run):
+        describe_signal(before, cfg)
+    if cfg.eval_only:
+        return
+    # of the KL: the initial policy
+    reference = prepare(load_or_explain(cfg.model)[0], policy.model.device) if cfg.beta else None
+    handlers = {number: signal.signal(number, run.stop)
+                for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
         train(policy, task, cfg, run, reference)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if run.stopped_by:
         say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
             f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
     after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     say(f"test after training: {in_words(after)}")
-    rows = read_rows(run.out)
-    if rows[0]["step"] == 0:  # else the test before training was deleted
-        say(tasks.describe_end(rows, after, cfg.eval_samples))
-    say(f"transcripts: {run.out}/samples.jsonl")
-    with contextlib.suppress(ModuleNotFoundError):  # the optional folder support/
-        from support import page
-        say(f"curves: {page.write(run.out)}")
+    describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg)
+    if run.trouble:
+        say(f"warning: {run.trouble}")
+    say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
+
+
+def describe_signal(row, cfg):
+    """Print the rates of a test that decide whether there is something to learn from."""
+    k = cfg.eval_samples
+    if k < 2:
+        return
+    formed, equal = row[f"eval/format_rate@{k}"], row[f"eval/equal_groups@{k}"]
+    say(f"{k} samples per problem: {formed:.0%} well formed, {row[f'eval/truncated@{k}']:.0%} "
+        f"truncated; {equal:.0%} of the groups have equal rewards: no learning signal")
+    if formed < 0.05 or equal > 0.9:
+        say("there is almost nothing to learn from: python -m support.check, with the same flags, "
+            "says what to change")
+
+
+def describe_change(rows, cfg):
+    """Print how accuracy and reward of the tests changed, before -> after training."""
+    before, after = ([row for row in rows if row.get("split") == "test"][i] for i in (0, -1))
+    k = cfg.eval_samples
+    keys = (f"eval/avg@{k}", f"eval/reward@{k}") if k else ("eval/accuracy", "eval/reward")
+    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
+               for key in keys]
+    say(f"before -> after training: {', '.join(changes)}")
 
 
 if __name__ == "__main__":

@@ -1041,30 +1041,6 @@ def math_task(cfg):
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
 
-try:
-    from support.search import QA_PAIRS, qa_task
-    TASKS["qa"] = qa_task
-except ModuleNotFoundError as error:
-    if error.name not in ("support", "support.search"):
-        raise
-    qa_task = None  # support/ is optional
-
-
-def check_data(cfg):
-    """Raise UserError if the data that the settings name does not exist, or the variables for
-    the chat template are not a JSON object, before anything is loaded."""
-    read_template_kwargs(cfg.chat_template_kwargs)
-    for name in (cfg.data, cfg.eval_data):
-        if name.endswith(FILES) and not os.path.isfile(name):
-            raise UserError(f"there is no file {name}")
-    if TASKS[cfg.task] is kk_task:
-        check_kk(cfg)
-    elif TASKS[cfg.task] is math_task:
-        choose_eval_data(cfg, MATH_PAIRS)
-    elif TASKS[cfg.task] is qa_task:
-        choose_eval_data(cfg, QA_PAIRS)
-
-
 # ---- Prompts: a task's questions as the model reads them ----
 
 def encode_problems(task, policy, cfg):

@@ -37,7 +37,7 @@ import grpo_sg
 from support import tiny
 
 # eval_every: no validation, which takes time and is not needed here.
-REGIME = dict(steps=40, prompts=16, updates=8, lr=1e-4, eval_every=40)
+REGIME = "--steps 40 --prompts 16 --updates 8 --lr 1e-4 --eval_every 40".split()
 WARMUP = 100  # steps
 # avg@4 minus the right version's, with a 95% confidence interval over eight paired seeds:
 # experiments/results/mistakes.jsonl.
@@ -56,7 +56,7 @@ def start_policy(seed):
     """Return (policy, task, cfg): a tiny model after a short warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         tiny.main(["kk", f"--steps={WARMUP}", f"--seed={seed}", f"--out={folder}"])
-        cfg = grpo_sg.read_settings([], model=folder, seed=seed, **REGIME)
+        cfg = grpo_sg.read_settings(["--model", folder, "--seed", str(seed), *REGIME])
         policy, task = grpo_sg.load(cfg)
     return policy, task, cfg
 

@@ -7,7 +7,7 @@ task, and where is the signal?
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math --groups 256
                                                 takes every flag of grpo_sg.py; more groups,
                                                 smaller standard errors
-    python -m lesson.look my_task.py            a task of your own: a script that registers it
+    python -m lesson.look --task my_task.py     a task of your own
 
 The command samples --groups groups (by default 16 updates' worth, at least 256), computes the
 gradient of each, and trains nothing. Let g be the gradient of one group without the weight, g_w
@@ -38,7 +38,6 @@ from tqdm import tqdm
 
 import grpo_sg
 import tasks
-from support.tiny import run_script
 
 SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
 RARE = 1/3        # pi of the tokens in a class of unlikely ones is below this
@@ -75,7 +74,8 @@ def group_gradients(policy, group, cfg):
     """Return (6, size) float32: the gradient of the group without the weight, with it, and of
     each of CLASSES, which add up to the first; and (4,), the number of tokens of each class."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    policy.model.train(cfg.gradient_checkpointing)
+    if cfg.gradient_checkpointing:
+        grpo_sg.start_checkpointing(policy.model)
     gradients = torch.zeros(2 + len(CLASSES), length_of(policy))
     tokens = torch.zeros(len(CLASSES))
     for batch in grpo_sg.micro_batches(group, cfg, policy.model.device):
@@ -232,18 +232,14 @@ def report(numbers, tokens, cfg, groups, sketched):
 # ---- 4. The command line ----
 
 def read_arguments(argv):
-    """Return (--groups, the Config of the other flags). A first argument that ends in .py is a
-    script that registers a task."""
+    """Return (--groups, the Config of the other flags)."""
     parser = argparse.ArgumentParser(
-        prog="python -m lesson.look", usage="%(prog)s [SCRIPT.py] [--groups N] [--flag value ...]",
+        prog="python -m lesson.look", usage="%(prog)s [--groups N] [--flag value ...]",
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The other flags: python grpo_sg.py --help", allow_abbrev=False)
     parser.add_argument("--groups", type=int, metavar="N", help="how many groups to sample")
     args, flags = parser.parse_known_args(argv)
-    defaults = {}
-    if flags and flags[0].endswith(".py"):
-        defaults = run_script(flags.pop(0))
-    cfg = grpo_sg.read_settings(flags, **defaults)
+    cfg = grpo_sg.read_settings(flags)
     if cfg.shaping == "none":
         sys.exit("error: --shaping none is GRPO itself: give --shaping sg or ar")
     n = groups_per_update(cfg)

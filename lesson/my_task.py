@@ -1,19 +1,18 @@
-"""A task of your own: write a word backwards. Copy this file next to grpo_sg.py and change it.
+"""A task of your own: write a word backwards. Copy this file and change it.
 
-    python -m support.tiny my_task.py    trains a tiny model on the solutions, pretrained/backwards
-    python my_task.py                    RL, 20 seconds: avg@4 goes from 0.352 to 0.527
-    python my_task.py --model Qwen/Qwen2.5-0.5B-Instruct    RL with a real model instead
+    python -m support.tiny my_task.py         trains a tiny model on the solutions
+    python grpo_sg.py --task my_task.py       RL, 20 seconds: avg@4 goes from 0.352 to 0.527
+    python grpo_sg.py --task my_task.py --model Qwen/Qwen2.5-0.5B-Instruct    RL with a real model
 
 The fields of Problem, Verdict, Task and Completion are explained in tasks.py.
 """
 import itertools
-import os
 import random
-import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
-import grpo_sg
 import tasks
+
+# For a real model. The tiny model has its own, in its folder.
+SETTINGS = {"max_new_tokens": 64, "prompts": 8, "steps": 50, "lr": 1e-5, "eval_every": 10}
 
 
 def make_problem(word):
@@ -32,7 +31,7 @@ def reward(completion):
     return completion.formatted * sum(a == b for a, b in pairs) / 4
 
 
-def make_backwards(cfg):
+def make_task(cfg):
     words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
     # The same split for every seed, because one tiny model serves all.
     problems = [make_problem(word) for word in random.Random(0).sample(words, 2200)]
@@ -44,8 +43,3 @@ def make_backwards(cfg):
         warmup=100,   # if avg@4 then starts above 0.8, lower it; if it starts near 0, raise it
         tokens=".")   # a regular expression; here a token is a letter
 
-
-tasks.TASKS["backwards"] = make_backwards
-
-if __name__ == "__main__":
-    grpo_sg.main(task="backwards")

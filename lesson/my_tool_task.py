@@ -1,21 +1,19 @@
 """A task of your own with a tool and partial credit: look numbers up in a phone book.
 
-    python -m support.tiny lesson/my_tool_task.py    trains a tiny model, pretrained/phone_book
-    python -m lesson.my_tool_task                    RL, half a minute: avg@4 0.247 to 0.748
+    python -m support.tiny lesson/my_tool_task.py          trains a tiny model on the solutions
+    python grpo_sg.py --task lesson/my_tool_task.py        RL, half a minute: avg@4 0.247 to 0.748
 
 The policy reads a name, "bca". To ask the tool it writes the name and "?". The tool answers with
 the number of that name, and the policy then writes the number. Before RL the tiny model learns
 two kinds of text: most guess a number without asking. RL has to find out that asking pays.
 """
 import itertools
-import os
 import random
-import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
-import grpo_sg
 import tasks
 from support.tools import Tool
+
+SETTINGS = {"steps": 30}
 
 NAMES = ["".join(letters) for letters in itertools.product("abcdefghij", repeat=3)]
 RNG = random.Random(0)
@@ -49,7 +47,7 @@ def make_problem(name):
     return tasks.Problem(name, number, solution=f"{name}?{number}", shortcut=guess)
 
 
-def make_phone_book(cfg):
+def make_task(cfg):
     problems = [make_problem(name) for name in random.Random(0).sample(NAMES, 1000)]
     return tasks.Task(
         name="phone_book", system="Find the number of this name. Ask with the name and ?.",
@@ -57,8 +55,3 @@ def make_phone_book(cfg):
         verify=verify, reward=reward, write=Tool(answer_calls, stop_text="?", max_turns=1),
         floor=0.01, tokens=".", warmup=150, shortcuts=0.7)
 
-
-tasks.TASKS["phone_book"] = make_phone_book
-
-if __name__ == "__main__":
-    grpo_sg.main(task="phone_book", steps=30)

@@ -1,7 +1,8 @@
 r"""Train a real pretrained model, SmolLM2-135M-Instruct, on a laptop without a GPU.
 
-    python -m lesson.real_model                      the model is downloaded from the hub
-    python -m lesson.real_model --model FOLDER       or made by `python -m support.smollm FOLDER`
+    python grpo_sg.py --task lesson/real_model.py                   a model from the hub
+    python grpo_sg.py --task lesson/real_model.py --model FOLDER    python -m support.smollm FOLDER
+                                                                    makes that folder
 
 Three and a half minutes on two idle CPU cores, and 6 GB; README.md has what it reaches.
 
@@ -11,18 +12,14 @@ prompt makes it write one in about one of seven completions. From there on the r
 the form in four steps, and then the sums.
 """
 import itertools
-import os
 import random
-import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the project's folder
-import grpo_sg
 import tasks
 
 SYSTEM = r"Write only the sum in a box, for example 12+7 = \boxed{19}"
 
 
-def make_sums(cfg):
+def make_task(cfg):
     """Make the task. Both orders of a sum are one problem: no split has a sum of another."""
     rng = random.Random(cfg.seed)
     pairs = set(itertools.combinations_with_replacement(range(2, 25), 2))
@@ -37,12 +34,8 @@ def make_sums(cfg):
                       floor=tasks.most_frequent(problem.answer for problem in test))
 
 
-tasks.TASKS["sums"] = make_sums
 # 8 completions of each of 8 sums, at most 20 tokens each, and one update, which is enough to see
 # the model learn in 15 steps.
-SETTINGS = {"task": "sums", "model": "HuggingFaceTB/SmolLM2-135M-Instruct", "steps": 15,
+SETTINGS = {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "steps": 15,
             "prompts": 8, "group_size": 8, "updates": 1, "lr": 2e-5, "max_new_tokens": 20,
             "tokens_per_micro_batch": 2048, "eval_every": 5}
-
-if __name__ == "__main__":
-    grpo_sg.main(**SETTINGS)

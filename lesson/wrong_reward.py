@@ -104,8 +104,8 @@ def train(names, seed, steps):
         register(name)
         out = f"{folder}/{name.replace(' ', '-')}"
         # eval_every: no validation, which takes time and is not needed here.
-        grpo_sg.main([], task="sort", model=start, seed=seed, steps=steps, eval_every=steps,
-                     out=out)
+        grpo_sg.main(["--task", "sort", "--model", start, "--seed", str(seed), "--steps",
+                      str(steps), "--eval_every", str(steps), "--out", out])
         runs.append(out)
     return runs
 

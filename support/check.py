@@ -3,8 +3,7 @@
     python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
 
 Shows what the model reads, and measures on training problems whether there is a learning signal
-and how long a run takes. The flags are those of grpo_sg.py. --task may also be the path of a
-script that registers a task; its SETTINGS are then the defaults. Nothing is trained or written.
+and how long a run takes. The flags are those of grpo_sg.py. Nothing is trained or written.
 """
 import datetime
 import sys
@@ -15,7 +14,6 @@ import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 
 import tasks
-from support.tiny import run_script
 
 PROBLEMS, SAMPLES = 16, 4
 MARKS = ("\\boxed{", "<answer>")  # an answer begins with one of them
@@ -119,7 +117,8 @@ def measure_update(policy, completions, cfg):
     longest = max(c.length() for c in completions)
     rows = max(1, cfg.tokens_per_micro_batch // longest)
     batch = grpo_sg.make_batch(completions[:rows], policy.model.device)
-    policy.model.train(cfg.gradient_checkpointing)
+    if cfg.gradient_checkpointing:
+        grpo_sg.start_checkpointing(policy.model)
     started = time.time()
     grpo_sg.compute_logps(policy.model, batch, cfg).sum().backward()
     float(next(policy.model.parameters()).grad.sum())  # waits for the GPU
@@ -145,21 +144,12 @@ def estimate_time(policy, task, completions, seconds, cfg):
         "sampled at once, or if groups have equal rewards")
 
 
-def read_settings(argv):
-    """Return the settings of a run with these flags. --task may be the path of a script."""
-    script = grpo_sg.parse(argv).get("task", "")
-    if not script.endswith(".py"):
-        return grpo_sg.read_settings(argv)
-    settings = run_script(script)
-    return grpo_sg.read_settings([*argv, "--task", settings["task"]], **settings)
-
-
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
         return print(__doc__)
     try:
-        cfg = read_settings(argv)
+        cfg = grpo_sg.read_settings(argv)
         policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)

@@ -226,8 +226,6 @@ def main():
     parser = argparse.ArgumentParser(
         prog="python -m support.page", description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--task", metavar="SCRIPT", default="",
-                        help="the task script that the run was started with, if there is one")
     args = parser.parse_args()
     for run in args.runs:
         if not Path(run, "metrics.jsonl").is_file():
@@ -237,10 +235,9 @@ def main():
     if len(args.runs) == 1:
         from support.tokens import view  # it needs torch
         try:
-            tokens = view(args.runs[0], args.task)
+            tokens = view(args.runs[0])
         except (SystemExit, OSError, ValueError) as error:  # a model or data that are gone
-            print(f"the page will not show tokens: {error}. If a script defines the run's task, "
-                  "name it with --task", file=sys.stderr)
+            print(f"the page will not show tokens: {error}", file=sys.stderr)
     try:
         print(write(*args.runs, tokens=tokens))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Train a model on the worked solutions of a task (supervised fine-tuning), and write its folder.
 
     python -m support.tiny kk            makes the tiny model of a task, in support/pretrained
-    python -m support.tiny lesson/my_task.py     of your own task: a script that registers it
+    python -m support.tiny lesson/my_task.py     of your own task, a Python file
     python -m support.tiny kk --brief --people 2 3 --max_new_tokens 80 --steps 240 --lr 3e-4 \\
         --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
                                     (experiments/README.md has what it reached, and all flags)
@@ -18,7 +18,6 @@ import argparse
 import math
 import os
 import random
-import runpy
 import statistics
 
 import grpo_sg  # before torch: it configures PyTorch's allocator
@@ -142,7 +141,8 @@ def fine_tune(policy, task, cfg, *, steps, batch, lr, betas, rise, shortcuts=0.0
     end = grpo_sg.find_turn_end(policy.tokenizer)
     if end is None:
         end = policy.tokenizer.eos_token_id
-    policy.model.train(cfg.gradient_checkpointing)  # dropout is 0
+    if cfg.gradient_checkpointing:
+        grpo_sg.start_checkpointing(policy.model)
     rng = random.Random(cfg.seed)
     bar = tqdm(range(1, steps + 1), "training", mininterval=1, disable=None)
     for step in bar:
@@ -183,21 +183,6 @@ def add_gradient(model, scripts, cfg):
 
 # ---- The command ----
 
-def run_script(path):
-    """Run a Python script that registers a task in tasks.TASKS. Returns its settings: the name
-    of the task, and those of the script's dict SETTINGS, if it has one."""
-    if not os.path.isfile(path):
-        raise SystemExit(f"error: there is no script {path}: give a path, or one of "
-                         f"{', '.join(tasks.TASKS)}")
-    before = dict(tasks.TASKS)
-    names = runpy.run_path(path)
-    new = [task for task, make in tasks.TASKS.items() if before.get(task) is not make]
-    if len(new) != 1:
-        raise SystemExit(f"error: {path} must register one task, such as tasks.TASKS['mine'] = "
-                         f"make_mine, outside of `if __name__ == ...`; it registers {len(new)}")
-    return {**names.get("SETTINGS", {}), "task": new[0]}
-
-
 def check_lengths(task, tokenizer, cfg):
     """Raise UserError if most solutions are longer than a completion may be."""
     lengths = [len(tokenizer(problem.solution)["input_ids"]) for problem in task.train[:200]]
@@ -209,7 +194,8 @@ def check_lengths(task, tokenizer, cfg):
 def make_task(cfg):
     """Make the task that cfg names. Raises UserError if it has problems without solutions."""
     grpo_sg.say(f"preparing the problems of --task {cfg.task}")
-    task = tasks.TASKS[cfg.task](cfg)
+    make_problems, _ = tasks.load_task(cfg.task)
+    task = make_problems(cfg)
     missing = sum(not problem.solution for problem in task.train)
     if missing:
         raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
@@ -242,10 +228,10 @@ def save(policy, cfg, folder):
     """Write the model's folder, with the settings of a run that starts from it."""
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    usual = grpo_sg.Config()
+    defaults = {**vars(grpo_sg.Config()), **tasks.load_task(cfg.task)[1]}
     settings = {"task": cfg.task}
     for name, value in vars(cfg).items():
-        if name not in NOT_SAVED and value != getattr(usual, name):
+        if name not in NOT_SAVED and value != defaults[name]:
             settings[name] = value
     grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
 
@@ -255,7 +241,7 @@ def read_flags(argv):
     parser = argparse.ArgumentParser(
         prog="python -m support.tiny", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
-    parser.add_argument("task", help="a task, or the path of a script that registers one")
+    parser.add_argument("task", help="kk, math, or a Python file with make_task(cfg)")
     parser.add_argument("--model", default="", metavar="TEXT",
                         help="folder or hub name of a model to fine-tune; default: a tiny one")
     parser.add_argument("--out", default="", metavar="TEXT",
@@ -271,6 +257,20 @@ def read_flags(argv):
     return vars(own), flags
 
 
+def read_settings(task, model, flags):
+    """Return the settings of the run that will start from the model: each from the flags, for a
+    tiny model from TINY, from SETTINGS in the task's file, or from Config."""
+    parser = grpo_sg.make_parser()
+    _, usual = tasks.load_task(task)
+    if not model:
+        usual = {**usual, **TINY, **(PUZZLES if task == "kk" else {})}
+    parser.set_defaults(**usual)
+    cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))
+    cfg.task, cfg.model = task, model and grpo_sg.find_model(model, task)
+    grpo_sg.check_settings(cfg)
+    return cfg
+
+
 def main(argv=None):
     transformers.utils.logging.disable_progress_bar()  # it would garble our lines
     own, flags = read_flags(argv)
@@ -279,23 +279,19 @@ def main(argv=None):
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     try:
-        script = run_script(task) if task.endswith(".py") else {"task": task}
-        name = script["task"]
-        usual = {} if model else TINY | (PUZZLES if name == "kk" else {})
-        own_settings = {**script, "model": model or "tiny", "out": out}
-        cfg = grpo_sg.read_settings(flags, **usual | own_settings)
+        cfg = read_settings(task, model, flags)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
-        if model:
-            name = f"{name}-{os.path.basename(cfg.model)}"
+        stem = os.path.basename(task).removesuffix(".py")
+        name = f"{stem}-{os.path.basename(model)}" if model else stem
         folder = out or os.path.join(grpo_sg.HERE, "support", "pretrained", name)
         save(policy, cfg, folder)
     except (UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
     except KeyboardInterrupt:
         raise SystemExit("interrupted: nothing was written")
-    program = task if task.endswith(".py") else "grpo_sg.py"
     folder = os.path.relpath(folder)
-    grpo_sg.say(f"wrote {folder}; train it with RL: python {program} --model {folder}")
+    grpo_sg.say(f"wrote {folder}; train it with RL: python grpo_sg.py --task {task} "
+                f"--model {folder}")
 
 
 if __name__ == "__main__":

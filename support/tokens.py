@@ -8,7 +8,6 @@ import grpo_sg
 import torch
 
 from support.page import HERE, axes, describe_grade, read, shown, ticks
-from support.tiny import run_script
 
 GROUPS = 3   # first problems of the validation set
 MOST = 600   # tokens shown of a completion
@@ -87,25 +86,21 @@ def fill(sections, cfg, rows):
                            options=options, sections=written)
 
 
-def view(folder, script=""):
+def view(folder):
     """Sample with the first and the last model of the run in `folder`, and return the groups
     as HTML.
 
     Args:
         folder: the run's.
-        script: the path of the script that registers the run's task, if there is one.
 
     Raises:
         SystemExit: one line that says what is missing: the task, or the first model.
     """
-    if script:
-        run_script(script)
     saved = grpo_sg.read_saved(folder)
     if not saved:
         raise SystemExit(f"error: {folder} has no settings.json")
-    saved |= {"model": grpo_sg.find_model(saved), "out": "", "resume": False}
+    saved |= {"out": "", "resume": False}
     cfg = grpo_sg.Config(**saved)
-    grpo_sg.check_settings(cfg)
     policy, task = grpo_sg.load(cfg)
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
     last = grpo_sg.find_checkpoint(folder)

@@ -26,16 +26,15 @@ REFUSED = {"tokens_per_micro_batch", "sample_batch", "device", "eval_every", "ev
 
 def read_settings(argv):
     """Return (settings, the run's folder). Raises UserError for flags that TRL lacks."""
-    flags = grpo_sg.parse(argv)
-    refused = sorted(REFUSED & flags.keys())
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv}
+    refused = sorted(REFUSED & given)
     if refused:
         raise UserError(f"TRL does not support --{', --'.join(refused)}: leave out, or use "
                         "grpo_sg.py")
-    out = flags.pop("out", "")
-    if not out:
+    cfg = grpo_sg.read_settings(argv)
+    if not cfg.out:
         raise UserError("name a new folder for the run with --out")
-    # Without --out: another process may have created the folder.
-    return grpo_sg.read_settings(grpo_sg.as_flags(flags)), out
+    return cfg, cfg.out
 
 
 def make_config(cfg, processes, **others):
@@ -70,7 +69,8 @@ def make_trainer(cfg, **others):
     """Return a trainer for the task. `others`: see make_config."""
     model, tokenizer = grpo_sg.load_or_explain(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    task = tasks.encode_problems(tasks.TASKS[cfg.task](cfg), policy, cfg)
+    make_task, _ = tasks.load_task(cfg.task)
+    task = tasks.encode_problems(make_task(cfg), policy, cfg)
     if task.write:
         raise UserError(f"--task {cfg.task} has a tool: train it with grpo_sg.py")
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
@@ -117,7 +117,7 @@ def main(argv=None):
     except UserError as error:
         raise SystemExit(f"error: {error}")
     trainer.train()
-    folder = os.path.join(out, "checkpoint")
+    folder = os.path.join(out, f"checkpoint-{cfg.steps}")
     trainer.save_model(folder)
     if trainer.accelerator.is_main_process:  # so that grpo_sg.py --model OUT can test it
         grpo_sg.write_json(os.path.join(folder, "settings.json"), vars(cfg))

@@ -1,10 +1,12 @@
 """Make the task qa, question answering with a search tool, as in Search-R1 (arXiv 2503.09516):
-its tool, its verifier and its problems (from a generated world, HotpotQA or a file)."""
+its tool, its verifier and its problems (from a generated world, HotpotQA or a file).
+
+    python grpo_sg.py --task support/search/qa.py
+"""
 import functools
 import random
 import re
 
-from support.search import QA_PAIRS
 from support.search.text import bm25, plain_answers
 from support.search.world import make_world
 from support.tools import Tool
@@ -118,7 +120,11 @@ def read_answer(response, longest):
 
 # ---- The problems ----
 
-def qa_task(cfg):
+# --data -> the set to test on
+QA_PAIRS = {"synthetic": "synthetic", "hotpotqa": "hotpotqa"}
+
+
+def make_task(cfg):
     """Make the task. It uses cfg.data ("synthetic", "hotpotqa" or a file), eval_data
     (likewise, or "" for the same as data), seed, train_problems and eval_problems. The tool
     searches the passages of all questions."""
