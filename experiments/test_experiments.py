@@ -1,11 +1,9 @@
-"""Statistics are right, the pages are what the files say, and baselines and benchmarks measure
-what they name."""
+"""Statistics are right, and baselines and benchmarks measure what they name."""
 import random
-import re
 
 import pytest
 
-from experiments import analysis, baselines, bench, numbers
+from experiments import analysis, baselines, bench
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks
@@ -78,45 +76,6 @@ def test_an_effect_of_the_detectable_size_is_detected_in_80_percent_of_experimen
 def test_an_interval_by_hand():
     assert analysis.interval([1.0, 2.0, 3.0]) == pytest.approx((2, 2 - 4.303 / 3 ** 0.5, 4.484),
                                                                abs=1e-3)
-
-
-# ---- Pages ----
-
-def test_the_readmes_table_is_what_was_recorded():
-    """avg@4 of the tiny models before and after training, with seed 0."""
-    readme = (numbers.ROOT / "README.md").read_text()
-    for arm, command in (("kk, ready", "python grpo_sg.py"),
-                         ("math, ready", "python grpo_sg.py --task math")):
-        run, = [row for row in analysis.read("default") if (row["arm"], row["seed"]) == (arm, 0)]
-        before, after = (f"{test['eval/avg@4']:.3f}" for test in run["tests"])
-        assert re.search(rf"`{command}` \| [0-9.]+ \| {before} -> {after}", readme), arm
-
-
-def test_the_pages_are_what_the_files_say(monkeypatch, capsys):
-    """If a page moves to where it is not found, the counts are too low."""
-    monkeypatch.setattr("sys.argv", ["numbers"])
-    with pytest.raises(SystemExit) as end:
-        numbers.main()
-    assert end.value.code == 0
-    said = capsys.readouterr().out
-    marks, pages = re.fullmatch(
-        r"every marked number is what its file says: (\d+) in (\d+) pages\n", said).groups()
-    assert int(marks) >= 50 and int(pages) >= 5
-
-
-def test_a_table_is_written_between_its_markers():
-    shown, wrong = numbers.check("<!--=a--><!--/-->", {"a": [["x", "y"], ["1", "2"]]})
-    assert "\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\n" in shown and len(wrong) == 1
-
-
-def test_a_wrong_number_a_wrong_name_and_a_number_without_a_source_are_seen():
-    known = {"a": "0.12"}
-    assert numbers.check("x <!--=a-->0.12<!--/-->", known) == ("x <!--=a-->0.12<!--/-->", [])
-    page, wrong = numbers.check("x <!--=a-->0.13<!--/--> y <!--=b-->0.1<!--/-->", known)
-    assert page == "x <!--=a-->0.12<!--/--> y <!--=b-->0.1<!--/-->" and len(wrong) == 2
-    page = ("It gains 0.777, or 12%, of <!--=a-->0.12<!--/-->, with pi < 0.33, 95% CI, 80% power; "
-            "arXiv 2505.12929; <details>-0.003</details>")
-    assert numbers.without_source(page) == ["0.777", "12%", "-0.003"]
 
 
 # ---- Rewards ----

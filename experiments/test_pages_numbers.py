@@ -1,0 +1,376 @@
+"""The numbers on the pages are those of the raw rows in results/.
+
+Each function computes the numbers of one experiment and yields (page, text): the page must have the
+text, in which line breaks and bold type do not count. Rules are in results/rules.txt.
+"""
+import functools
+import math
+import pathlib
+import statistics
+
+import pytest
+
+from experiments import analysis
+from experiments.analysis import detectable, interval, read
+
+ROOT = pathlib.Path(__file__).parents[1]
+EVIDENCE, LESSON = "experiments/README.md", "lesson/README.md"
+DECISIONS = "lesson/decisions.md"
+mean = statistics.fmean
+
+
+# ---- Rows ----
+
+def select(rows, **columns):
+    """Return {seed: row} of the rows with these values."""
+    found = [row for row in rows if all(row.get(key) == value for key, value in columns.items())]
+    by_seed = {row["seed"]: row for row in found}
+    assert len(by_seed) == len(found) > 0
+    return by_seed
+
+
+def subtract(ours, theirs, measure):
+    """Return the differences of a measure, paired by seed. measure: a column, or a function."""
+    if isinstance(measure, str):
+        def measure(row, key=measure):
+            return row[key]
+    assert ours.keys() == theirs.keys()
+    return [measure(ours[seed]) - measure(theirs[seed]) for seed in sorted(ours)]
+
+
+def compare(experiment, ours, theirs, measure="avg@4"):
+    """Return the differences between two arms of an experiment in the test."""
+    rows = read(experiment)
+    return subtract(select(rows, arm=ours, split="test"), select(rows, arm=theirs, split="test"),
+                    measure)
+
+
+# ---- Numbers as text ----
+
+def in_brackets(values):
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval(values))
+
+
+def in_prose(values):
+    return in_brackets(values).replace(" [", ", 95% CI [")
+
+
+def with_mde(values):
+    return f"{in_prose(values)}, MDE {detectable(values):.3f}"
+
+
+def as_share(values, gain):
+    return "{:+.0%}, 95% CI [{:+.0%}, {:+.0%}]".format(*(x / gain for x in interval(values)))
+
+
+def from_to(values, digits=2):
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def table_row(*cells):
+    return f"| {' | '.join(cells)} |"
+
+
+# ---- Is the weight worth more than the learning rate? ----
+
+TASKS = "phone_book", "backwards", "math"
+OUTCOMES = {
+    "end": lambda row: row["avg@8"]["60"],
+    "mean": lambda row: mean(row["avg@8"][step] for step in ("10", "20", "40", "60"))}
+
+
+@functools.cache
+def choice(ours, step, equal):
+    """Return {task: differences of an arm minus GRPO}. step: an outcome, or a step; equal: both
+    arms have the weighted arms' learning rate."""
+    rows, controls = read("choice"), read("choice-equal")
+    differences = {}
+    for task in TASKS:
+        control = equal and task == "phone_book"
+        theirs = select(controls if control else rows, task=task, arm="A", split="test")
+        differences[task] = subtract(select(rows, task=task, arm=ours, split="test"), theirs,
+                                     OUTCOMES.get(step, lambda row: row["avg@8"][step]))
+    return differences
+
+
+def pool(ours, step, equal):
+    return [mean(values) for values in zip(*choice(ours, step, equal).values())]
+
+
+def main_comparison():
+    for page in (EVIDENCE, "README.md"):
+        yield page, in_prose(pool("B", "end", equal=True))
+        yield page, in_prose(pool("B", "end", equal=False))
+    early = [in_brackets(pool("B", step, equal=True)) for step in ("10", "20", "40", "60")]
+    yield EVIDENCE, "{} after 10 steps, {} after 20, {} after 40 and {} after 60".format(*early)
+    for task in TASKS:
+        for arm in ("C", "B"):
+            cells = [in_brackets(choice(arm, outcome, False)[task]) for outcome in OUTCOMES]
+            if task == "phone_book":
+                cells += [in_brackets(choice(arm, outcome, True)[task]) for outcome in OUTCOMES]
+            else:
+                cells += ["the same", "the same"]
+            yield EVIDENCE, table_row(f"`{task}`, {arm} minus A", *cells)
+    for arm in ("C", "B"):
+        cells = [in_brackets(pool(arm, outcome, equal))
+                 for equal in (False, True) for outcome in OUTCOMES]
+        yield EVIDENCE, table_row(f"mean, {arm} minus A", *cells)
+
+
+# ---- On a real model ----
+
+def in_words(test, key):
+    return f"{test[key]:.3f} ± {test[f'{key}_se']:.3f}"
+
+
+def change(before, after, key):
+    """Return (the change, its standard error), as if both tests had other problems."""
+    return after[key] - before[key], math.hypot(before[f"{key}_se"], after[f"{key}_se"])
+
+
+def real_sums():
+    rows = read("real")
+    sg, none = (select(rows, arm=f"shaping={shaping}") for shaping in ("sg", "none"))
+    ends = [[row["end"] for row in arm.values()] for arm in (sg, none)]
+    difference = subtract(sg, none, "end")
+    before = f"{mean(row['before']['avg@4'] for row in sg.values()):.3f}"
+    yield EVIDENCE, f"the {len(sg)} planned pairs"
+    yield EVIDENCE, (f"From avg@4 {before}, GRPO-SG ends at {mean(ends[0]):.3f} and GRPO at "
+                     f"{mean(ends[1]):.3f}, a difference of {in_prose(difference)}")
+    yield EVIDENCE, f"The MDE is {detectable(difference):.3f}"
+    yield EVIDENCE, f"widely: {from_to(ends[0])} and {from_to(ends[1])}"
+    yield EVIDENCE, f"of steps 1 to 15: {in_prose(subtract(sg, none, 'reward'))}"
+    norms = [step["grad_norm"] for row in rows for step in row["steps"] if step["grad_norm"]]
+    yield EVIDENCE, f"{sum(norm > 1 for norm in norms)} of {len(norms)} updates"
+    lower, = read("real_lower")
+    yield EVIDENCE, f"at {lower['after']['avg@4']:.3f} with this seed"
+    yield "README.md", f"{before} -> {mean(ends[0]):.3f} ({from_to(ends[0])}), sums; {len(sg)} seeds"
+    yield "README.md", f"{len(sg)} paired seeds are too few to tell: {in_prose(difference)}"
+
+
+def real_look():
+    before, after = read("real_look")
+    for row, text in ((before, "its efficiency is {}"), (after, "and the efficiency, {}, is open")):
+        yield EVIDENCE, text.format("{:.3f} ± {:.3f}".format(*row["efficiency"]))
+        yield EVIDENCE, f"{sum(share['tokens'] for share in find_unlikely(row)):.0%} of the"
+    signal, noise = (f"{sum(share[part][0] for share in find_unlikely(before)):.0%}"
+                     for part in ("signal", "noise"))
+    yield EVIDENCE, f"{signal} of the signal and {noise} of the noise"
+
+
+def find_unlikely(row):
+    return [shares for name, shares in row["classes"].items() if "< 1/3" in name]
+
+
+def real_puzzles():
+    short, long, warm = read("real_cold")
+    yield EVIDENCE, f"scored {in_words(short['RL']['before'], 'avg@4')}"
+    yield EVIDENCE, f"steps of RL {in_words(short['RL']['after'], 'avg@4')}"
+    before = long["three people"]["before"]
+    after = [row["three people"]["after"] for row in (long, warm)]
+    yield EVIDENCE, (f"avg@4 is {in_words(before, 'avg@4')}, where the best constant answer scores "
+                     f"{before['best constant answer']:.2f}")
+    changes = ["{:+.3f} ± {:.3f}".format(*change(before, test, "avg@4")) for test in after]
+    yield EVIDENCE, f"avg@4 changed by {' and '.join(changes)}"
+    low = " and ".join(f"{test['pass@4']:.3f}" for test in after)
+    yield EVIDENCE, f"pass@4 fell from {before['pass@4']:.3f} to {low}"
+    falls = [change(before, test, "pass@4") for test in after]
+    zs = " and ".join(f"{fall / error:.1f}" for fall, error in falls)
+    yield EVIDENCE, f"z = {zs}"
+    equal = " and ".join(f"{test['equal_groups@4']:.2f}" for test in after)
+    yield EVIDENCE, f"from {before['equal_groups@4']:.2f} to {equal}"
+    yield "README.md", in_words(before, "avg@4")
+
+
+# ---- The default runs ----
+
+def default_runs():
+    for arm in ("kk", "math"):
+        row = select(read("default"), arm=f"{arm}, ready")[0]
+        before, after = (f"{test['eval/avg@4']:.3f}" for test in row["tests"])
+        yield "README.md", f"{before} -> {after}"
+
+
+# ---- Signal and noise ----
+
+CLASSES = ("A > 0, 1/3 to 0.9", "A > 0, pi > 0.9", "A < 0, pi < 0.1", "A < 0, 0.1 to 1/3",
+           "A < 0, 1/3 to 0.9")
+
+
+def classes():
+    rows = read("classes")
+    means = {step: [] for step in (0, 15)}
+    for task in ("kk", "math", "qa"):
+        for step in means:
+            seeds = select(rows, task=task, step=step).values()
+            means[step].append(mean(row["arms"]["GRPO-SG"]["efficiency"][0] for row in seeds))
+    yield EVIDENCE, (f"GRPO-SG has {from_to(means[0])} at the start and {from_to(means[15])} after "
+                     "15 steps")
+    others = []
+    for step in means:
+        seeds = select(rows, task="kk", step=step).values()
+        for part in ("signal", "noise"):
+            shares = {name: mean(row["classes"][name][part][0] for row in seeds)
+                      for name in next(iter(seeds))["classes"]}
+            cells = [f"{shares.pop(name) + 0:.2f}".replace("-0.00", "0.00") for name in CLASSES]
+            others += shares.values()
+            yield LESSON, table_row(f"{part}, step {step}", *cells)
+    yield LESSON, f"between {min(others):.2f} and {max(others):.2f}"
+
+
+def signal():
+    rows = [row for row in read("signal") if row["arm"] == "GRPO-SG" and row["rewards"] == "clean"
+            and row["metric"] == "Euclid"]
+
+    def efficiency(task, step, n):
+        seeds = select(rows, task=task, step=step).values()
+        return mean(row[f"efficiency {n}"][0] for row in seeds)
+    start, later = ([efficiency(task, step, 256) for task in ("kk", "math", "qa")]
+                    for step in (0, 15))
+    yield EVIDENCE, f"early gain vanishes ({from_to(start)})"
+    yield EVIDENCE, f"does not ({from_to(later)})"
+    yield EVIDENCE, f"no early gain ({efficiency('kk, solutions', 0, 8):.2f})"
+
+
+# ---- Earlier experiments ----
+
+def start(name):
+    return mean(row["avg@4"] for row in select(read("start"), arm=name).values())
+
+
+def gain(experiment, name, **columns):
+    """Return what GRPO adds to avg@4."""
+    rows = select(read(experiment), arm="none", split="test", **columns).values()
+    return mean(row["avg@4"] for row in rows) - start(name)
+
+
+def help_and_noisy():
+    clean = compare("help", "sg", "none")
+    share = detectable(clean) / gain("help", "warm-up of 100")
+    yield EVIDENCE, f"changed by {in_prose(clean)}, and the MDE is {share:.0%} of the gain"
+    noisy = as_share(compare("noisy", "sg", "none"), gain("noisy", "warm-up of 100"))
+    yield EVIDENCE, f"the difference is {noisy} of the gain"
+    ours, theirs = ({}, {})
+    for experiment, arm, into in (("noisy", "sg", ours), ("greedy", "sg", ours),
+                                  ("noisy-equal", "none", theirs), ("greedy", "none", theirs)):
+        into.update(select(read(experiment), arm=arm, split="test", rate=1e-4))
+    gained = mean(row["avg@4"] for row in theirs.values()) - start("warm-up of 100")
+    yield EVIDENCE, f"it is {as_share(subtract(ours, theirs, 'avg@4'), gained)}"
+    yield EVIDENCE, f"AR-Lopti's weight, minus GRPO | {with_mde(compare('help', 'ar', 'none'))}"
+
+
+def when():
+    rows = [row for row in read("when") if row["split"] == "test"]
+
+    def minus_grpo(part, arm, step):
+        return subtract(select(rows, part=part, arm=arm), select(rows, part=part, arm="GRPO"),
+                        lambda row: row["avg@8"][step])
+    yield EVIDENCE, f"GRPO-SG minus GRPO is {in_brackets(minus_grpo('early', 'GRPO-SG', '10'))}"
+    switched = minus_grpo("switch", "damping 10, then GRPO", "60")
+    yield EVIDENCE, f"ends {in_brackets(switched)} above GRPO"
+    for arm, verb in (("GRPO-SG", "was ahead by"), ("damping 10", "and damping 10 by")):
+        lead = minus_grpo("switch", arm, "20")
+        yield EVIDENCE, f"{verb} {in_brackets(lead)} ({sum(x > 0 for x in lead)} of {len(lead)}"
+
+
+DAMPING = {"1/3": 1 / 3, "1/1.4": 1 / 1.4, "none": 1, "1.4": 1.4, "3": 3, "10": 10}
+
+
+def slopes(arms):
+    """Fit avg@4 over ln d, for each seed."""
+    ends = {arm: select(read("dose"), arm=arm, split="test") for arm in arms}
+    xs = [math.log(DAMPING[arm]) for arm in arms]
+    return [statistics.linear_regression(xs, [ends[arm][seed]["avg@4"] for arm in arms]).slope
+            for seed in range(20)]
+
+
+def dose():
+    ten = as_share(compare("dose", "10", "none"), gain("dose", "warm-up of 150"))
+    yield EVIDENCE, f"avg@4 changed by {ten} of the gain"
+    doubling = [slope * math.log(2) for slope in slopes(list(DAMPING))]
+    yield EVIDENCE, f"doubling the damping factor changes avg@4 by {in_prose(doubling)}"
+    yield EVIDENCE, f"changes avg@4 by {with_mde(slopes([*DAMPING][:-1]))}"
+
+
+def mistakes():
+    names = {"clip(w r)": "weight inside the clip, `clip(w r)`",
+             "end token masked": "stop token masked by `ids != pad`",
+             "tau = 9": "tau = 9, which makes every weight 1",
+             "scored at another temperature": "sampled at temperature 1, scored at 0.6"}
+    unsure = {arm: compare("mistakes", arm, "sg") for arm in names}
+    for arm, name in names.items():
+        default = compare("visible", arm, "sg")
+        yield EVIDENCE, table_row(name, in_brackets(unsure[arm]), f"{detectable(unsure[arm]):.3f}",
+                                  in_brackets(default), f"{detectable(default):.3f}")
+    yield LESSON, f"{in_brackets(unsure['clip(w r)'])} (95% CI, eight paired seeds)"
+    yield DECISIONS, f"inside: {in_brackets(unsure['clip(w r)'])} (seeds 0-7)"
+    yield DECISIONS, f"9 instead of 1/9: {in_brackets(unsure['tau = 9'])} (seeds 0-7)"
+    reading = with_mde(compare("reading", "mu inside", "sg"))
+    yield DECISIONS, f"inside: {reading} (seeds 0-9)"
+
+
+def collapse_rate(gains):
+    """Return T of the rule of "stability", in octaves above 1e-4."""
+    length = 0.0
+    for low, high in map(sorted, zip(gains, gains[1:])):
+        length += 1 if low >= 0 else 0 if high < 0 else high / (high - low)
+    return length
+
+
+def other_questions():
+    rows, rates = read("stability"), (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
+    T = {}
+    for arm in ("sg", "none"):
+        ends = [select(rows, arm=arm, rate=rate) for rate in rates]
+        T[arm] = [collapse_rate([end[seed]["avg@4"] - end[seed]["before"] for end in ends])
+                  for seed in range(10)]
+    yield EVIDENCE, f"factors of two | {with_mde([b - a for a, b in zip(T['none'], T['sg'])])}"
+    transfer = compare("afar", "sg, many", "none, many",
+                       lambda row: (row["avg@4, 4 people"] + row["avg@4, 5 people"]) / 2)
+    yield EVIDENCE, f"unconfirmed | {with_mde(transfer)}"
+    sharpness = compare("afar", "sg, many", "none, many",
+                        lambda row: row["before a step aside"] - row["after a step aside"])
+    yield EVIDENCE, f"displacement of the parameters | {with_mde(sharpness)}"
+    late = read("late")
+    collapsed = sum(mean(row["curve"][-100:]) < best_mean(row["curve"]) - 0.1 for row in late)
+    yield EVIDENCE, (f"{collapsed or 'none'} of {len(late)} did; 95% upper bound "
+                     f"{1 - 0.05 ** (1 / len(late)):.0%}")
+
+
+def best_mean(curve):
+    return max(mean(curve[i:i + 100]) for i in range(0, len(curve) - 99, 10))
+
+
+def baselines_and_bench():
+    best = {}
+    for row in read("ignorant"):
+        best[row["problems"]] = max(best.get(row["problems"], 0), row["accuracy"])
+    yield EVIDENCE, f"at most {best.pop('kk, 3 people'):.3f} of puzzles with three people"
+    yield EVIDENCE, f"and {max(best.values()):.3f} of other problems"
+    parts = analysis.read_json("bench.json")["cpu"]
+    sampling = [sides["generate / ours"][0] for name, sides in parts["sampling"].items()
+                if " words" in name]
+    yield "support/benchmarks.md", f"sampling took {from_to(sampling, 1)} times"
+    ratios = [sides[f"TRL, {rows} / ours"][0] for name, sides in parts["step"].items()
+              if name.startswith("beta") for rows in ("8 rows", "one batch")]
+    yield "support/benchmarks.md", f"step {from_to(ratios, 1)} times"
+
+
+# ---- The pages have them ----
+
+def plain(text):
+    return " ".join(text.replace("**", "").split())
+
+
+@functools.cache
+def read_page(name):
+    return plain((ROOT / name).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("numbers", [
+    main_comparison, real_sums, real_look, real_puzzles, default_runs, classes, signal,
+    help_and_noisy, when, dose, mistakes, other_questions, baselines_and_bench])
+def test_the_pages_have_the_numbers_of_the_rows(numbers):
+    missing = [f"{page}: {text}" for page, text in numbers() if plain(text) not in read_page(page)]
+    assert not missing, "\n".join(missing)
