@@ -429,53 +429,6 @@ def write_response(left, names):
     return f"<think> {' '.join(lines)} </think> <answer> {answer} </answer>"
 
 
-def kk_puzzle(n, rng, *, brief=False):
-    """Make a puzzle with exactly one consistent assignment of roles.
-
-    Args:
-        n: the number of people, 2 to 8.
-        rng: a random.Random.
-        brief: leave out the story and use the first n names, for a tiny model.
-
-    Returns:
-        A Problem. Its answer is a dict name -> "knight" or "knave"; the shortcut stops
-        before the last claim.
-
-    Raises:
-        UserError: for other sizes.
-    """
-    question, names, claims, left = draw_puzzle(n, rng, brief)
-    return solve_puzzle(question, names, left, hash_meaning(claims))
-
-
-def draw_puzzle(n, rng, brief):
-    """Draw claims until exactly one assignment is left, which a third of the draws
-    achieve. Returns (question, names, claims, left), with left from narrow_down."""
-    if not 2 <= n <= 8:
-        raise UserError(f"a puzzle needs 2 to 8 people, not {n}")
-    names = NAMES[:n] if brief else rng.sample(NAMES, n)
-    left = [0]
-    while left[-1].bit_count() != 1:
-        claims = [draw_claim(n, speaker, rng) for speaker in range(n)]
-        left = narrow_down(claims)
-    words = [put_in_words(claim, names, brief) for claim in claims]
-    if brief:
-        question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
-    else:
-        told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
-        people = ", ".join(names[:-1]) + " and " + names[-1]
-        question = STORY.format(n=n, names=people, told=told)
-    return question, names, claims, left
-
-
-def solve_puzzle(question, names, left, meaning):
-    """Return the puzzle as a Problem, with its answer and solutions."""
-    word = name_roles(left[-1].bit_length() - 1, len(names))
-    roles = ["knight" if letter == "K" else "knave" for letter in word]
-    return Problem(question, dict(zip(names, roles)), write_response(left, names),
-                   write_response(left[:-1], names), meaning)
-
-
 @functools.lru_cache(10_000)
 def tabulate(claim, first, second=None):
     """Return the claim's truth table over these people's roles, as the bits of an
@@ -521,6 +474,54 @@ def hash_meaning(claims):
     return digest(sorted(colors))
 
 
+def kk_puzzle(n, rng, *, brief=False):
+    """Make a puzzle with exactly one consistent assignment of roles.
+
+    Args:
+        n: the number of people, 2 to 8.
+        rng: a random.Random.
+        brief: leave out the story and use the first n names, for a tiny model.
+
+    Returns:
+        A Problem. Its answer is a dict name -> "knight" or "knave"; the shortcut stops
+        before the last claim.
+
+    Raises:
+        UserError: for other sizes.
+    """
+    if not 2 <= n <= 8:
+        raise UserError(f"a puzzle needs 2 to 8 people, not {n}: see --people")
+    names = NAMES[:n] if brief else rng.sample(NAMES, n)
+    left = [0]
+    while left[-1].bit_count() != 1:  # a third of the draws leave one assignment
+        claims = [draw_claim(n, speaker, rng) for speaker in range(n)]
+        left = narrow_down(claims)
+    words = [put_in_words(claim, names, brief) for claim in claims]
+    if brief:
+        question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
+    else:
+        told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
+        people = ", ".join(names[:-1]) + " and " + names[-1]
+        question = STORY.format(n=n, names=people, told=told)
+    word = name_roles(left[-1].bit_length() - 1, n)
+    roles = {name: "knight" if letter == "K" else "knave" for name, letter in zip(names, word)}
+    return Problem(question, roles,
+                   write_response(left, names), write_response(left[:-1], names),
+                   hash_meaning(claims))
+
+
+def make_new(split, n, rng, brief, seen):
+    """Make a puzzle of the split that is not in `seen`, a set of meanings (of questions
+    for "train"), and add it there. Returns None after 1,000 failed draws."""
+    for _ in range(1000):
+        problem = kk_puzzle(n, rng, brief=brief)
+        key = problem.question if split == "train" else problem.meaning
+        if split_of(problem.meaning) == split and key not in seen:
+            seen.add(key)
+            return problem
+    return None
+
+
 def kk_split(split, count, people, seed, *, brief=False):
     """Make up to `count` puzzles of a split ("train", "valid" or "test"), cycling through
     the sizes in `people`.
@@ -546,21 +547,6 @@ def kk_split(split, count, people, seed, *, brief=False):
         print(f"only {len(problems)} of {count} {split} puzzles: there are no others with "
               f"{', '.join(map(str, people))} people")
     return problems
-
-
-def make_new(split, n, rng, brief, seen):
-    """Make a puzzle of the split that is not in `seen`, a set of meanings (of questions
-    for "train"), and add it there. Returns None after 1,000 failed draws."""
-    for _ in range(1000):
-        question, names, claims, left = draw_puzzle(n, rng, brief)
-        if split == "train" and question in seen:
-            continue
-        meaning = hash_meaning(claims)
-        key = question if split == "train" else meaning
-        if split_of(meaning) == split and key not in seen:
-            seen.add(key)
-            return solve_puzzle(question, names, left, meaning)
-    return None
 
 
 def kk_published(people):
@@ -1081,8 +1067,8 @@ def encode_problems(task, policy, cfg):
                   f"completion of up to {longest}: lower --max_new_tokens by "
                   f"{most + longest - context} to keep them")
         if not encoded[split]:
-            raise UserError(f"--task {task.name}: no {split} problem fits into the model's context: "
-                            "lower --max_new_tokens")
+            raise UserError(f"--task {task.name}: no {split} problem fits into the model's "
+                            "context: lower --max_new_tokens")
     return task._replace(**encoded)
 
 
