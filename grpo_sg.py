@@ -46,7 +46,6 @@ import math
 import os
 import platform
 import random
-import secrets
 import shutil
 import signal
 import sys
@@ -926,24 +925,30 @@ def evaluate_split(policy, task, cfg, run, step, split):
 
 # ---- 7. The model: loading, its stop tokens, its device ----
 
-def load_model(name, *, local=False):
+def load_model(name):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
     model is never run.
 
     Args:
         name: a folder written by save_pretrained, or a name on the hub.
-        local: never ask the hub.
 
     Returns:
         (model, tokenizer), the parameters in float32.
 
     Raises:
-        The errors of transformers, which also prints a report of missing parameters.
+        OSError: the model cannot be used, and why.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        name, dtype="float32", local_files_only=local, trust_remote_code=False)
-    # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's own.
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, local_files_only=local)
+    local = os.path.isdir(name)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype="float32", local_files_only=local, trust_remote_code=False)
+        # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's.
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
+            name, local_files_only=local)
+    except Exception as error:  # no such name, no network, half a folder: each has its own type
+        raise OSError(f"the model {name} cannot be used ({first_line(error)}): give a folder "
+                      "written by save_pretrained, with its tokenizer.json, or a hub name, which "
+                      "needs a network") from error
     return model, tokenizer
 
 
@@ -978,15 +983,13 @@ def find_turn_end(tokenizer):
 
 def find_device(name):
     """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
-    otherwise the CPU. Raises SystemExit if PyTorch cannot use the device."""
-    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
-              "mps": torch.backends.mps.is_available()}
+    otherwise the CPU."""
+    has_cuda = torch.cuda.is_available()
     if name == "auto":
-        return "cuda" if usable["cuda"] else "cpu"
-    if not usable[name]:
-        names = " and ".join(device for device in usable if usable[device])
-        raise SystemExit(f"error: --device {name}: here PyTorch {torch.__version__} (built for "
-                         f"CUDA {torch.version.cuda}) can use {names}")
+        return "cuda" if has_cuda else "cpu"
+    if name == "cuda" and not has_cuda:
+        raise SystemExit(f"error: --device cuda: PyTorch {torch.__version__} (built for CUDA "
+                         f"{torch.version.cuda}) finds no GPU that it can use: give --device cpu")
     return name
 
 
@@ -1061,18 +1064,17 @@ class Run:
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a new or empty folder; with "" nothing is written, and the run only keeps its
-            rows.
-        state: from `load_state`, to continue the run in `out`.
+        out: a new or empty folder or, with cfg.resume, that of a run; with "" nothing is
+            written, and the run only keeps its rows.
     """
 
-    def __init__(self, cfg, policy=None, out="", state=None):
+    def __init__(self, cfg, policy=None, out=""):
         assert policy or not out, "to write checkpoints, a Run needs the policy"
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = state
-        self.done = state["step"] if state else 0
+        self.state = load_state(out) if cfg.resume else {"step": 0}
+        self.done = self.state["step"]
         self.rows = []          # of the training steps of this process
         self.trouble = ""       # what is wrong with the last steps
         self.stopped_by = None  # the number of a signal
@@ -1080,13 +1082,14 @@ class Run:
         if out:
             os.makedirs(out, exist_ok=True)
             # "x" fails if another run has just begun in this folder.
-            write_json(os.path.join(out, "settings.json"), vars(cfg), "w" if state else "x")
-        if state:
+            mode = "w" if cfg.resume else "x"
+            write_json(os.path.join(out, "settings.json"), vars(cfg), mode)
+        if cfg.resume:
             cut_logs(out, self.done)
 
     def begin(self, optimizer):
         """Give the optimizer its state in the checkpoint, if there is one."""
-        if self.state and self.done:
+        if "optimizer" in self.state:
             optimizer.load_state_dict(self.state["optimizer"])
         self.last_save = time.time()
 
@@ -1287,8 +1290,8 @@ def main(argv=None, make_run=Run):
     try:
         cfg = read_settings(argv)
         policy, task = load(cfg)
-        state = load_state(cfg.out) if cfg.resume else None
-        run = make_run(cfg, policy, cfg.out or new_name(cfg), state)
+        start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
+        run = make_run(cfg, policy, cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}")
         describe_run(policy, task, run)
         carry_out(policy, task, cfg, run)
     except (tasks.UserError, OSError) as error:
@@ -1323,12 +1326,12 @@ def read_settings(argv=None):
             raise SystemExit("error: --resume needs --out and the folder of a run, not "
                              f"{flags.out!r}")
     else:
-        own = tasks.load_task(flags.task)[1] if flags.task else {}
-        flags.model = find_model(flags.model or own.get("model", ""), flags.task or "kk")
-        usual = {**own, **read_model_settings(flags.model, flags.task)}
+        usual = tasks.load_task(flags.task)[1] if flags.task else {}
+        flags.model = find_model(flags.model or usual.get("model", ""), flags.task or "kk")
+        usual = {**usual, **read_model_settings(flags.model, flags.task)}
     parser.set_defaults(**{"task": "kk", **usual})
     cfg = Config(**vars(parser.parse_args(argv)))
-    if not flags.resume:
+    if not cfg.resume:
         cfg.model = flags.model
     if cfg.task.endswith(".py"):
         cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
@@ -1336,14 +1339,19 @@ def read_settings(argv=None):
     return cfg
 
 
+def short_name(task):
+    """Return the name of a task: "kk", or "mine" of the file folder/mine.py."""
+    return os.path.basename(task).removesuffix(".py")
+
+
 def find_model(name, task):
     """Return the folder or hub name of the model: of a run, its checkpoint; without a name, the
     tiny model of the task."""
-    stem = os.path.basename(task).removesuffix(".py")
-    name = os.path.expanduser(name) or os.path.join(HERE, "support", "pretrained", stem)
+    tiny = os.path.join(HERE, "support", "pretrained", short_name(task))
+    name = os.path.expanduser(name) or tiny
     if os.path.isdir(name):
         return os.path.abspath(find_checkpoint(name) or name)
-    if name.startswith(HERE):
+    if name == tiny:
         raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder: "
                          f"there is no tiny model for --task {task} (python -m support.tiny "
                          f"{task} makes one)")
@@ -1374,7 +1382,7 @@ def read_model_settings(model, task):
     """Read a model's default settings, unless it was made for another task, and print them."""
     saved = read_saved(model)
     made_for = saved.get("task", task)
-    if task and os.path.abspath(task) != os.path.abspath(made_for):
+    if task and short_name(task) != short_name(made_for):
         say(f"{model} was made for --task {made_for}: its settings.json is not used")
         return {}
     for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
@@ -1388,15 +1396,14 @@ def read_model_settings(model, task):
 
 def check_settings(cfg):
     """Raise SystemExit for settings with which a run would fail late, or in silence."""
-    may_be_zero = ("alpha mu low clip_low clip_high beta seed eval_samples").split()
+    may_be_zero = "alpha mu low clip_low clip_high beta seed eval_samples".split()
     for name, value in vars(cfg).items():
-        if type(value) in (int, float):
-            if not (0 < value < math.inf or value == 0 and name in may_be_zero):
-                bound = "0 or a positive number" if name in may_be_zero else "a positive number"
-                raise SystemExit(f"error: --{name} must be {bound}, not {value}")
+        if type(value) in (int, float) and not 0 < value < math.inf:
+            if value != 0 or name not in may_be_zero:
+                raise SystemExit(f"error: --{name} must be a positive number, not {value}")
     if cfg.group_size < 2:
-        raise SystemExit("error: --group_size must be 2 or more, because a group is compared with "
-                         f"its mean, not {cfg.group_size}")
+        raise SystemExit("error: --group_size must be 2 or more, because completions are compared "
+                         f"with each other, not {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
     if not cfg.resume and os.path.exists(cfg.out) and os.listdir(cfg.out):
@@ -1412,34 +1419,17 @@ def load(cfg):
     make_task, _ = tasks.load_task(cfg.task)
     task = make_task(cfg)
     name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
-    model, tokenizer = load_or_explain(name)
+    say(f"loading {name}")
+    # transformers' bar would garble our lines. The hub's bar, of a download, stays.
+    transformers.utils.logging.disable_progress_bar()
+    huggingface_hub.utils.enable_progress_bars()
+    model, tokenizer = load_model(name)
     prepare(model, device, gradient_checkpointing=cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
     if not policy.stop_ids:
         raise SystemExit(f"error: --model {name} names no token that ends a completion: set "
                          "eos_token_id in its generation_config.json")
     return policy, tasks.encode_problems(task, policy, cfg)
-
-
-def load_or_explain(name):
-    """Call load_model; if the model cannot be used, say why in one line."""
-    say(f"loading {name}")
-    # transformers' bar would garble our lines. The hub's bar, of a download, stays.
-    transformers.utils.logging.disable_progress_bar()
-    huggingface_hub.utils.enable_progress_bars()
-    try:
-        return load_model(name, local=os.path.isdir(name))
-    except Exception as error:  # no such name, no network, half a folder: each has its own type
-        raise SystemExit(f"error: --model {name} cannot be used ({first_line(error)}): give a "
-                         "folder written by save_pretrained, with its tokenizer.json, or a hub "
-                         "name, which needs a network")
-
-
-def new_name(cfg):
-    """Make a name for a new run's folder."""
-    task = os.path.basename(cfg.task).removesuffix(".py")
-    start = f"runs/{task}-{'test' if cfg.eval_only else cfg.shaping}-seed{cfg.seed}"
-    return f"{start}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def describe_run(policy, task, run):
@@ -1470,7 +1460,7 @@ def carry_out(policy, task, cfg, run):
     if cfg.eval_only:
         return
     # of the KL: the initial policy
-    reference = prepare(load_or_explain(cfg.model)[0], policy.model.device) if cfg.beta else None
+    reference = prepare(load_model(cfg.model)[0], policy.model.device) if cfg.beta else None
     handlers = {number: signal.signal(number, run.stop)
                 for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1783,7 +1783,7 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flag
     # The output of a test is no terminal: lines, no bar.
     assert f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy" in printed
     assert "test before training: accuracy 0.000 ± 0.000, reward" in printed
-    model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint", local=True)
+    model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint")
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
     # The checkpoint has the settings of its run: no flag but --model is needed.
     monkeypatch.chdir(tmp_path)
@@ -1863,7 +1863,7 @@ def test_all_settings_can_be_written_as_flags():
 def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
     """At a learning rate of 1e-6, bfloat16 would round most updates away."""
     save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
-    model, _ = grpo_sg.load_model(tmp_path, local=True)
+    model, _ = grpo_sg.load_model(tmp_path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -1873,7 +1873,7 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["auto_map"] = {name: "code.Any" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    grpo_sg.load_model(tmp_path, local=True)
+    grpo_sg.load_model(tmp_path)
     assert not (tmp_path / "was_run").exists()
 
 
@@ -1941,7 +1941,7 @@ def contents_of(out):
             row.pop(name, None)
     state = torch.load(out / "checkpoint" / "training.pt", weights_only=True)
     return rows, rows_of(out / "samples.jsonl"), state["step"], parameters_of(
-        grpo_sg.load_model(out / "checkpoint", local=True)[0]).tolist()
+        grpo_sg.load_model(out / "checkpoint")[0]).tolist()
 
 
 @pytest.fixture(scope="module")

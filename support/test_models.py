@@ -215,5 +215,5 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
     byte_tokenizer(CHAT).save_pretrained(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *question: sys.exit("asked"))
     with pytest.raises(SystemExit, match="error: --model .* cannot be used"):
-        grpo_sg.load_or_explain(str(tmp_path))
+        grpo_sg.load_model(str(tmp_path))
     assert not (tmp_path / "ran").exists()

@@ -206,7 +206,7 @@ def make_task(cfg):
 def train(cfg, recipe, new):
     """Make the tiny model, or load cfg.model, and train it with the recipe. Returns the
     Policy."""
-    loaded = None if new else grpo_sg.load_or_explain(cfg.model)
+    loaded = None if new else grpo_sg.load_model(cfg.model)
     torch.manual_seed(cfg.seed)
     task = make_task(cfg)
     model, tokenizer = loaded or tiny_model(task)

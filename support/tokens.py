@@ -105,7 +105,7 @@ def view(folder):
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
     last = grpo_sg.find_checkpoint(folder)
     if last:
-        model, _ = grpo_sg.load_or_explain(last)
+        model, _ = grpo_sg.load_model(last)
         policy.model = grpo_sg.prepare(model, policy.model.device)
         sections["after training"] = show_groups(policy.tokenizer, watch(policy, task, cfg))
     return fill(sections, cfg, read(Path(folder), "metrics.jsonl"))

@@ -76,7 +76,7 @@ def make_trainer(folder, kind=GRPOSGTrainer, **settings):
         "learning_rate": 0.1, "optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 1e9,
         "bf16": False, "logging_steps": 2, "save_strategy": "no",
         "use_bias_correction_kl": False, "report_to": "none", **settings})
-    model, tokenizer = grpo_sg.load_model(f"{folder}/model", local=True)
+    model, tokenizer = grpo_sg.load_model(f"{folder}/model")
     rows = datasets.Dataset.from_dict({"prompt": ["0", "1"]})
     return kind(model, reward_first_token, args, rows, processing_class=tokenizer,
                 rollout_func=roll_out)
@@ -162,7 +162,7 @@ def test_two_processes_equal_one(tmp_path):
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
                     __file__, str(tmp_path)], env=environment, check=True, timeout=1800)
     one, two = train_among(1, tmp_path).model, torch.load(tmp_path / "two.pt")
-    start, _ = grpo_sg.load_model(tmp_path / "model", local=True)
+    start, _ = grpo_sg.load_model(tmp_path / "model")
     for name, parameter in one.state_dict().items():
         assert torch.allclose(parameter, two[name], rtol=0, atol=1e-6)
     moved = (one.lm_head.weight - start.lm_head.weight).abs().max()
@@ -214,7 +214,7 @@ def test_grpo_sg_can_test_the_trained_model(tmp_path):
     cfg = grpo_sg.read_settings(["--eval_only", "--model", out])
     assert (cfg.task, cfg.shaping, cfg.eval_problems) == ("math", "none", 5)
     trained, _ = grpo_sg.load(cfg)
-    untrained, _ = grpo_sg.load_model(ROOT / "support" / "pretrained" / "math", local=True)
+    untrained, _ = grpo_sg.load_model(ROOT / "support" / "pretrained" / "math")
     assert not torch.equal(trained.model.lm_head.weight, untrained.lm_head.weight)
 
 
@@ -244,7 +244,7 @@ def test_settings_that_trl_cannot_follow_are_refused(flags, words, tmp_path):
 
 def test_prompts_that_trl_would_encode_differently_are_refused(tmp_path):
     save_model(tmp_path)
-    model, tokenizer = grpo_sg.load_model(tmp_path, local=True)
+    model, tokenizer = grpo_sg.load_model(tmp_path)
     problem = grpo_sg.types.SimpleNamespace(prompt=[5, 6, 255 + 44])
     with pytest.raises(UserError, match="encodes a prompt differently"):
         trl_train.make_dataset(tokenizer, grpo_sg.types.SimpleNamespace(train=[problem]))

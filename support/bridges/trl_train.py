@@ -67,7 +67,7 @@ def make_config(cfg, processes, **others):
 
 def make_trainer(cfg, **others):
     """Return a trainer for the task. `others`: see make_config."""
-    model, tokenizer = grpo_sg.load_or_explain(cfg.model)
+    model, tokenizer = grpo_sg.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     make_task, _ = tasks.load_task(cfg.task)
     task = tasks.encode_problems(make_task(cfg), policy, cfg)
