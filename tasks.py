@@ -21,7 +21,6 @@ import os
 import random
 import re
 import sys
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -173,47 +172,13 @@ def describe_end(rows, after, k):
     return "\n".join(lines)
 
 
-# ---- Hostile text: as a reader sees it, and without the tokens that end a turn ----
+# ---- Hostile text ----
 # Every function takes time linear in the length of its text.
 
-def each_normalized(form, text):
-    """Normalize the text character by character: normalizing a long run of accents at once
-    takes quadratic time."""
-    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
-
-
-def filtered(text, keep, other=""):
-    """Replace each character c by `other` unless keep(c)."""
-    return text.translate({ord(c): other for c in set(text) if not keep(c)})
-
-
-def visible(text):
-    """Return the text as a reader sees it, to search for tags and turns: full-width letters
-    become plain ones, and invisible characters, which could hide a tag, are removed."""
-    return filtered(each_normalized("NFKC", text), is_visible)
-
-
-def is_visible(c):
-    return c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Mn")
-
-
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-FAKE_TURN = re.compile(rf"<\|[^<>|\s]{{1,40}}\|>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]*"
+# Another turn of the dialogue, faked by its tokens or by a name at the start of a line
+FAKE_TURN = re.compile(rf"<[|\uff5c][^<>|\uff5c\s]{{1,40}}[|\uff5c]>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]*"
                        r"(?:user|human|assistant|system)\W{0,3}:", re.I)
-
-
-# Of Qwen, Llama, Gemma, Mistral and others. Our sampling loop removes them; other programs may not.
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>",
-               "<end_of_turn>", "<eos>", "<pad>", "</s>",
-               "<\uff5cend\u2581of\u2581sentence\uff5c>")
-REVERSED = "|".join(re.escape(token[::-1]) for token in STOP_TOKENS)
-REVERSED_END = re.compile(rf"(?:\s|{REVERSED})*+")
-
-
-def without_end(response):
-    """Strip white space, and the stop tokens at the end."""
-    ended = REVERSED_END.match(response[::-1]).end()  # backwards, for linear time
-    return response[:len(response) - ended].lstrip()
 
 
 # ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
@@ -224,10 +189,9 @@ KK_SYSTEM = ("You solve logic puzzles. Think about the puzzle step by step insid
              "Write nothing after that.")
 
 # One clause of an answer; {} is filled with the names in the puzzle.
-KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*\u2022]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
+KK_CLAUSE = r"(?:\(?\d{{1,2}}[.):]\s*|[-*]\s+)?({})\s+is\s+an?\s+(knight|knave)(?![\w'-])"
 KK_BETWEEN = re.compile(r"[\s,;.]+|and(?!\w)", re.I)
 TAG = re.compile(r"<[\s/]*(?:think|answer)\b[^<>]*>", re.I)
-BLANK = "\u115f\u1160\u3164\uffa0"  # invisible letters
 
 
 def verify_kk(response, roles):
@@ -235,25 +199,23 @@ def verify_kk(response, roles):
 
     A response is formatted if all of it is `<think>` thoughts `</think> <answer>` roles
     `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
-    nothing else but white space, stop tokens and a period at the end. It must not fake
-    another turn of the dialogue. It is correct if it is also right about everybody and
-    the answer says nothing else: "Final Answer:", "but" between two names, and italics are
+    nothing else but white space and a period at the end. It must not fake another turn
+    of the dialogue. It is correct if it is also right about everybody and the answer, in
+    ASCII, says nothing else: "Final Answer:", "but" between two names, and italics are
     rejected, which Logic-RL accepts.
 
     Args:
         response: without the prompt, but with <think> if the prompt ends with it.
         roles: dict name -> "knight" or "knave".
     """
-    body = without_end(response)
-    shown = visible(body)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
-    if tags != ["<think>", "</think>", "<answer>", "</answer>"] or FAKE_TURN.search(shown):
+    body = response.strip()
+    if len(TAG.findall(body)) != 4 or FAKE_TURN.search(body):
         return Verdict(False, False)
     # Logic-RL and AR-Lopti allow anything after the answer. A period is harmless, but
     # another line could take the answer back or make it uncertain. Some completions of a
     # group end without such a line, so the policy learns to leave it out.
     parts = re.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*\.?", body, re.S)
-    if not parts or not any(c.isalnum() and c not in BLANK for c in parts[1]):
+    if not parts or not re.search(r"\w", parts[1]):
         return Verdict(False, False)
     return Verdict(read_roles(parts[2], list(roles)) == roles, True)
 
@@ -265,12 +227,10 @@ def read_roles(answer, names):
     a knight or a knave", "Perhaps Zoey is a knight", unknown names, and two roles for one
     name are rejected.
     """
-    if len(answer) > sum(200 + 2 * len(name) for name in names):
-        return None  # longer than any right answer; this also limits the time
-    if has_lookalikes(answer, names):
-        return None
-    answer = fold(answer.replace("**", "").replace("__", ""))
-    name_of = {" ".join(fold(name).split()): name for name in names}
+    if not answer.isascii() or len(answer) > sum(200 + 2 * len(name) for name in names):
+        return None  # a letter that looks like another, or longer than any right answer
+    answer = answer.replace("**", "").replace("__", "").lower()
+    name_of = {" ".join(name.lower().split()): name for name in names}
     any_name = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in name_of)
     clause = re.compile(KK_CLAUSE.format(any_name))
     roles = {}
@@ -284,22 +244,6 @@ def read_roles(answer, names):
             return None
         at = match.end()
     return roles or None
-
-
-def fold(text):
-    """Return the text with one form of apostrophes, hyphens, spaces, accents and case."""
-    text = text.translate(str.maketrans("\u2019\u2010\u2011\u00a0", "'-- "))
-    return unicodedata.normalize("NFC", text).casefold()
-
-
-def has_lookalikes(answer, names):
-    """Return whether the answer has a letter beyond ASCII that no name has, such as a
-    Cyrillic one that looks Latin."""
-    shown = "".join(names)
-    for form in ("NFC", "NFD"):  # an accent within its letter, or after it
-        shown += unicodedata.normalize(form, "".join(names))
-    allowed = {*(shown + shown.lower() + shown.upper()), *"\u2019\u2010\u2011\u2022\u00a0"}
-    return not all(c.isascii() or c in allowed for c in answer)
 
 
 # ---- Knights and Knaves: making puzzles ----
@@ -612,8 +556,10 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
-JOINED = re.compile(r"""[\s$]* (?:[,;] | ,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))
-    [\s$]* (?:[A-Za-z]\s*=\s*)?""", re.X)
+# What joins two boxes into a list: anything between them but another word, a number or a command.
+JOINED = re.compile(r"""(?: [^\w\\=] | \\[^A-Za-z] | (?:and|or)(?![A-Za-z])
+    | \\(?:text|mbox|textbf|mathrm|displaystyle|q?quad|lor|land|vee|wedge|cup|newline)(?![A-Za-z])
+    | [0-9a-z]{1,2}[.)] | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? \s*=)*+""", re.X)
 
 
 def final_answer(response):
@@ -649,47 +595,37 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-COMMA = r"(?P<comma> , | \{,\} | ,\\! | \\[!,] )"  # LaTeX has several
-# 1234, or 1,234 with all its commas
-DIGITS = rf"[0-9]+ | [1-9][0-9]{{0,2}} {COMMA}[0-9]{{3}} (?: (?P=comma)[0-9]{{3}} )*"
-NUMBER = re.compile(rf"""(?P<sign>[-+]?) (?P<dollar>\\?\$)?
-    (?: (?P<whole>{DIGITS})? (?P<part>\.[0-9]+)?
-      | (?P<top>[0-9]+) / (?P<bottom>[0-9]+)
-      | \\[dt]?frac \{{(?P<above>-?[0-9]+)\}} \{{(?P<below>[0-9]+)\}} )
-    \s* (?P<unit>\\?% | \^?\\circ | \^\{{\\circ\}} | °)? \.?""", re.X)
+# 1234, 1,234, 0.5 or 3/4, with a sign, a dollar or percent sign
+NUMBER = re.compile(r"""(-?) (\\?\$)? ((?:[0-9]+ | [1-9][0-9]{0,2}(?:,[0-9]{3})+)? (?:\.[0-9]+)?
+    | [0-9]+/[0-9]+) (\\?%)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
-    """Compare two plain numbers exactly: integers, decimals and fractions in lowest terms,
-    with a sign, thousands separators, a dollar, percent or degree sign. Anything else is
-    equal to nothing: verify/math_equal.py reads more, and accepts whatever this accepts."""
-    x, y = read_number(answer), read_number(gold)
+    """Compare two plain numbers exactly: integers, decimals and fractions in lowest terms, with
+    a sign, thousands separators, a dollar or percent sign. Anything else is equal to nothing:
+    verify/math_equal.py reads more, and accepts whatever this accepts."""
+    x, unit = read_number(answer)
+    y, other = read_number(gold)
     if x is None or y is None:
         return False
-    (x, unit), (y, other) = x, y
-    if {unit, other} == {"%", ""}:  # 5% is 5, or 0.05
-        percent, number = (x, y) if unit else (y, x)
-        return number in (percent, percent / 100)
+    if {unit, other} == {"%", ""}:  # 50% is 0.5, or 50; but 0.5% is not 0.5
+        percent, value = (x, y) if unit else (y, x)
+        return value == percent / 100 or value == percent and abs(value) >= 1
     return x == y and (unit == other or "" in (unit, other))
 
 
 def read_number(text):
-    """Read a plain number as (Fraction, its unit: "", "%", "$" or a degree sign), or return
-    None."""
-    text = text.strip().replace("\u2212", "-")  # the minus sign
-    text = re.sub(r"\A(?:\$(.*)\$|\\text\{\s*(.*?)\s*\})\Z", r"\1\2", text)
+    """Read a plain number as (Fraction, its unit: "", "%" or "$"), or return (None, "")."""
+    text = re.sub(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}", r"\1/\2", text.strip())
     number = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if not number or not any(number[name] for name in ("whole", "part", "top", "above")):
-        return None
-    top, bottom = number["top"] or number["above"], number["bottom"] or number["below"]
-    if top:
-        value = Fraction(int(top), int(bottom) or 1)
-        if str(value) != f"{top}/{bottom}" or number["sign"] and value < 0:
-            return None  # 6/8 is not worked out, 1/0 is no number, and nobody writes -\frac{-1}{2}
-    else:
-        value = Fraction(re.sub("[^0-9]", "", number["whole"] or "0") + (number["part"] or ""))
-    unit = (number["unit"] or number["dollar"] or "").strip("\\^{}").replace("circ", "°")
-    return -value if number["sign"] == "-" else value, unit
+    if not number or not number[3] or number[2] and number[4]:
+        return None, ""
+    sign, dollar, digits, percent = number.groups("")
+    top, _, bottom = digits.partition("/")
+    value = Fraction(top.replace(",", "")) / Fraction(int(bottom or 1) or 1)
+    if bottom and str(value) != digits:
+        return None, ""  # 6/8 is not worked out, and 1/0 is not a number
+    return -value if sign else value, (dollar + percent).strip("\\")
 
 
 try:

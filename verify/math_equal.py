@@ -36,7 +36,7 @@ from typing import NamedTuple
 # ---- 1. Numbers ----
 # These bound the cost: the length of an answer, in characters and in tokens, the size of a
 # Fraction's integers, and the length of a list in any order.
-MAX_CHARS, MAX_TOKENS, MAX_BITS, MAX_ITEMS = 500, 300, 4100, 60
+MAX_CHARS, MAX_TOKENS, MAX_BITS, MAX_ITEMS = 500, 240, 4100, 20
 
 
 def bounded(x, bits=MAX_BITS):
@@ -103,17 +103,18 @@ OPERATIONS = FUNCTIONS | {
     "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
     "\\binom": binomial}
 
-# A symbol's values have both signs and lie below and above 1. The first three are
-# positive, for roots and logarithms. All are odd numbers over 1024, so never integers:
-# (-1)^n must be neither 1 nor -1.
-SPANS = (211, 951), (1711, 3001), (1101, 5001), (-2999, -211), (-2999, 3001), (-2999, 3001), (-5999, 6001)
+# A symbol's values lie below and above 1. The first two are positive, for roots and logarithms. All are odd numbers over 1024, so never integers: (-1)^n must be neither 1 nor -1.
+SPANS = (211, 951), (1711, 3001), *[(1101, 5001)] * 6
 
 
 @functools.lru_cache(1024)
 def sample_points(name):
-    """Return the values of a free symbol, which depend only on its name."""
+    """Return the values of a free symbol, which depend only on its name. The signs of the last six
+    are the binary digits of a number from 1 to 61, another one for each letter: x + y is |x| + |y|
+    at no more points than it must be."""
     rng = random.Random(ascii(name))
-    return tuple(Fraction(rng.randrange(*span, 2), 1024) for span in SPANS)
+    signs = (int.from_bytes(ascii(name).encode()) % 61 + 1) << 2
+    return tuple(Fraction(rng.randrange(*span, 2) * (-1) ** (signs >> i), 1024) for i, span in enumerate(SPANS))
 
 
 # ---- 2. Words, signs and the tokenizer ----
@@ -129,7 +130,7 @@ UNITS = {name: names.split()[0] for names in (
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
-    "child children|man men|woman women|yen|2 square sq|3 cubic|/ per").split("|")
+    "child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|yen|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -138,9 +139,10 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
 NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|reali|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
     "kilo|mil|milli|meg|mega|gig|giga|k)s")
+COLORS = "red blue green yellow white black brown orange purple pink".split()
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
@@ -160,7 +162,7 @@ UNICODE = str.maketrans({
     **{letter: f"\\{name} " for letter, name in GREEK.items()},
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
-SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈:&"}
+SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈≠:&"}
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
 INTERVALS = "()", "[]", "(]", "[)"
 CLOSERS |= {left: {right} for left, right in BARS.items()}
@@ -203,7 +205,34 @@ def numeral(match):
 BASES = {name: base for base, name in enumerate(
     "two three four five six seven eight nine ten eleven twelve".split(), 2)}
 BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
-REWRITES = [(re.compile(pattern), new) for pattern, new in (
+
+
+def as_one(match):
+    """Write what is no product of its letters as one symbol."""
+    return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", match["one"])}}} '
+
+
+def in_order(match):
+    """Write a product with an inverse or a transpose of a matrix as one symbol: A^{-1}B is not BA^{-1}."""
+    return as_one(match) if INVERSE.search(match[0]) else match[0]
+
+
+PIECES_OF_ONE = re.compile(r"\\(?:cdot|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
+INVERSE = re.compile(r"[A-Z]\}?\s*\^\s*\{?\s*-\s*\d|[A-DF-Za-df-z]\}?\s*\^\s*\{?\s*(?:T(?![A-Za-z])|\\top)")
+VECTOR = (r"(?:\\(?:vec|hat|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
+          r"(?<![A-Za-z\\{])[A-Z](?![A-Za-z]))(?:_\w|_\{[^{}]*\})?\s*")
+FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\([^()]*\))"
+          r"(?:\s*\^\s*(?:\{[^{}]*\}|\\?[A-Za-z]+|\d))?\s*")
+D = r"(?:d|\\partial(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
+VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
+ONE_SYMBOL = [(re.compile(pattern), new) for pattern, new in (
+    (rf"\\[dtc]?frac\s*\{{\s*(?P<before>[^{{}}+-]*?)(?P<one>{D}(?:{VARIABLE})?\}}\s*\{{\s*(?:{D}{VARIABLE})+)\}}",
+     as_one),  # a derivative is not a fraction
+    (r"(?<![A-Za-z\\])(?P<before>)(?P<one>d[a-z]\s*/\s*d[a-z])(?![A-Za-z])", as_one),
+    (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
+    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
+    (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])", as_one))]
+REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
     (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
@@ -245,7 +274,16 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
     (r"(?<![A-Za-z\d])[({](\d[\dA-F]*)[)}](?=_)", r"\1"),  # {201}_3
     (r"(?<![A-Za-z.])([AaPp])\.\s?[Mm](?![A-Za-z])\.?", r"\1m"),  # 6:30 p.m.
-    (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\{[lcr| ]*\})?", r"\\\1 "),
+    (r"\\(begin|end)\s*\{(?:[bp]?matrix|array)\}(?:\s*\{[lcr| ]*\})?", r"\\\1 "),
+    (r"(?<![A-Za-z\\])([fgh])\s*\^\s*\{\s*-\s*1\s*\}\s*(?=\()", r"\1_{inverse}"),
+    (r"_\s*\\(?:text|mathrm)\s*(\{\w+\})", r"_\1"),
+    (r"\.(\d*)\\dot\s*\{(\d)\}(\d*)\\dot\s*\{(\d)\}", r".\1\\overline{\2\3\4}"),
+    (r"(\.\d*?)(\d+?)\2\2+\s*\\ldots", r"\1\\overline{\2}"),  # 0.333...
+    (r"(?i)^\s*(?:\\text\s*\{\s*)?(?:there\s+(?:is|are)\s+)?no\s+solutions?[.\s]*\}?[.\s]*$", r"\\emptyset"),
+    (r"^\s*(\\text\s*\{\s*)?(?:[Aa]n?|[Tt]he)\s+(?=[a-z]{4,}[\s.}]*$)", r"\1"),  # an ellipse
+    (r"^\s*\\lvert\s*([a-z])\s*\\rvert\s*(<|≤|\\leq?(?![a-z]))\s*([\d.]+)\s*$", r"-\3 \2 \1 \2 \3"),
+    (r"(?<=[\d}])(?:\s|~)*\\Omega(?![a-z])", r' "Ω"'),
+    (r"(?<=[a-z])\s*\^\s*\{\s*(-?)\s*([1-4])\s*\}(?=[^{}]*\})", r"^\1\2"),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
@@ -259,6 +297,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*\^\s*{SCRIPT}\s*_\s*{SCRIPT}', r"\1_\3^\2"),  # C^2_5
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*_\s*{SCRIPT}\s*\^\s*{SCRIPT}', choose),
     (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
+    (r"(?:^|(?<=[,;]))(?P<before>)\s*(?P<one>[A-Z]{2,4})\s*(?==)", as_one),  # AB = 5
+    (r"(?:^|(?<=[,;]))\s*([A-Z]{2,4}|[A-Za-z]{3})\s*(?=[,;]|$)", r'"\1"'),  # ABC is not BCA
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
@@ -291,6 +331,40 @@ def math_tokens(text):
         else:
             tokens += word
     return tokens
+
+
+def calls(tokens):
+    """Return (position, argument) of each letter before an argument in brackets that does not contain it."""
+    opened, found = [], []
+    for i, token in enumerate(tokens):
+        if token == "(":
+            opened.append(i)
+        elif token == ")" and opened:
+            start = opened.pop()
+            at = start - 1
+            while at > 0 and tokens[at][0] in "'_":
+                at -= 1
+            if at >= 0 and tokens[at] in LETTERS and tokens[at] not in tokens[start:i]:
+                found.append((at, " ".join(tokens[start + 1:i])))
+    return found
+
+
+def find_functions(tokens):
+    """Return the letters that are functions here: before a single letter or number, or two arguments."""
+    arguments = {}
+    for at, argument in calls(tokens):
+        arguments.setdefault(tokens[at], set()).add(argument)
+    return {name for name, texts in arguments.items() if name in FUNCTION_LETTERS or len(texts) > 1
+            or texts & LETTERS or any(text.isdecimal() for text in texts)}
+
+
+def mark_functions(tokens, functions):
+    """Return the tokens with {} after the letter of each application: a u(2t) is not 2u(t)."""
+    marked = list(tokens)
+    for at, _ in calls(tokens):
+        if tokens[at] in functions:
+            marked[at] = "\\" + tokens[at].strip("\\") + "{}"
+    return marked
 
 
 def plain(tokens):
@@ -425,6 +499,8 @@ def logarithm_at(point, item, f):
 def value_at(point, op, first, last):
     """Return the result of an operation at one point."""
     x, y = first.parts[point], last.parts[point]
+    if op == "√" and first.rational and x.denominator == 1 and x % 2 and last.rational and y < 0:
+        return -power(-y, 1 / x)  # the real root
     if op == "√":
         return root_at(point, last, 1 / x)
     if op == "^" and not (last.rational and y.denominator == 1):
@@ -449,6 +525,8 @@ def each(op, *items):
     first, last = items[0], items[-1]
     symbols = first.symbols | last.symbols
     result = Item("value", values(op, first, last), symbols=symbols)
+    if isinstance(result.parts[0], complex) and max(map(spread, items)) > 33:
+        raise ValueError("too close to another number")  # as 1.000000000001 pi to pi
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
@@ -470,6 +548,11 @@ def each(op, *items):
     return result._replace(work=work, factor=Fraction(factor), factors=factors, named=named)
 
 
+def spread(item):
+    """Return the bits of a fraction's integers: those with 33 differ by more than `ratio` tolerates."""
+    return sum(map(int.bit_length, item.parts[0].as_integer_ratio())) if item.rational else 0
+
+
 def number(x):
     return Item("value", (x,) * len(SPANS), factor=x if isinstance(x, Fraction) else Fraction(1))
 
@@ -482,20 +565,23 @@ def symbol(name):
     return Item("value", sample_points(name), name, symbols=frozenset([name]))
 
 
-def unknown(name, argument):
-    """Return a new symbol for a function whose values say too little: the floors of n / 3
-    and n / 4 are often equal. Equal arguments give equal symbols."""
-    if argument.kind != "value":
+def unknown(name, *arguments):
+    """Return a new symbol for an unknown function, or for one whose values say too little: the
+    floors of n / 3 and n / 4 are often equal. Equal arguments give equal symbols."""
+    if any(argument.kind != "value" for argument in arguments):
         raise ValueError("no argument")
-    value = symbol(name + " ".join(f"{complex(part):.9g}" for part in argument.parts))
-    return value._replace(name="", symbols=argument.symbols)
+    parts = [part for argument in arguments for part in argument.parts]
+    value = symbol(name + " ".join(f"{complex(part):.9g}" for part in parts))
+    return value._replace(name="", symbols=frozenset([name]).union(*(item.symbols for item in arguments)))
 
 
 def absolute(item):
     """Return |x|. If x has one sign at all points, as x - 9 has, its values cannot
-    distinguish |x| from x or -x; then |x| is `unknown` up to a constant factor."""
+    distinguish |x| from x or -x; then |x| is `unknown` up to a constant factor. So is the |z| of a
+    complex number."""
     signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
-    if item.constant or len(signs) == 2 and all(isinstance(part, Fraction) for part in item.parts):
+    real = not item.symbols & {"z", "w"} and all(isinstance(part, Fraction) for part in item.parts)
+    if item.constant or real and len(signs) == 2:
         return each("\\lvert", item)
     scale = item.parts[0]
     result = unknown("|", each("/", item, number(scale)))
@@ -512,6 +598,7 @@ INFINITIES = Item("-∞", ()), Item("∞", ())
 MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
             "π": named_number("π", complex(math.pi)), "e": named_number("e", complex(math.e)),
             "i": named_number("i", 1j)}
+LETTERS, FUNCTION_LETTERS = SYMBOLS - MEANINGS.keys(), {"f", "\\phi", "\\Gamma", "\\zeta"}
 POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
 
@@ -538,7 +625,7 @@ def read_items(tokens, left):
         while tokens[-1] in SEPARATORS:
             union |= tokens[-1] == "∪"
             joint |= tokens.pop() == '"and"'
-    if union and sum(item.kind == "list" for item in items) > 1:
+    if union and (sum(item.kind == "list" for item in items) > 1 or any(item.kind == "value" for item in items)):
         raise ValueError("a union to be made")
     if union or len(items) == 1 and left in ("", "{"):
         items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
@@ -576,7 +663,8 @@ def read_side(tokens):
         words = []
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
-        return Item("words " + plain(words).casefold(), ())
+        text = plain(words)
+        return Item("words " + (text if len(text) < 5 and text.isupper() else text.casefold()), ())
     item = read_expression(tokens)
     if tokens[-1].lower() in MULTIPLES and item.rational:
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
@@ -594,7 +682,9 @@ def read_unit(text, constant):
         word, _, exponent = word.partition("^")
         known = UNITS.get(word) or len(word) > 2 and UNITS.get(word.lower().rstrip("s"))  # Mm is not mm
         name = known or (word.lower() if len(word) > 2 else word)
-        if name in ("2", "3"):  # square, cubic
+        if name in COLORS:
+            pass
+        elif name in ("2", "3"):  # square, cubic
             times = int(name)
         elif name == "/":
             sign = -1  # J/(mol K) is often written J/mol K
@@ -603,6 +693,8 @@ def read_unit(text, constant):
                 raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
             powers[name] = powers.get(name, 0) + sign * times * int(exponent or 1)
             times = 1
+    if len(powers) > 1 and {*"$€£"} & {*powers} and min(powers.values()) > 0:
+        raise ValueError("a number of dollars")  # K, M or B
     names = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power]
     return " ".join(names) or "1"  # m/m
 
@@ -653,6 +745,8 @@ def read_atom(tokens):
             return items[0]
         names = [item.name for item in items]
         name = ",".join(names) if kind == "()" and all(names) else ""  # (x, y) = (1, 2) is (1, 2)
+        if kind == "{}" and not items:
+            raise ValueError("nothing")
         return Item("list" if kind in ("{}", "\\{\\}") else kind, items, name)
     if token in FUNCTIONS:
         return read_function(tokens, token)
@@ -674,7 +768,8 @@ def read_atom(tokens):
 def read_function(tokens, name):
     base, exponent = None, None
     if name == "\\log" and tokens[-1][:1] == "_":
-        base = read_expression(["", *math_tokens(tokens.pop().strip("_{}"))[::-1]])
+        base = TOKEN.findall(tokens.pop().strip("_{}"))
+        base = read_expression(["", *(ALIASES.get(token, token) for token in reversed(base))])
         base = None if base == number(Fraction(10)) else base
     if tokens[-1] == "^":
         tokens.pop()
@@ -701,15 +796,20 @@ def read_symbol(tokens, name):
     """Parse a free symbol: x, \\theta, x_1, \\vec{v}, y'', f(3), or the y(t) of y(t) = 6t."""
     if name not in SYMBOLS and "{" not in name[2:]:
         raise ValueError(name)
-    argument = ""
+    argument, call = "", name.endswith("{}")
+    if call:
+        name = name[1:-2] if len(name) == 4 else name[:-2]
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}"\\]', "", tokens.pop())
-    if tokens[-1] == "(" and tokens[-3:-2] == [")"]:
-        if tokens[-4:-3] == ["="] and tokens[-2] in SYMBOLS:
-            argument = tokens[-2]
-            del tokens[-3:]
-        elif name[0] in "fghpqFGHPQ" or tokens[-2].isdecimal():
-            name += tokens.pop() + tokens.pop() + tokens.pop()
+    if call and tokens[-4:-2] == ["=", ")"] and tokens[-2] in SYMBOLS:
+        argument = tokens[-2]
+        del tokens[-3:]
+    elif call and tokens[-3:-2] == [")"]:
+        name += tokens.pop() + tokens.pop() + tokens.pop()
+    elif call and tokens.pop() == "(":
+        items = read_items(tokens, "(")
+        tokens.pop()
+        return unknown(name, *items)
     return symbol(name)._replace(argument=argument)
 
 
@@ -733,6 +833,8 @@ def relation(sides, signs):
         return Item(signs[0], tuple(sides))
     if signs == ["∈"] and sides[0].name:
         return sides[1]._replace(name=sides[0].name)
+    if signs == ["≠"] and sides[0].name and sides[1].constant:
+        return Item("list", tuple(without_points(MEANINGS["\\mathbb{R}"], sides[1])))
     if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
         return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
     if {*signs} == {"="}:
@@ -803,7 +905,7 @@ def in_places(item, golds):
                               for part, name in zip(item.parts, names)))
 
 
-def in_order(item):
+def by_name(item):
     """Return x = 3, y = 4 and (y, x) = (4, 3) as (3, 4). Names other than x, y and z stay in
     their order, and in a list that must be the order of the alphabet."""
     values = named_values(item)
@@ -821,6 +923,8 @@ def quotient(item):
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
+    if first.factor < 25 and 10 <= last.factor < 60:
+        return item  # 3:10 may be a time
     value = first if last == number(Fraction(1)) else each("/", first, last)
     return item if "*" in value.work else value
 
@@ -839,17 +943,20 @@ def same(a, b):
     if golds := named_values(b) or b.name and named_values(a):
         a, b = in_places(a, golds), in_places(b, golds)
     elif b.kind == "()" and not b.name:
-        a = in_order(a)
+        a = by_name(a)
     names = {item.name for item in (a, b) if has_label(item)}
     other_argument = a.argument and b.argument and a.argument != b.argument
     if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
+        if percent == 100 and abs(b.parts[0]) < 1 and ratio(a, b) == 1:
+            return False  # 0.5% is 0.005, although 50% may be called 50
         done = a.symbols <= b.symbols and all(
             a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+*√f" else MAX_CHARS)
             for kind in {*a.work} - {"k"})
-        return done and (ratio(a, b) in (1, percent) or same_decimal(a, b))
+        rounded = b.digits >= 10**14 and a.rational and b.parts[0] and abs(a.parts[0] / b.parts[0] - 1) < 1e-15
+        return done and (ratio(a, b) in (1, percent) or same_decimal(a, b) or rounded)  # by a machine
     if a.kind == "=":
         x, y = a.parts[0], b.parts[0]
         return x.symbols <= y.symbols and ratio(x, y) is not None
@@ -866,6 +973,13 @@ def same(a, b):
     return True
 
 
+def roots(item):
+    """Return x_1 = 2, x_2 = 3 as x = 2, x = 3."""
+    if item.kind != "list" or {part.name for part in item.parts} != {"x_1", "x_2"}:
+        return item
+    return item._replace(parts=tuple(part._replace(name="x") for part in item.parts))
+
+
 def read(tokens):
     """Parse an answer into an item or a list. An item with +- becomes two, one with + and
     one with -."""
@@ -875,34 +989,58 @@ def read(tokens):
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     nested = len(items) == 1 and items[0].kind == "list"  # {{1}} is not {1}
-    return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
+    return items[0] if len(items) == 1 and not nested else roots(Item("list", tuple(items)))
 
 
-# What may stand before the value: a name, a word, or several with signs between them, as in
-# x_1 =, a + b =, |S| =, P(X = 3) =, and Area =. Any other sign could be part of "not equal":
-# !=, \not=, /=, \neg x =.
+# What may stand before the value: the name of what was asked for, or a sum, product or quotient of names,
+# as in x_1 =, a + b =, |S| =, P(X = 3) = and Area =. Nothing here backtracks (++), for linear time.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
-COMMANDS = "|".join(sorted({name[1:].lower() for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
-NAME = (rf'(?>(?!n\ o\ t\ |"?(?:{NO_LABELS})"?\ )(?:[a-z]|"[a-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|det|dim|'
-        r"triangle)|\\\w+\{\w+\})\ (?:_\S+\ |'\ (?!t\ ))*)")
-ARGUMENT = rf"\(\ (?:-\ )?(?:{NAME}|\d+\ )(?:(?:[-+*/,=<>≤≥]\ ){{0,2}}(?:{NAME}|\d+\ ))*+\)\ "
-BARRED = rf"\\lvert\ (?:{NAME})++\\rvert\ "
-# Nothing in it backtracks (++), because that could take exponential time.
-LABEL, RATIO_LABEL = (re.compile(
-    rf"^(?:(?:{NAME}|{BARRED})(?:{ARGUMENT}|{BARRED}|(?:[-+*/^{colon}]\ )?{NAME})*+=\ )++", re.I | re.A)
-    for colon in ("", ":"))  # S : T = 7 : 32
+COMMANDS = "|".join(sorted({name[1:] for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
+NAME = (rf'(?>(?!n\ o\ t\ |"?(?i:{NO_LABELS})"?\ )(?:[A-Za-z]|"[A-Za-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|'
+        r"det|dim|deg|lim|Pr|Var|triangle)|\\\w+\{[^{}\s]*\})\ (?:_\S+\ |'\ (?!t\ ))*)")
+INSIDE = r"(?:[^()\[\]!≠±\s]+\ |\(\ (?:[^()!≠±\s]+\ )*+\)\ )*+"
+CALL = (rf"(?:(?![a-eijk-oru-z]\ ){NAME}(?:\^\ \{{\ -\ 1\ \}}\ )?|\(\ {NAME}°\ {NAME}\)\ )"
+        rf"(?:\(\ {INSIDE}\)\ |\[\ {INSIDE}\]\ )")
+ABSOLUTE = r'(?:\\lvert\ (?:[A-Za-z]\ |\\\w+\{[^{}\s]*\}\ |"[A-Za-z]+"\ )++\\rvert\ |\[\ (?:[A-Z]\ )++\]\ )'
+PART = rf"(?:\{{\ (?:{CALL}|{ABSOLUTE}|{NAME})++\}}\ |{NAME})"
+TERM = rf"(?:{CALL}|{ABSOLUTE}|\\frac\ {PART}{PART}|{NAME})"
+POWERS = r"([a-z])\ \^\ (\d)\ (?:[-+]\ (?!\1)[a-z]\ \^\ \2\ )++"  # x^2 + y^2
+LABEL, RATIO_LABEL = (re.compile(rf"^(?:(?:{POWERS}|{TERM}(?:(?:[-+*/{colon}]\ )?{TERM})*+)=\ )++", re.A)
+                      for colon in ("", ":"))  # S : T = 7 : 32
+CALL_LABEL = re.compile(rf"^{CALL}=\ ", re.A)
+
+
+def names_nothing(label):
+    """Return True for a function, a power or another product of an unknown: x x =, x / y =, \\ln x =."""
+    tokens = re.sub(r"\(.*?\)", "", label).split()
+    unknown = [token for token in tokens if len(token) == 1 and token.islower()]
+    joined = not {"+", "-"} & {*tokens}
+    return bool({"\\ln", "\\log", "\\exp", "\\abs"} & {*tokens} or unknown and (FUNCTIONS.keys() | {"\\lvert"}) & {*tokens}
+                or joined and {"x", "y", "z"} & {*unknown} and len(unknown) > 1 or len({*unknown}) < len(unknown))
+
+
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
-IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?", re.I)
-HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|nobody|nothing|what|which|how|find|"
-                    r"evaluate|compute|calculate|determine|simplify|solve|false|(?:i|we|you|they|one)\s+\w+|"
+IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?|(?<=answer)\s*:", re.I)
+SUBJECT = re.compile(  # "The answer", "So the total area of ABC"
+    r"\W*(?:\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
+    r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
+    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|double|triple|opposite|negative|inverse|reciprocal|"
+    r"hint|question|problem|perhaps|maybe|possibly|probably|there|this|that|these|such|what|which|how|where|nobody|nothing)"
+    r"[A-Za-z]+(?:\s+(?:of|that|for|in|from|between|to|with)\s.*)?\s*", re.I | re.S)
+HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|false|bound|error|guess|"
                     # a sentence about a sentence: that the answer is, that x is
                     r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t|"
                     r"[!≠±¬]|\\(?:not|n?eq?|neg|nmid|lnot|sim|pm|mp|[lg]eq?)(?![a-z])", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
+DENIALS = (r"(?i:(?<!\w)(?:but|except|however|although|though|unless|if|actually|rather|instead|better|"
+           r"wrong|false|incorrect\w*|invalid|untrue|fail\w*|maybe|perhaps|possibly|probably|might|may|could|doubt\w*|unsure|"
+           r"guess\w*|wait|only|otherwise|never|hardly|nearly|almost|mostly|partly|some\w*|until|yet|while|whereas)(?!\w))|")
 OTHERWISE = {  # what the explanation must not contain
     CHOICE: re.compile(
+        DENIALS + r"(?i:(?<!\w)(?:all|both|none|neither|nor|not|cannot|either|any)(?!\w)|n['’]t(?!\w))|"
+        r"(?i:^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would)(?!\w))|"
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or|not)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
         r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
         # another single letter, except in a sum, a product or after a degree sign, and
@@ -910,16 +1048,16 @@ OTHERWISE = {  # what the explanation must not contain
         r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
         r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
     VERDICT: re.compile(
-        r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+        DENIALS + r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
 def said_last(answer):
     """Return what a sentence says that something is: the 5 of "The area is 5" and of
     \\text{The area is } 5; "" if a number, a hedge or another sentence precedes it."""
     before, rest = "", ""
-    for verb in IS.finditer(re.match(r"[^\d=<>≤≥,;:]*", answer)[0]):
+    for verb in IS.finditer(re.match(r"(?:[^\d=<>≤≥,;:]|(?<=answer):)*", answer, re.I)[0]):
         before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
-    if not re.search(r"[^\W\d_]", before) or HEDGES.search(before) or IS.search(before):
+    if not SUBJECT.fullmatch(before) or HEDGES.search(before) or IS.search(before):
         return ""
     if before.count("{") > before.count("}"):
         first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
@@ -965,6 +1103,8 @@ def equal_items(answer, gold):
     rest = answers[len(name):] if answers[:len(name)] == name else answers
     if name and not {*rest} & {"=", "∈"}:
         answers, golds = rest, golds[len(name):]
+    functions = find_functions(answers) | find_functions(golds)
+    answers, golds = (mark_functions(tokens, functions) for tokens in (answers, golds))
     try:
         target = read(golds)
         return same(read(without_label(answers, target)), target)
@@ -989,8 +1129,15 @@ def without_label(tokens, target):
     """Return an answer's tokens without a name in front, if the gold item is a value or a
     ratio without a name."""
     text = " ".join(tokens)
-    if target.constant and not target.name:
-        text = MODULUS.sub(r"\1", LABEL.sub("", text))
-    elif target.kind == ":":
-        text = RATIO_LABEL.sub("", text)
+    if target.digits and "≈ " in text:  # sqrt(2) ≈ 1.414, if that is true, and x ≈ 1.414
+        text, _, value = text.rpartition("≈ ")
+        if text and not LABEL.fullmatch(text + "= "):
+            read(tokens)
+        text = value
+    pattern = RATIO_LABEL if target.kind == ":" else LABEL if target.constant else CALL_LABEL
+    label = pattern.match(text)
+    if label and not target.name and not names_nothing(label[0]):
+        text = text[label.end():]
+    if pattern is LABEL and not target.name:
+        text = MODULUS.sub(r"\1", text)
     return text.split()

@@ -12,7 +12,7 @@ from support.search.world import make_world
 from support.tools import Tool
 from tasks import (
     FAKE_TURN, Problem, Task, UserError, Verdict, as_answers, choose_eval_data, hold_out,
-    load_hub, most_frequent, read_file, read_rows, visible, without_end)
+    load_hub, most_frequent, read_file, read_rows)
 
 SEARCHES = 2  # that are answered in a completion; then comes one last turn
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
@@ -106,10 +106,8 @@ def read_answer(response, longest):
     <information> tag in any spelling, with which the policy could invent a source, and no
     faked turn of a dialogue.
     """
-    body = without_end(response)
-    shown = visible(body)
-    tags = [re.sub(r"\s", "", tag).lower() for tag in TAG.findall(shown)]
-    if tags != ["<answer>", "</answer>"] or FAKE_TURN.search(shown):
+    body = response.strip()
+    if TAG.findall(body) != ["<answer>", "</answer>"] or FAKE_TURN.search(body):
         return None
     _, _, rest = ASIDE.sub(" ", body).rpartition("<answer>")
     answer = rest.partition("</answer>")[0]

@@ -9,9 +9,6 @@ from collections import Counter
 
 import torch
 
-from tasks import each_normalized, filtered
-
-
 # Includes Hebrew and Arabic points, but not the strokes (\u0334 to \u0338) that cross out a
 # letter.
 ACCENTS = re.compile("[\u0300-\u0333\u0339-\u036f\u0591-\u05c7\u064b-\u065f\u0670]")
@@ -22,6 +19,17 @@ PLAIN = str.maketrans({
         "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d\ufe63\u207b\u02d7\u2796", "-"),
     # letters like apostrophes
     **dict.fromkeys("\u02b9\u02ba\u02bb\u02bc\u02bd\u02be\u02bf\ua78c", None)})
+
+
+def each_normalized(form, text):
+    """Normalize the text character by character: normalizing a long run of accents at once
+    takes quadratic time."""
+    return text.translate({ord(c): unicodedata.normalize(form, c) for c in set(text)})
+
+
+def filtered(text, keep, other=""):
+    """Replace each character c by `other` unless keep(c)."""
+    return text.translate({ord(c): other for c in set(text) if not keep(c)})
 
 
 def fold(text):
@@ -51,6 +59,14 @@ INITIALS = [(re.compile(pattern), new) for pattern, new in (
     (rf"(?<![\w.])((?:{LETTER}\.)++)(?={LETTER}{{2}})", r"\1 "),  # J.K.Rowling is J.K. Rowling
     (rf"(?<!\w)(?<!\b{LETTER} ){LETTER}(?: {LETTER}(?!\w))++(?= {LETTER}{{2}})",
      lambda match: match[0].replace(" ", "")))]  # J K Rowling is JK Rowling, but A B is not AB
+# The signs of a formula change its meaning: x < 5, AB-, 1e-6. They become symbols that stay.
+KEPT = "\uff0b\u2238\uff1c\uff1e\uff1d\u2215\u2217\u2303\u2762\u266f"
+STAY = str.maketrans("+-<>=/*^!#", KEPT)
+OPERAND = rf"(?:\d|(?<!{LETTER}){LETTER}(?!{LETTER}))"
+SIGNS = [re.compile(pattern) for pattern in (
+    rf"(?<={LETTER})()([+#]+)(?!\w)", rf"(?<!\w)({LETTER}{{1,2}})(-+)(?!\w)",  # C++, AB-
+    r"(\de)(-)(?=\d)", rf"({OPERAND})\s*([+<>=/*^!]+)\s*(?=-?{OPERAND})",
+    rf"(\A|\s)([<>!]=?)\s*(?=-?{OPERAND})")]
 MOST_HYPHENS = 4  # with more hyphens, all become spaces or all become nothing
 
 
@@ -59,22 +75,30 @@ def plain_answers(text):
 
     A final article stays (vitamin A is not vitamin). Each hyphen is tried as a space and
     as nothing; J. K., J K and J.K. become JK. Digits separated by a sign stay separate,
-    and decimal points and minus signs stay: 3.5, 3-5 and (-35) are not 35.
+    and decimal points and minus signs stay: 3.5, 3-5 and (-35) are not 35. So do the
+    signs of formulas: x < 5 is not x > 5.
     """
-    text = joined = " ".join(fold(text).split())
+    text = " ".join(fold(text).split())
+    for pattern in SIGNS:
+        text = pattern.sub(keep_signs, text)
+    joined = text
     for pattern, new in INITIALS:
         joined = pattern.sub(new, joined)
     forms = set()
     for words in {text, joined}:
         # A word follows an article: A in "A, B" is not an article, and A-10 is not 10.
         words = re.sub(r"(?<![^\W_][^\w\s])(?<![^\W_])(?:a|an|the)\s+(?=[^\w\s]*\w)", "", words)
-        words = re.sub(r"(?<=\d)(?:[^\w\s.,]|_|,(?!\d{3}(?!\d)))+(?=\d)", " ", words)
+        words = re.sub(rf"(?<=\d)(?:[^\w\s.,{KEPT}]|_|,(?!\d{{3}}(?!\d)))+(?=\d)", " ", words)
         words = filtered(words, lambda c: has_meaning(c) or c.isspace() or c in ".-")
         words = re.sub(r"\A\s*-\s+(?=[\d.]+\s*\Z)", "-", words)  # - 5 is -5, - 12 May is 12 May
         words = re.sub(r"(?<![^\s-])\.(?=\d)", "0.", words)  # .5 is 0.5
         words = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<!\S)-+(?!\d)|-+(?!\S)", "", words)
         forms |= without_hyphens(words)
     return forms - {""} or {text.strip()} - {""}
+
+
+def keep_signs(match):
+    return match[1] + match[2].translate(STAY)
 
 
 def without_hyphens(words):
