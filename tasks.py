@@ -177,8 +177,9 @@ def describe_end(rows, after, k):
 
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 # Another turn of the dialogue, faked by its tokens or by a name at the start of a line
-FAKE_TURN = re.compile(rf"<[|\uff5c][^<>|\uff5c\s]{{1,40}}[|\uff5c]>|\[INST\]|(?:^|[{LINE_ENDS}])[ \t>*#-]*"
-                       r"(?:user|human|assistant|system)\W{0,3}:", re.I)
+FAKE_TURN = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|\[INST\]|"
+                       rf"(?:^|[{LINE_ENDS}])[ \t>*#-]*(?:user|human|assistant|system)\W{{0,3}}:",
+                       re.I)
 
 
 # ---- Knights and Knaves: a knight's claim is true, a knave's is false ----
@@ -559,7 +560,8 @@ BOX = re.compile(r"\\boxed\s*")
 # What joins two boxes into a list: anything between them but another word, a number or a command.
 JOINED = re.compile(r"""(?: [^\w\\=] | \\[^A-Za-z] | (?:and|or)(?![A-Za-z])
     | \\(?:text|mbox|textbf|mathrm|displaystyle|q?quad|lor|land|vee|wedge|cup|newline)(?![A-Za-z])
-    | [0-9a-z]{1,2}[.)] | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? \s*=)*+""", re.X)
+    | [0-9a-z]{1,2}[.)]
+    | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? \s*=)*+""", re.X)
 
 
 def final_answer(response):

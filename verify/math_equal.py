@@ -950,7 +950,7 @@ def same(a, b):
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
-        if percent == 100 and abs(b.parts[0]) < 1 and ratio(a, b) == 1:
+        if percent == 100 and 0 < abs(b.parts[0]) < 1 and ratio(a, b) == 1:
             return False  # 0.5% is 0.005, although 50% may be called 50
         done = a.symbols <= b.symbols and all(
             a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+*√f" else MAX_CHARS)
