@@ -618,7 +618,7 @@ def plain_equal(answer, gold):
 
 def read_number(text):
     """Read a plain number as (Fraction, its unit: "", "%" or "$"), or return (None, "")."""
-    text = re.sub(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}", r"\1/\2", text.strip())
+    text = re.sub(r"(?<![0-9.])\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}", r"\1/\2", text.strip())
     number = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
     if not number or not number[3] or number[2] and number[4]:
         return None, ""
