@@ -435,7 +435,7 @@ def kk_puzzle(n, rng, *, brief=False):
         UserError: for other sizes.
     """
     if not 2 <= n <= 8:
-        raise UserError(f"a puzzle needs 2 to 8 people, not {n}: see --people")
+        raise UserError(f"--people: a puzzle has 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
     left = [0]
     while left[-1].bit_count() != 1:  # a third of the draws leave one assignment
@@ -492,58 +492,6 @@ def kk_split(split, count, people, seed, *, brief=False):
         print(f"only {len(problems)} of {count} {split} puzzles: there are no others with "
               f"{', '.join(map(str, people))} people")
     return problems
-
-
-def kk_published(people):
-    """Load (train, test) from the puzzles published with mem-kk-logic (arXiv 2410.23123),
-    split as in Logic-RL: the last 100 of each size are the test set. There are 1,000 of
-    each size, but only 200 with two people."""
-    train = []
-    test = []
-    for n in people:
-        problems = []
-        for row in load_hub("K-and-K/knights-and-knaves", "train", f"{n}ppl"):
-            roles = ["knight" if is_knight else "knave" for is_knight in row["solution"]]
-            problems.append(Problem(row["quiz"], dict(zip(row["names"], roles))))
-        train += problems[:-100]
-        test += problems[-100:]
-    return train, test
-
-
-def check_kk(cfg):
-    """Raise UserError if settings of the puzzles cannot be used."""
-    if not all(2 <= n <= 8 for n in cfg.people):
-        raise UserError("--people must be sizes from 2 to 8, not "
-                        f"{' '.join(map(str, cfg.people))}")
-    if cfg.data not in ("synthetic", "published"):
-        raise UserError(f"--data {cfg.data} is not one of synthetic, published; files of problems "
-                        "need --task math")
-    if cfg.eval_data:
-        raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
-                        f"{cfg.eval_data}")
-    if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has stories: leave out --brief")
-
-
-def kk_task(cfg):
-    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
-    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
-    Validation puzzles are always generated."""
-    check_kk(cfg)
-    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
-    if cfg.data == "published":
-        train, test = kk_published(cfg.people)
-    else:
-        test = generated("test", cfg.eval_problems)
-        train = test if cfg.eval_only else generated("train", cfg.train_problems)
-    valid = generated("valid", cfg.eval_problems)
-    floor = 0.0  # the best constant answer of each size, weighted by how many have that size
-    for n in set(cfg.people):
-        answers = [tuple(p.answer.values()) for p in test if len(p.answer) == n]
-        floor += most_frequent(answers) * len(answers) / len(test)
-    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, opening="<think>",
-                # a token is a word, or "NAME is a ROLE"
-                tokens=r"\s?(?:\w+ is a )?\S+", warmup=500, shortcuts=0.6)
 
 
 # ---- Mathematics: the verifier ----
@@ -672,7 +620,7 @@ def as_answers(gold):
     return [str(each) for each in gold]
 
 
-# ---- Mathematics: problems from a generator, the hub, or a file ----
+# ---- Mathematics: making problems ----
 
 def arithmetic(rng):
     """Make a sum of two three-digit numbers, or the product of such a number and a digit.
@@ -722,79 +670,52 @@ def arithmetic_split(split, count, seed):
     return problems
 
 
-# --data or --eval_data -> the set's name, configuration and split on the hub
-MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
-              "math": ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
-              "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
-MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
-             "math500": ("HuggingFaceH4/MATH-500", None, "test"),
-             # its only split, with 30 problems
-             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
-# --data -> the set to test on
-MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
-              "deepscaler": "aime24"}
+# ---- Data: problems from a file or the hub ----
+
+FILES = (".jsonl", ".json", ".csv", ".parquet")
 # What columns are called, in the order in which we look; case is ignored.
 COLUMNS = {"question": ("question", "problem", "prompt", "query", "input"),
            "answer": ("answer", "answers", "ground_truth", "final_answer", "expected_answer",
                       "target", "label", "solution")}
-FILES = (".jsonl", ".json", ".csv", ".parquet")
 # What data sets write where there is no answer, in lower case.
 NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "n/a", "na",
              "unknown", "-", "?")
 
 
-def load_math(name, places):
-    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file."""
-    rows = load_hub(*places[name]) if name in places else read_file(name)
-    return [Problem(question, golds) for question, golds, _ in read_rows(name, rows, read_golds)]
-
-
 def load_hub(name, configuration, split):
     """Load a split of a set on the hub."""
-    # Some sets are scripts, which we never run: the hub has a copy of their rows on a branch,
-    # with a folder per configuration.
-    copy = {"revision": "refs/convert/parquet", "data_dir": configuration}
-    for place in ({"name": configuration}, copy):
-        try:
-            import datasets  # slow to import, and not needed for problems that are generated
-            return datasets.load_dataset(name, split=split, **place)
-        except Exception as error:  # no such set, no access, no network: each has its own type
-            reason = f"{type(error).__name__}: {error}"
-            if not isinstance(error, RuntimeError):  # which datasets raises for a script
-                break
-    raise UserError(f"cannot load {name} from the hub: {reason}. Check the network and that "
-                    f"datasets is installed, or give a file ({', '.join(FILES)})")
+    import datasets  # slow to import, and not needed for problems that are generated
+    try:
+        return datasets.load_dataset(name, configuration, split=split)
+    except RuntimeError:
+        # The set is a script, which we never run. The hub has a copy of its rows on a branch,
+        # with a folder per configuration.
+        return datasets.load_dataset(name, data_dir=configuration, split=split,
+                                     revision="refs/convert/parquet")
+    except Exception as error:  # no such set, no access, no network: each has its own type
+        raise UserError(f"cannot load {name} from the hub ({type(error).__name__}: {error}): "
+                        f"check the network, or give a file ({', '.join(FILES)})") from None
 
 
 def read_file(path):
     """Read the rows of a file, a list of dicts."""
     try:
-        rows = parse_file(path)
-        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-            return rows
-        reason = 'not a list of rows such as {"question": "1 + 1?", "answer": "2"}'
+        if path.endswith(".parquet"):
+            import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
+            return pyarrow.parquet.read_table(path).to_pylist()
+        # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
+        # numbers, reads 2020-01-01 as a time, and rounds long numbers.
+        with open(path, encoding="utf-8-sig", newline="") as file:  # Excel adds a mark
+            if path.endswith(".csv"):
+                return list(csv.DictReader(file))
+            if path.endswith(".json"):
+                return json.load(file)
+            return [json.loads(line) for line in file if line.strip()]
     except UnicodeDecodeError:
-        reason = "it is not in UTF-8: save it as UTF-8"
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} in {error.doc[max(0, error.pos - 30):error.pos + 30]!r}"
-    except Exception as error:  # no such file, half a file: each library has its own types
-        reason = f"{type(error).__name__}: {error}"
-    raise UserError(f"cannot read {path}: {reason}")
-
-
-def parse_file(path):
-    """Return what a file contains, as Python objects."""
-    if path.endswith(".parquet"):
-        import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
-        return pyarrow.parquet.read_table(path).to_pylist()
-    # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
-    # numbers, reads 2020-01-01 as a time, and rounds long numbers.
-    with open(path, encoding="utf-8-sig", newline="") as file:  # Excel adds a mark
-        if path.endswith(".csv"):
-            return list(csv.DictReader(file))
-        if path.endswith(".json"):
-            return json.load(file)
-        return [json.loads(line) for line in file if line.strip()]
+        raise UserError(f"{path} is not in UTF-8: save it as UTF-8") from None
+    except ValueError as error:
+        near = getattr(error, "doc", "")[:60]  # the line, if it is not JSON
+        raise UserError(f"cannot read {path}: {near!r}: {error}") from None
 
 
 def read_rows(name, rows, read_golds):
@@ -807,23 +728,26 @@ def read_rows(name, rows, read_golds):
         read_golds: a function of an answer's text that returns a list: the golds to accept, or
             [] if no response could match it.
     """
-    chosen, lost = [], []
+    chosen, lost, columns = [], [], {}
     for row in rows:
-        row = {str(column).lower(): value for column, value in row.items()}
-        if isinstance(row.get("reward_model"), dict):  # verl's files have ground_truth in it
-            row = {**row["reward_model"], **row}
-        question, answer = find_value(row, "question"), find_value(row, "answer")
+        if not isinstance(row, dict):
+            raise UserError(f"{name} must have rows such as {{\"question\": \"1 + 1?\", "
+                            f"\"answer\": \"2\"}}, not {row!r:.60}")
+        columns = {str(column).lower(): value for column, value in row.items()}
+        if isinstance(columns.get("reward_model"), dict):  # verl has ground_truth in it
+            columns = {**columns["reward_model"], **columns}
+        question, answer = find_value(columns, "question"), find_value(columns, "answer")
+        if question and columns.get("body"):  # what ASDiv and SVAMP tell before they ask
+            question = f"{columns['body']} {question}"
         golds = [gold for text in list_answers(answer) for gold in read_golds(text)]
-        if question and row.get("body"):  # what ASDiv and SVAMP tell before they ask
-            question = f"{row['body']} {question}"
-        if question and golds:
-            chosen.append((question, golds, row))
+        if golds and isinstance(question, (str, list)):
+            chosen.append((question, golds, columns))
         else:
             lost.append(answer)
     if not chosen:
         names = {key: ", ".join(COLUMNS[key]) for key in COLUMNS}
-        raise UserError(f"{name} has no problem with an answer that a response can match. Its "
-                        f"columns are {', '.join(row) if rows else 'none'}; a question may be "
+        raise UserError(f"{name} has no question with an answer that a response can match. Its "
+                        f"columns are {', '.join(columns) or 'none'}; a question may be "
                         f"called {names['question']}; an answer {names['answer']}")
     if lost:
         print(f"dropped {len(lost)} of {len(rows)} problems of {name}: no question, or no answer "
@@ -831,51 +755,56 @@ def read_rows(name, rows, read_golds):
     return chosen
 
 
-def find_value(row, key):
-    """Return the row's value in the first column of COLUMNS[key] that has one, or None."""
-    for column in COLUMNS[key]:
-        if row.get(column) not in (None, ""):
-            return row[column]
+def find_value(columns, key):
+    """Return the value of the first of COLUMNS[key] that has one, or None."""
+    for name in COLUMNS[key]:
+        if columns.get(name) not in (None, ""):
+            return columns[name]
 
 
 def list_answers(value):
     """Return the texts of an answer: a text, a number, or a list of these, also as JSON."""
     if isinstance(value, str) and value.startswith('["'):  # as in Skywork-OR1
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
+        value = json.loads(value)
     values = value if isinstance(value, list) else [value]
     texts = [str(value).strip() for value in values if type(value) in (str, int, float)]
     return [text for text in texts if text.lower() not in NO_ANSWER]
 
 
-COUNTED = re.compile(r"([-+$]*[0-9][0-9.,/]*%?)\s*\((?!mod\b)[A-Za-z][A-Za-z .'-]*\)")
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # but not a command, such as \frac
+def words_of(problem):
+    """Return the words of the question, a text or a chat. They are equal for questions that
+    differ only in white space, case or the chat's system prompt."""
+    question = problem.question
+    if not isinstance(question, str):
+        question = " ".join(turn["content"] for turn in question if turn["role"] != "system")
+    return " ".join(question.split()).casefold()
 
 
-def read_golds(text):
-    """Return the golds that an answer in a data set stands for, a list; [] if a response could
-    not match it, because it is a sentence or the verifier cannot read it.
-
-    A worked solution stands for what follows #### or is in \\boxed{}, "9 (apples)" for 9, and
-    0.6666666667 also for 2/3.
-    """
-    gold = text.rpartition("####")[2].strip()
-    gold = final_answer(gold) or gold
-    if counted := COUNTED.fullmatch(gold):
-        gold = counted[1]
-    if gold.lower() in NO_ANSWER or len(WORD.findall(gold)) > 3 or not is_gold(gold):
-        return []
-    return [gold, *unround(gold)]
+def drop_repeats(problems, name):
+    """Return the problems without repeated questions; print how many were repeated."""
+    different = {}
+    for problem in problems:
+        different.setdefault(words_of(problem), problem)
+    if len(different) < len(problems):
+        print(f"dropped {len(problems) - len(different)} of {len(problems)} problems of {name}: "
+              "repeated questions")
+    return list(different.values())
 
 
-def unround(gold):
-    """Return ["2/3"] for 0.6666666667 and other fractions rounded to 8 places or more, or []."""
-    decimal = re.fullmatch(r"-?[0-9]*\.([0-9]{8,})", gold)
-    if not decimal:
-        return []
-    fraction = Fraction(gold).limit_denominator(100)
-    error = abs(fraction - Fraction(gold))
-    return [str(fraction)] if 0 < error < Fraction(1, 10 ** len(decimal[1])) else []
+def hold_out(problems, test, eval_data, cfg):
+    """Split the problems, without repeats and those in the test set, into (train, valid); print
+    how many were removed. Validation gets at most a tenth, and at most cfg.eval_problems."""
+    problems = drop_repeats(problems, cfg.data)
+    tested = {words_of(problem) for problem in test}
+    left = [problem for problem in problems if words_of(problem) not in tested]
+    if len(left) < len(problems):
+        print(f"removed {len(problems) - len(left)} training problems that occur in {eval_data}")
+    if len(left) < 10:
+        raise UserError(f"--data {cfg.data} has {len(left)} different problems that are not in "
+                        f"{eval_data}: give 10 or more (a tenth is held out for validation)")
+    random.Random(cfg.seed).shuffle(left)
+    count = min(cfg.eval_problems, len(left) // 10)
+    return left[count:], left[:count]
 
 
 def choose_eval_data(cfg, pairs):
@@ -892,51 +821,92 @@ def choose_eval_data(cfg, pairs):
     return eval_data
 
 
-def words_of(question):
-    """Return the words of a question, a text or a chat. They are equal for questions that differ
-    only in white space, case or the chat's system prompt."""
-    turns = question
-    if isinstance(question, str):
-        turns = [{"role": "user", "content": question}]
-    try:
-        text = " ".join(turn["content"] for turn in turns if turn["role"] != "system")
-    except (TypeError, LookupError):
-        raise UserError("a question must be a text or a list of chat messages, such as "
-                        '[{"role": "user", "content": "1 + 1?"}], not '
-                        f"{question!r:.60}") from None
-    return " ".join(text.split()).casefold()
+# ---- The tasks kk and math ----
+
+def kk_published(people):
+    """Load (train, test) from the puzzles published with mem-kk-logic (arXiv 2410.23123),
+    split as in Logic-RL: the last 100 of each size are the test set. There are 1,000 of
+    each size, but only 200 with two people."""
+    train = []
+    test = []
+    for n in people:
+        problems = []
+        for row in load_hub("K-and-K/knights-and-knaves", "train", f"{n}ppl"):
+            roles = ["knight" if is_knight else "knave" for is_knight in row["solution"]]
+            problems.append(Problem(row["quiz"], dict(zip(row["names"], roles))))
+        train += problems[:-100]
+        test += problems[-100:]
+    return train, test
 
 
-def drop_repeats(problems, name):
-    """Return the problems without repeated questions; print how many were repeated."""
-    different = {}
-    for problem in problems:
-        different.setdefault(words_of(problem.question), problem)
-    if len(different) < len(problems):
-        print(f"dropped {len(problems) - len(different)} of {len(problems)} problems of {name}: "
-              "repeated questions")
-    return list(different.values())
+def kk_task(cfg):
+    """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
+    eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
+    Validation puzzles are always generated."""
+    if cfg.data not in ("synthetic", "published"):
+        raise UserError(f"--data {cfg.data} is not one of synthetic, published; files of problems "
+                        "need --task math")
+    if cfg.eval_data:
+        raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
+                        f"{cfg.eval_data}")
+    if cfg.brief and cfg.data == "published":
+        raise UserError("--data published has stories: leave out --brief")
+    generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
+    if cfg.data == "published":
+        train, test = kk_published(cfg.people)
+    else:
+        test = generated("test", cfg.eval_problems)
+        train = test if cfg.eval_only else generated("train", cfg.train_problems)
+    valid = generated("valid", cfg.eval_problems)
+    floor = 0.0  # the best constant answer of each size, weighted by how many have that size
+    for n in set(cfg.people):
+        answers = [tuple(p.answer.values()) for p in test if len(p.answer) == n]
+        floor += most_frequent(answers) * len(answers) / len(test)
+    return Task("kk", KK_SYSTEM, train, valid, test, verify_kk, floor, opening="<think>",
+                # a token is a word, or "NAME is a ROLE"
+                tokens=r"\s?(?:\w+ is a )?\S+", warmup=500, shortcuts=0.6)
 
 
-def drop_questions(problems, held_out):
-    """Return the problems whose question is not held out."""
-    words = {words_of(problem.question) for problem in held_out}
-    return [problem for problem in problems if words_of(problem.question) not in words]
+# --data or --eval_data -> the set's name, configuration and split on the hub
+MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
+              "math": ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+              "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
+MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
+             "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+             # its only split, with 30 problems
+             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
+# --data -> the set to test on
+MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
+              "deepscaler": "aime24"}
+
+COUNTED = re.compile(r"([-+$]*[0-9][0-9.,/]*%?)\s*\((?!mod\b)[A-Za-z][A-Za-z .'-]*\)")
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # but not a command, such as \frac
 
 
-def hold_out(problems, test, eval_data, cfg):
-    """Split the problems, without repeats and those in the test set, into (train, valid); print
-    how many were removed. Validation gets at most a tenth, and at most cfg.eval_problems."""
-    problems = drop_repeats(problems, cfg.data)
-    train = drop_questions(problems, test)
-    if len(train) < len(problems):
-        print(f"removed {len(problems) - len(train)} training problems that occur in {eval_data}")
-    valid = random.Random(cfg.seed).sample(train, min(cfg.eval_problems, len(train) // 10))
-    train = drop_questions(train, valid)
-    if not valid:
-        raise UserError(f"--data {cfg.data} has too few different problems that are not in "
-                        f"{eval_data}: give 10 or more (a tenth is held out for validation)")
-    return train, valid
+def load_math(name, places):
+    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file."""
+    rows = load_hub(*places[name]) if name in places else read_file(name)
+    return [Problem(question, golds) for question, golds, _ in read_rows(name, rows, read_golds)]
+
+
+def read_golds(text):
+    """Return the golds that an answer in a data set stands for, a list; [] if a response could
+    not match it, because it is a sentence or the verifier cannot read it.
+
+    A worked solution stands for what follows #### or is in \\boxed{}, "9 (apples)" for 9, and
+    0.6666666667 also for 2/3.
+    """
+    gold = text.rpartition("####")[2].strip()
+    gold = final_answer(gold) or gold
+    if counted := COUNTED.fullmatch(gold):
+        gold = counted[1]
+    if len(WORD.findall(gold)) > 3 or not is_gold(gold):
+        return []
+    if re.fullmatch(r"-?[0-9]*\.[0-9]{8,}", gold):
+        fraction = Fraction(gold).limit_denominator(100)
+        if abs(fraction - Fraction(gold)) < Fraction(1, 10 ** 8):
+            return [gold, str(fraction)]
+    return [gold]
 
 
 def math_task(cfg):
@@ -955,8 +925,7 @@ def math_task(cfg):
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        problems = load_math(cfg.data, MATH_TRAIN)
-        train, valid = hold_out(problems, test, eval_data, cfg)
+        train, valid = hold_out(load_math(cfg.data, MATH_TRAIN), test, eval_data, cfg)
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")
@@ -965,7 +934,113 @@ def math_task(cfg):
 # name -> function of the settings that returns a Task
 TASKS = {"kk": kk_task, "math": math_task}
 
+
 # ---- Prompts: a task's questions as the model reads them ----
+
+def list_messages(system, question):
+    """Return the messages of a chat: the system prompt, then the question, a text or itself a
+    list of messages. A list that begins with a system prompt keeps its own."""
+    if isinstance(question, str):
+        question = [{"role": "user", "content": question}]
+    if not system or question[0]["role"] == "system":
+        return question
+    return [{"role": "system", "content": system}, *question]
+
+
+def contains(text, message):
+    """Return whether a chat has a message's words; its white space may differ."""
+    return " ".join(message["content"].split()) in " ".join(text.split())
+
+
+def render_chat(tokenizer, messages, kwargs):
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
+    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts."""
+    kwargs = {**kwargs, "add_generation_prompt": True, "tokenize": False}
+    system, *turns = messages
+    if system["role"] != "system" or not turns:
+        return tokenizer.apply_chat_template(messages, **kwargs)
+    try:
+        text = tokenizer.apply_chat_template(messages, **kwargs)
+    except Exception:  # a template is a program: it can raise anything
+        text = ""
+    if contains(text, system) and contains(text, turns[-1]):
+        return text
+    both = system["content"] + "\n\n" + turns[0]["content"]
+    merged = [{**turns[0], "content": both}, *turns[1:]]
+    return tokenizer.apply_chat_template(merged, **kwargs)
+
+
+def write_prompt(tokenizer, task, question, kwargs):
+    """Write a prompt as text. Returns (text, tag).
+
+    The prompt ends with task.opening, such as <think>, unless the template has opened the
+    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
+    completions has no learning signal.
+    """
+    messages = list_messages(task.system, question)
+    if tokenizer.chat_template:
+        text = render_chat(tokenizer, messages, kwargs)
+    else:
+        text = "".join(message["content"] + "\n\n" for message in messages)
+    end = text.rstrip()
+    if task.opening == "<think>" and end.endswith("</think>"):
+        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
+                        f"--task {task.name} must contain them: set the template's switch, "
+                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
+                        "'{\"thinking\": true}', or name another model")
+    for tag in (task.opening, "<think>"):
+        if tag and end.endswith(tag):
+            return text, tag
+    return text + task.opening, task.opening
+
+
+def read_template_kwargs(text):
+    """Read the setting chat_template_kwargs as a dict."""
+    with contextlib.suppress(ValueError):
+        kwargs = json.loads(text)
+        if isinstance(kwargs, dict):
+            return kwargs
+    raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
+                    f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
+
+
+def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
+    """Encode questions, through the tokenizer's chat template if it has one.
+
+    Args:
+        tokenizer, task, questions: the task gives the system prompt and the opening.
+        template_kwargs: JSON with further variables for the template, such as
+            {"enable_thinking": false}.
+
+    Returns:
+        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
+    """
+    kwargs = read_template_kwargs(template_kwargs)
+    prompts = [write_prompt(tokenizer, task, question, kwargs)
+               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
+    texts = [text for text, _ in prompts]
+    # One call for all of them is much faster.
+    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+    for ids in encoded:
+        # Without a template, some tokenizers add their end token to every text.
+        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
+            ids.pop()
+    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
+
+
+def check_words(tokenizer, prompts, size):
+    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
+    does not know many of their words, as a tiny model's does not know those of another task."""
+    ids = [token for prompt, _ in prompts[:100] for token in prompt]
+    if max(ids, default=0) >= size:
+        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
+                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
+                        "train them, or name another --model")
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > len(ids) / 20:
+        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
+                        "model was made for another task or other settings; name another --model")
+
 
 def encode_problems(task, policy, cfg):
     """Return the task with its prompts encoded as token ids.
@@ -1010,111 +1085,6 @@ def encode_problems(task, policy, cfg):
     return task._replace(**encoded)
 
 
-def check_words(tokenizer, prompts, size):
-    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
-    does not know many of their words, as a tiny model's does not know those of another task."""
-    ids = [token for prompt, _ in prompts[:100] for token in prompt]
-    if max(ids, default=0) >= size:
-        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
-                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
-                        "train them, or name another --model")
-    unknown = ids.count(tokenizer.unk_token_id)
-    if unknown > len(ids) / 20:
-        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
-                        "model was made for another task or other settings; name another --model")
-
-
-def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
-    """Encode questions, through the tokenizer's chat template if it has one.
-
-    Args:
-        tokenizer, task, questions: the task gives the system prompt and the opening.
-        template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
-
-    Returns:
-        A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
-    """
-    kwargs = read_template_kwargs(template_kwargs)
-    prompts = [write_prompt(tokenizer, task, question, kwargs)
-               for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
-    texts = [text for text, _ in prompts]
-    # One call for all of them is much faster.
-    encoded = tokenizer(texts, add_special_tokens=not tokenizer.chat_template)["input_ids"]
-    for ids in encoded:
-        # Without a template, some tokenizers add their end token to every text.
-        if not tokenizer.chat_template and ids[-1:] == [tokenizer.eos_token_id]:
-            ids.pop()
-    return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
-
-
-def read_template_kwargs(text):
-    """Read the setting chat_template_kwargs as a dict."""
-    with contextlib.suppress(ValueError):
-        kwargs = json.loads(text)
-        if isinstance(kwargs, dict):
-            return kwargs
-    raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
-                    f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
-
-
-def write_prompt(tokenizer, task, question, kwargs):
-    """Write a prompt as text. Returns (text, tag).
-
-    The prompt ends with task.opening, such as <think>, unless the template has opened the
-    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal.
-    """
-    messages = list_messages(task.system, question)
-    if tokenizer.chat_template:
-        text = render_chat(tokenizer, messages, kwargs)
-    else:
-        text = "".join(message["content"] + "\n\n" for message in messages)
-    end = text.rstrip()
-    if task.opening == "<think>" and end.endswith("</think>"):
-        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
-                        f"--task {task.name} must contain them: set the template's switch, "
-                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
-                        "'{\"thinking\": true}', or name another model")
-    for tag in (task.opening, "<think>"):
-        if tag and end.endswith(tag):
-            return text, tag
-    return text + task.opening, task.opening
-
-
-def list_messages(system, question):
-    """Return the messages of a chat: the system prompt, then the question, a text or itself a
-    list of messages. A list that begins with a system prompt keeps its own."""
-    if isinstance(question, str):
-        question = [{"role": "user", "content": question}]
-    if not system or question[0]["role"] == "system":
-        return question
-    return [{"role": "system", "content": system}, *question]
-
-
-def render_chat(tokenizer, messages, kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
-    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts."""
-    kwargs = {**kwargs, "add_generation_prompt": True, "tokenize": False}
-    system, *turns = messages
-    if system["role"] != "system" or not turns:
-        return tokenizer.apply_chat_template(messages, **kwargs)
-    try:
-        text = tokenizer.apply_chat_template(messages, **kwargs)
-    except Exception:  # a template is a program: it can raise anything
-        text = ""
-    if contains(text, system) and contains(text, turns[-1]):
-        return text
-    both = system["content"] + "\n\n" + turns[0]["content"]
-    merged = [{**turns[0], "content": both}, *turns[1:]]
-    return tokenizer.apply_chat_template(merged, **kwargs)
-
-
-def contains(text, message):
-    """Return whether a chat has a message's words; its white space may differ."""
-    return " ".join(message["content"].split()) in " ".join(text.split())
-
-
 # ---- A task by its name, or of your own: a Python file ----
 
 def load_task(name):
@@ -1136,7 +1106,7 @@ def load_task(name):
     if not name.endswith(".py"):
         raise UserError(f"there is no --task {name}: give one of {', '.join(TASKS)}, or a Python "
                         "file with a function make_task(cfg)")
-    module = load_module(name)
+    module = load_module(os.path.abspath(name))
     settings = getattr(module, "SETTINGS", {})
     if not callable(getattr(module, "make_task", None)):
         raise UserError(f"--task {name} has no function make_task(cfg), which returns a "
@@ -1147,15 +1117,12 @@ def load_task(name):
     return module.make_task, dict(settings)
 
 
+@functools.cache
 def load_module(path):
     """Run a Python file as a module, once per process. It can import grpo_sg, tasks and the
     files next to it, wherever the command was started."""
-    path = os.path.abspath(path)
     if not os.path.isfile(path):
         raise UserError(f"--task {path}: there is no such file")
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == path:
-            return module
     for folder in (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(path)):
         if folder not in sys.path:
             sys.path.append(folder)
