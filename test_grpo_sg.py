@@ -1814,7 +1814,7 @@ def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_
     ("--model ./nowhere", "error: --model ./nowhere: there is no such folder"),
     ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: x belongs to no setting: name each, such as --model x"),
     ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
-    ("--model x --task kk --people 9", "error: --people must be sizes from 2 to 8, not 9"),
+    ("--model x --task kk --people 9", "error: --people: a puzzle has 2 to 8 people, not 9"),
     ("--device tpu", "error: argument --device: invalid choice: 'tpu'"), ("--steps x", "error: argument --steps: invalid int value: 'x'"),
     ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be at least 2 and at most 1e9, not 1"),
     ("--model x --updates 0", "--updates must be at least 1 and at most 1e9, not 0"), ("--model x --tau 0", "--tau must be above 0 and"),

@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_used_is_one_line_that_says_what_was_found(name, t
     (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--data no.jsonl.* --eval_data"),
     (dict(eval_data="aime"), "--eval_data aime "), (dict(eval_data="no.jsonl"), "no.jsonl"),
     (dict(task="kk", data="gsm8k"), "--data gsm8k"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
-    (dict(task="kk", people=[9]), "--people .* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
+    (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
 def test_data_that_does_not_exist_is_refused(settings, words):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
     with pytest.raises((UserError, OSError), match=words):
