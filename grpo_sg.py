@@ -25,15 +25,16 @@ norms grow with 1 - pi); the weight makes them count for less than likely ones. 
 loop is `train`, in section 5: sample, compare, learn.
 
 Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
-rollouts, training, evaluation. To learn the method, you can skip sections 7 to 9: loading a
-model, a run's folder, settings and the command line. Left out on purpose: trainer classes,
-value networks, reward models, LoRA, several GPUs, inference engines.
+rollouts, training, evaluation. Sections 7 to 9 are the program around it: loading a model, a
+run's folder, flags. Left out on purpose: trainer classes, value networks, reward models, several
+GPUs, inference engines.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py                                      train the tiny model of support/
+    python grpo_sg.py                                      train a tiny model (in a clone)
     python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk  train a real one
+    python grpo_sg.py --task my_task.py --model NAME       on a task of your own
     python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
     python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
 """
@@ -917,7 +918,8 @@ def evaluate_split(policy, task, cfg, run, step, split):
     samples = cfg.eval_samples if split == "test" else 0
     row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
     row = {"step": step, "split": split, **row}
-    run.log_evaluation(row, greedy)
+    run.log(row, greedy)
+    say(f"{split} after step {step}: {in_words(row)}")
     return row
 
 
@@ -1054,11 +1056,9 @@ PATIENCE = 5  # steps without a learning signal before a warning
 class Run:
     """Log the steps of `train`, save checkpoints, and continue from one.
 
-    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each training
-    step and each evaluation), samples.jsonl (completions as text, with their verdicts) and
-    checkpoint-STEP/: model and tokenizer, which transformers can load, settings, and the
-    state of the training.
-
+    The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each step and each
+    evaluation), samples.jsonl (completions as text, with their verdicts) and checkpoint-STEP/:
+    model and tokenizer, which transformers can load, settings, and the state of the training.
     A subclass with its own `log` sends the rows elsewhere, too: main(make_run=TheSubclass).
 
     Args:
@@ -1121,12 +1121,6 @@ class Run:
         before, self.trouble = self.trouble, find_trouble(self.rows[-PATIENCE:])
         if self.trouble and not before:
             say(f"warning: {self.trouble}")
-
-    def log_evaluation(self, row, completions):
-        """Log an evaluation's row and completions."""
-        self.log(row, completions)
-        if row["split"] == "valid":
-            say(f"validation after step {row['step']}: {in_words(row)}")
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
@@ -1320,19 +1314,21 @@ def read_settings(argv=None):
     parser = make_parser()
     flags = parser.parse_args(argv)
     if flags.resume:
-        usual = read_saved(find_checkpoint(flags.out) or flags.out)
+        settings = read_saved(find_checkpoint(flags.out) or flags.out)
         # A model's folder has settings, too.
-        if not usual or os.path.isfile(os.path.join(flags.out, "config.json")):
+        if not settings or os.path.isfile(os.path.join(flags.out, "config.json")):
             raise SystemExit("error: --resume needs --out and the folder of a run, not "
                              f"{flags.out!r}")
     else:
-        usual = tasks.load_task(flags.task)[1] if flags.task else {}
-        flags.model = find_model(flags.model or usual.get("model", ""), flags.task or "kk")
-        usual = {**usual, **read_model_settings(flags.model, flags.task)}
-    parser.set_defaults(**{"task": "kk", **usual})
+        settings = tasks.load_task(flags.task)[1] if flags.task else {}
+        model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
+        # Of the run that saved it, out, resume and eval_only mean nothing here.
+        settings |= {**read_saved(model, flags.task), "out": "", "resume": False,
+                     "eval_only": False}
+    parser.set_defaults(**{"task": "kk", **settings})
     cfg = Config(**vars(parser.parse_args(argv)))
     if not cfg.resume:
-        cfg.model = flags.model
+        cfg.model = model
     if cfg.task.endswith(".py"):
         cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
     check_settings(cfg)
@@ -1365,32 +1361,22 @@ def find_checkpoint(out):
     return os.path.isdir(out) and get_last_checkpoint(out) or ""
 
 
-def read_saved(folder):
-    """Read the known settings in the folder of a model or a run, as a dict; {} if it has none."""
+def read_saved(folder, task=""):
+    """Read settings.json in the folder of a model or a run, as a dict; {} if there is none, or
+    if it was made for another task."""
     path = os.path.join(folder, "settings.json")
     if not os.path.isfile(path):
         return {}
     try:
         with open(path, encoding="utf-8-sig") as file:  # Notepad adds a mark
             saved = json.load(file)
-        return {name: saved[name] for name in vars(Config()) if name in saved}
+        saved = {name: saved[name] for name in vars(Config()) if name in saved}
     except (ValueError, TypeError) as error:
         raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
-
-
-def read_model_settings(model, task):
-    """Read a model's default settings, unless it was made for another task, and print them."""
-    saved = read_saved(model)
     made_for = saved.get("task", task)
     if task and short_name(task) != short_name(made_for):
-        say(f"{model} was made for --task {made_for}: its settings.json is not used")
+        say(f"{folder} was made for --task {made_for}: its settings.json is not used")
         return {}
-    for name in ("model", "out", "resume", "eval_only"):  # of the run that saved it
-        saved.pop(name, None)
-    changes = [f"--{name} {value}" for name, value in saved.items()
-               if value != vars(Config())[name]]
-    if changes:
-        say(f"from settings.json in {model}: {' '.join(changes)}")
     return saved
 
 
@@ -1433,11 +1419,15 @@ def load(cfg):
 
 
 def describe_run(policy, task, run):
-    """Print the run's folder and size, and a problem as the model reads it."""
+    """Print the run's settings, folder and size, and a problem as the model reads it."""
+    defaults = vars(Config())
+    changes = [f"--{name} {value}" for name, value in vars(run.cfg).items()
+               if value != defaults[name]]
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
-    say(f"files of this run: {run.out}/\n"
+    say(f"settings that are not the defaults: {' '.join(changes)}\n"
+        f"files of this run: {run.out}/\n"
         f"{policy.model.num_parameters():,} parameters on {device}{threads}; {len(task.train):,} "
         f"problems to train on, {len(task.test)} to test on (best constant answer, the majority "
         f"baseline: {task.floor:.2f})\n"
@@ -1454,9 +1444,7 @@ def carry_out(policy, task, cfg, run):
     if run.done:
         say(f"resuming after step {run.done}")
     else:
-        before = evaluate_split(policy, task, cfg, run, 0, "test")
-        say(f"test{'' if cfg.eval_only else ' before training'}: {in_words(before)}")
-        describe_signal(before, cfg)
+        describe_signal(evaluate_split(policy, task, cfg, run, 0, "test"), cfg)
     if cfg.eval_only:
         return
     # of the KL: the initial policy
@@ -1472,8 +1460,7 @@ def carry_out(policy, task, cfg, run):
         say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
             f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
-    after = evaluate_split(policy, task, cfg, run, cfg.steps, "test")
-    say(f"test after training: {in_words(after)}")
+    evaluate_split(policy, task, cfg, run, cfg.steps, "test")
     describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg)
     if run.trouble:
         say(f"warning: {run.trouble}")
