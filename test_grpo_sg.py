@@ -2169,23 +2169,6 @@ def test_a_full_gpu_is_one_line_that_says_what_to_lower(tmp_path, capsys):
 
 # ==== What is said about a run ====
 
-@pytest.mark.parametrize("formed, cut, right, equal, words", [
-    (0.97, 0.02, 0.66, 0.41, None),
-    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),   # those that end are well formed
-    (0.00, 1.00, 0.00, 1.00, "show the form by an example in --system"),  # it may never begin an answer
-    (0.04, 0.30, 0.00, 0.95, "show the form by an example in --system"),
-    (0.20, 0.10, 0.00, 0.60, "the model learns the form first"),
-    (0.80, 0.10, 0.00, 0.60, "no completion is correct, so there is little to learn from: use easier problems"),
-    (1.00, 0.00, 0.98, 0.95, "use harder ones"),
-    (1.00, 0.00, 0.02, 0.95, "use easier ones (kk: --people 2 3), or raise --group_size")])
-def test_the_rates_before_training_come_with_one_piece_of_advice(formed, cut, right, equal, words):
-    row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
-    rates, *advice = tasks.describe_start(row, 4).split("\n")
-    assert rates == (f"4 samples per problem: {100 * formed:.0f}% well formed, {100 * cut:.0f}% truncated; in "
-                     f"{100 * equal:.0f}% of the groups all rewards are equal: no learning signal")
-    assert words in advice[0] if words else not advice
-
-
 def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(capsys):
     policy, task, cfg = build_toy()
     for floor, warns in ((0.5, False), (0.51, True)):
@@ -2193,29 +2176,6 @@ def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(c
         printed = capsys.readouterr().out
         assert "as the model reads it (1 tokens):\nwho\nits answer: yes\n" in printed
         assert ("a constant answer is right on most test problems" in printed) == warns
-
-
-@pytest.mark.parametrize("k", [0, 4])
-@pytest.mark.parametrize("accuracy, reward, equal, words", [
-    (0.6, 2.0, 0.5, None), (0.45, 0.5, 0.5, None),  # lower by 1.8 standard errors of the difference
-    (0.35, 2.0, 0.5, "warning: the reward has risen and accuracy has fallen: the model is exploiting"),
-    (0.35, 0.5, 0.5, "warning: accuracy has fallen: a lower --lr"),
-    # As if the policy gave one answer to every problem, or if all is learned.
-    (0.5, 1.0, [0.5, 0.2, 1.0, 1.0], "in the last 2 of 4 steps rewards were equal within every group"),
-    (0.95, 2.9, [0.5, 0.2, 1.0, 1.0], None), (0.95, 2.9, [1.0, 1.0], None),
-    (0.5, 1.0, [1.0, 0.2, 0.5, 1.0], None)])
-def test_a_fall_in_accuracy_and_a_run_without_a_signal_are_announced(accuracy, reward, equal, words, k):
-    names = ("avg@4", "reward@4") if k else ("accuracy", "reward")
-
-    def test(accuracy, reward, error):
-        return {f"eval/{names[0]}": accuracy, f"eval/{names[0]}_se": error, f"eval/{names[1]}": reward}
-    rows = [test(0.5, 1.0, 0.0225)]
-    for share in equal if isinstance(equal, list) else [equal, equal]:
-        rows += [{"equal_groups": share}, {"split": "valid"}]
-    first, *lines = tasks.describe_end(rows, test(accuracy, reward, 0.0165), k).split("\n")
-    assert first == (f"before -> after training: {names[0]} 0.500 -> {accuracy:.3f}, "
-                     f"{names[1]} 1.000 -> {reward:.3f}")
-    assert lines[0].startswith(words) if words else not lines
 
 
 def test_a_row_has_means_over_its_updates():

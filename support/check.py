@@ -94,20 +94,44 @@ def repeats_itself(c):
     return c.truncated and c.transcript.count(c.transcript[-20:]) > 3
 
 
+def describe_rates(row):
+    """Return the rates that decide whether there is a learning signal, in words."""
+    formed, cut, equal = (row[f"eval/{name}@{SAMPLES}"]
+                          for name in ("format_rate", "truncated", "equal_groups"))
+    return (f"{SAMPLES} samples per problem: {formed:.0%} well formed, {cut:.0%} truncated; in "
+            f"{equal:.0%} of the groups all rewards are equal: no learning signal")
+
+
 def advise(row, completions, task, cfg):
     """Return one piece of advice. row: the columns that a test has for samples."""
-    formed, cut = row[f"eval/format_rate@{SAMPLES}"], row[f"eval/truncated@{SAMPLES}"]
-    if formed >= 0.05:
-        advice = tasks.describe_start(row, SAMPLES).split("\n")[1:]
-        return (advice or ["there is a signal to learn from: start a run with these flags"])[0]
-    if cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
+    formed, cut, correct, equal = (
+        row[f"eval/{name}@{SAMPLES}"] for name in ("format_rate", "truncated", "avg",
+                                                   "equal_groups"))
+    if formed < 0.05 and cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
         begun = any(begins_answer(c, task) for c in completions)
         where = "in their answer" if begun else "before an answer begins"
         return (f"completions are cut off {where}: raise --max_new_tokens, now "
                 f"{cfg.max_new_tokens}, and check again")
-    return ("completions do not have the form that is asked for, and more tokens would not help: "
-            "show the form by an example in --system, take a larger Instruct model, or fine-tune "
-            f"this one on worked solutions: python -m support.tiny {cfg.task} --model {cfg.model}")
+    if formed < 0.05:
+        return ("completions do not have the form that is asked for, and more tokens would not "
+                "help: show the form by an example in --system, take a larger Instruct model, or "
+                "fine-tune this one on worked solutions: python -m support.tiny "
+                f"{cfg.task} --model {cfg.model}")
+    if cut > 0.5 and formed > 0.8 * (1 - cut):
+        return ("most completions are truncated, and nearly all others are well formed: raise "
+                "--max_new_tokens")
+    if correct == 0 and formed < 0.8:
+        return ("no completion is correct yet: the model learns the form first, and then perhaps "
+                "the task")
+    if correct == 0:
+        return ("no completion is correct, so there is little to learn from: use easier problems "
+                "(kk: --people 2 3) or a better model")
+    if equal > 0.9 and correct > 0.5:
+        return "the model solves nearly all problems: use harder ones (kk: --people 5 6 7)"
+    if equal > 0.9:
+        return ("the model solves too few problems: use easier ones (kk: --people 2 3), or raise "
+                "--group_size")
+    return "there is a signal to learn from: start a run with these flags"
 
 
 # ---- How long does it take? ----
@@ -160,7 +184,7 @@ def main(argv=None):
         say(f"a completion:\n{completions[0].transcript[:1000]}")
         row = {}
         grpo_sg.add_samples(row, completions, SAMPLES)
-        say(tasks.describe_start(row, SAMPLES).split("\n")[0])
+        say(describe_rates(row))
         begun = [begins_answer(c, task) for c in completions]
         begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "
         say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "

@@ -85,3 +85,15 @@ def test_advice_follows_from_the_rates(completions, advice):
     grpo_sg.add_samples(row, completions, check.SAMPLES)
     said = check.advise(row, completions, task, grpo_sg.Config(max_new_tokens=64))
     assert re.search(advice, said)
+
+
+@pytest.mark.parametrize("formed, cut, right, equal, words", [
+    (0.97, 0.02, 0.66, 0.41, "a signal to learn from"),
+    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),  # those that end are well formed
+    (0.20, 0.10, 0.00, 0.60, "the model learns the form first"),
+    (0.80, 0.10, 0.00, 0.60, "no completion is correct, .* easier problems"),
+    (1.00, 0.00, 0.98, 0.95, "use harder ones"), (1.00, 0.00, 0.02, 0.95, "use easier ones .*--group_size")])
+def test_each_reason_for_no_signal_has_its_advice(formed, cut, right, equal, words):
+    row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
+    assert re.search(words, check.advise(row, [], None, None))
+    assert f"{formed:.0%} well formed, {cut:.0%} truncated; in {equal:.0%}" in check.describe_rates(row)
