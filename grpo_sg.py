@@ -1053,6 +1053,95 @@ LOGS = "metrics.jsonl", "samples.jsonl"
 PATIENCE = 5  # steps without a learning signal before a warning
 
 
+def find_checkpoint(out):
+    """Return the folder of a run's newest whole checkpoint, or ""."""
+    return os.path.isdir(out) and get_last_checkpoint(out) or ""
+
+
+def load_state(out):
+    """Load the state of the training of the run in `out`: a dict of step and optimizer. Without
+    a checkpoint, the run begins again."""
+    folder = find_checkpoint(out)
+    if not folder:
+        return {"step": 0}
+    try:
+        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+    except Exception as error:  # no such file, half a file: each has its own type
+        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
+                         f"start a new run with --model {folder}")
+
+
+def read_rows(path):
+    """Read the rows of a .jsonl file, without a line that is only half written; [] if there is
+    no file."""
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def cut_logs(out, done):
+    """Remove what was logged after step `done`, half a line, too. Evaluations of that step are
+    removed because they come again."""
+    for name in LOGS:
+        path = os.path.join(out, name)
+        kept = []
+        for row in read_rows(path):
+            if (row["step"], row.get("split", "train") != "train") < (done, True):
+                kept.append(json.dumps(row) + "\n")
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.writelines(kept)
+        os.replace(f"{path}.new", path)
+
+
+def write_json(path, content, mode="w"):
+    with open(path, mode, encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+
+
+def verdict_of(c):
+    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
+            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
+
+
+def find_trouble(rows):
+    """Return what is wrong with a run's last training rows, or ""."""
+    if len(rows) < PATIENCE:
+        return ""
+    advice = "read samples.jsonl; python -m support.check helps to find the cause"
+    if min(row["equal_groups"] for row in rows) == 1 and rows[-1]["accuracy"] < 0.9:
+        return (f"for {PATIENCE} steps rewards were equal within every group, so nothing is "
+                f"learned: {advice}")
+    if min(row["truncated"] for row in rows) > 0.5:
+        return f"for {PATIENCE} steps most completions were truncated: {advice}"
+    return ""
+
+
+def say(text):
+    """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
+    and its lines are discarded."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def in_words(row):
+    """Format the means in a row that have a standard error, KEY_se. (That of a single problem
+    is None.)"""
+    words = []
+    for key, value in row.items():
+        if f"{key}_se" in row:
+            error = row[f"{key}_se"]
+            plus_minus = "" if error is None else f" ± {error:.3f}"
+            words.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
+    return ", ".join(words)
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
 class Run:
     """Log the steps of `train`, save checkpoints, and continue from one.
 
@@ -1177,125 +1266,9 @@ class Run:
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
 
 
-def find_trouble(rows):
-    """Return what is wrong with a run's last training rows, or ""."""
-    if len(rows) < PATIENCE:
-        return ""
-    advice = "read samples.jsonl; python -m support.check helps to find the cause"
-    if min(row["equal_groups"] for row in rows) == 1 and rows[-1]["accuracy"] < 0.9:
-        return (f"for {PATIENCE} steps rewards were equal within every group, so nothing is "
-                f"learned: {advice}")
-    if min(row["truncated"] for row in rows) > 0.5:
-        return f"for {PATIENCE} steps most completions were truncated: {advice}"
-    return ""
-
-
-def load_state(out):
-    """Load the state of the training of the run in `out`: a dict of step and optimizer. Without
-    a checkpoint, the run begins again."""
-    folder = find_checkpoint(out)
-    if not folder:
-        return {"step": 0}
-    try:
-        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
-    except Exception as error:  # no such file, half a file: each has its own type
-        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
-                         f"start a new run with --model {folder}")
-
-
-def cut_logs(out, done):
-    """Remove what was logged after step `done`, half a line, too. Evaluations of that step are
-    removed because they come again."""
-    for name in LOGS:
-        path = os.path.join(out, name)
-        kept = []
-        for row in read_rows(path):
-            if (row["step"], row.get("split", "train") != "train") < (done, True):
-                kept.append(json.dumps(row) + "\n")
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.writelines(kept)
-        os.replace(f"{path}.new", path)
-
-
-def read_rows(path):
-    """Read the rows of a .jsonl file, without a line that is only half written; [] if there is
-    no file."""
-    if not os.path.isfile(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def write_json(path, content, mode="w"):
-    with open(path, mode, encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-
-
-def verdict_of(c):
-    return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
-            "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
-
-
-def say(text):
-    """Print a line of a run. If its reader has gone (head, a closed terminal), the run goes on
-    and its lines are discarded."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def in_words(row):
-    """Format the means in a row that have a standard error, KEY_se. (That of a single problem
-    is None.)"""
-    words = []
-    for key, value in row.items():
-        if f"{key}_se" in row:
-            error = row[f"{key}_se"]
-            plus_minus = "" if error is None else f" ± {error:.3f}"
-            words.append(f"{key.removeprefix('eval/')} {value:.3f}{plus_minus}")
-    return ", ".join(words)
-
-
-def first_line(error):
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
 # ---- 9. The program ----
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def main(argv=None, make_run=Run):
-    """Run the command line: load a model, make the problems, test, train and test again.
-
-    Args:
-        argv: a list of flags; by default those of the process.
-        make_run: Run or a subclass, for a tracker of experiments.
-    """
-    sys.path.append(HERE)  # for a file that is installed
-    with contextlib.suppress(AttributeError):  # in a notebook
-        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal knows every letter
-    try:
-        import tasks
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
-                         "The functions of grpo_sg.py do not: import them")
-    try:
-        cfg = read_settings(argv)
-        policy, task = load(cfg)
-        start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
-        run = make_run(cfg, policy, cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}")
-        describe_run(policy, task, run)
-        carry_out(policy, task, cfg, run)
-    except (tasks.UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT)
 
 
 def make_parser():
@@ -1304,35 +1277,6 @@ def make_parser():
         Config, description="Train a language model with GRPO-SG.", allow_abbrev=False,
         usage="%(prog)s [--setting value ...]",
         epilog="A model's folder may have a settings.json: its values replace these defaults.")
-
-
-def read_settings(argv=None):
-    """Return the settings, a Config. Each comes from the first that has it: the flags;
-    settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
-    its own settings, which flags override."""
-    import tasks
-    parser = make_parser()
-    flags = parser.parse_args(argv)
-    if flags.resume:
-        settings = read_saved(find_checkpoint(flags.out) or flags.out)
-        # A model's folder has settings, too.
-        if not settings or os.path.isfile(os.path.join(flags.out, "config.json")):
-            raise SystemExit("error: --resume needs --out and the folder of a run, not "
-                             f"{flags.out!r}")
-    else:
-        settings = tasks.load_task(flags.task)[1] if flags.task else {}
-        model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
-        # Of the run that saved it, out, resume and eval_only mean nothing here.
-        settings |= {**read_saved(model, flags.task), "out": "", "resume": False,
-                     "eval_only": False}
-    parser.set_defaults(**{"task": "kk", **settings})
-    cfg = Config(**vars(parser.parse_args(argv)))
-    if not cfg.resume:
-        cfg.model = model
-    if cfg.task.endswith(".py"):
-        cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
-    check_settings(cfg)
-    return cfg
 
 
 def short_name(task):
@@ -1354,11 +1298,6 @@ def find_model(name, task):
     if name.startswith((".", "/", "runs/")):
         raise SystemExit(f"error: --model {name}: there is no such folder")
     return name
-
-
-def find_checkpoint(out):
-    """Return the folder of a run's newest whole checkpoint, or ""."""
-    return os.path.isdir(out) and get_last_checkpoint(out) or ""
 
 
 def read_saved(folder, task=""):
@@ -1395,6 +1334,35 @@ def check_settings(cfg):
     if not cfg.resume and os.path.exists(cfg.out) and os.listdir(cfg.out):
         raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or --resume "
                          "the run in it")
+
+
+def read_settings(argv=None):
+    """Return the settings, a Config. Each comes from the first that has it: the flags;
+    settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
+    its own settings, which flags override."""
+    import tasks
+    parser = make_parser()
+    flags = parser.parse_args(argv)
+    if flags.resume:
+        settings = read_saved(find_checkpoint(flags.out) or flags.out)
+        # A model's folder has settings, too.
+        if not settings or os.path.isfile(os.path.join(flags.out, "config.json")):
+            raise SystemExit("error: --resume needs --out and the folder of a run, not "
+                             f"{flags.out!r}")
+    else:
+        settings = tasks.load_task(flags.task)[1] if flags.task else {}
+        model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
+        # Of the run that saved it, out, resume and eval_only mean nothing here.
+        settings |= {**read_saved(model, flags.task), "out": "", "resume": False,
+                     "eval_only": False}
+    parser.set_defaults(**{"task": "kk", **settings})
+    cfg = Config(**vars(parser.parse_args(argv)))
+    if not cfg.resume:
+        cfg.model = model
+    if cfg.task.endswith(".py"):
+        cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
+    check_settings(cfg)
+    return cfg
 
 
 def load(cfg):
@@ -1439,6 +1407,29 @@ def describe_run(policy, task, run):
             "factor")
 
 
+def describe_signal(row, cfg):
+    """Print the rates of a test that decide whether there is something to learn from."""
+    k = cfg.eval_samples
+    if k < 2:
+        return
+    formed, equal = row[f"eval/format_rate@{k}"], row[f"eval/equal_groups@{k}"]
+    say(f"{k} samples per problem: {formed:.0%} well formed, {row[f'eval/truncated@{k}']:.0%} "
+        f"truncated; {equal:.0%} of the groups have equal rewards: no learning signal")
+    if formed < 0.05 or equal > 0.9:
+        say("there is almost nothing to learn from: python -m support.check, with the same flags, "
+            "says what to change")
+
+
+def describe_change(rows, cfg):
+    """Print how accuracy and reward of the tests changed, before -> after training."""
+    before, after = ([row for row in rows if row.get("split") == "test"][i] for i in (0, -1))
+    k = cfg.eval_samples
+    keys = (f"eval/avg@{k}", f"eval/reward@{k}") if k else ("eval/accuracy", "eval/reward")
+    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
+               for key in keys]
+    say(f"before -> after training: {', '.join(changes)}")
+
+
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
     if run.done:
@@ -1467,27 +1458,36 @@ def carry_out(policy, task, cfg, run):
     say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
 
 
-def describe_signal(row, cfg):
-    """Print the rates of a test that decide whether there is something to learn from."""
-    k = cfg.eval_samples
-    if k < 2:
-        return
-    formed, equal = row[f"eval/format_rate@{k}"], row[f"eval/equal_groups@{k}"]
-    say(f"{k} samples per problem: {formed:.0%} well formed, {row[f'eval/truncated@{k}']:.0%} "
-        f"truncated; {equal:.0%} of the groups have equal rewards: no learning signal")
-    if formed < 0.05 or equal > 0.9:
-        say("there is almost nothing to learn from: python -m support.check, with the same flags, "
-            "says what to change")
+def main(argv=None, make_run=Run):
+    """Run the command line: load a model, make the problems, test, train and test again.
 
-
-def describe_change(rows, cfg):
-    """Print how accuracy and reward of the tests changed, before -> after training."""
-    before, after = ([row for row in rows if row.get("split") == "test"][i] for i in (0, -1))
-    k = cfg.eval_samples
-    keys = (f"eval/avg@{k}", f"eval/reward@{k}") if k else ("eval/accuracy", "eval/reward")
-    changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
-               for key in keys]
-    say(f"before -> after training: {', '.join(changes)}")
+    Args:
+        argv: a list of flags; by default those of the process.
+        make_run: Run or a subclass, for a tracker of experiments.
+    """
+    sys.path.append(HERE)  # for a file that is installed
+    with contextlib.suppress(AttributeError):  # in a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal knows every letter
+    try:
+        import tasks
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
+                         "The functions of grpo_sg.py do not: import them")
+    try:
+        cfg = read_settings(argv)
+        policy, task = load(cfg)
+        start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
+        run = make_run(cfg, policy, cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}")
+        describe_run(policy, task, run)
+        carry_out(policy, task, cfg, run)
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
