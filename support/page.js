@@ -116,8 +116,9 @@ function change({target: {id, value}}) {
 }
 
 if (model) {
-  // Start with the last model that has a group with unequal rewards.
-  const unequal = all("section").findLastIndex(section => section.querySelector("[open]"));
+  // Start with the first model that has a group with unequal rewards: before training more tokens
+  // are unlikely, so the weights differ most.
+  const unequal = all("section").findIndex(section => section.querySelector("[open]"));
   if (unequal >= 0) model.value = unequal;
   model.onchange = mode.onchange = color;
   play.oninput = change;

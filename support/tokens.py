@@ -99,7 +99,8 @@ def view(folder):
     saved = grpo_sg.read_saved(folder)
     if not saved:
         raise SystemExit(f"error: {folder} has no settings.json")
-    saved |= {"out": "", "resume": False}
+    # The page shows validation problems, so most training problems need not be generated.
+    saved |= {"out": "", "resume": False, "train_problems": GROUPS}
     cfg = grpo_sg.Config(**saved)
     policy, task = grpo_sg.load(cfg)
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
