@@ -204,6 +204,8 @@ KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
          "or": "{0} or {1}",
          "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim -> words
 BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # without a story
+# Words that decide nothing. Each is unlikely, like many words of a real model.
+STYLE = "again also clearly finally hence indeed now so still then therefore thus".split()
 
 
 def draw_claim(n, speaker, rng):
@@ -286,13 +288,13 @@ def name_roles(assignment, n):
     return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
 
 
-def write_response(left, names):
+def write_response(left, names, rng):
     """Write a response that lists, for each person, the assignments left after their
-    claim. The last assignment is the answer."""
+    claim. The last assignment is the answer. A random word of STYLE follows each name."""
     lines = []
     for name, bits in zip(names, left):
         words = [name_roles(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
-        lines.append(f"{name}: {' '.join(words)}.")
+        lines.append(f"{name}, {rng.choice(STYLE)}: {' '.join(words)}.")
     roles = ["knight" if letter == "K" else "knave" for letter in words[-1]]
     answer = ", ".join(f"{name} is a {role}" for name, role in zip(names, roles))
     return f"<think> {' '.join(lines)} </think> <answer> {answer} </answer>"
@@ -374,8 +376,9 @@ def kk_puzzle(n, rng, *, brief=False):
         question = STORY.format(n=n, names=people, told=told)
     word = name_roles(left[-1].bit_length() - 1, n)
     roles = {name: "knight" if letter == "K" else "knave" for name, letter in zip(names, word)}
+    style = random.Random(question)  # so that the words do not decide which puzzles are drawn
     return Problem(question, roles,
-                   write_response(left, names), write_response(left[:-1], names),
+                   write_response(left, names, style), write_response(left[:-1], names, style),
                    hash_meaning(claims))
 
 

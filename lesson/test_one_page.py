@@ -58,6 +58,7 @@ def page(tmp_path_factory):
     """From an untrained tiny model, of whose completions every fourth is called right,
     with the generation_config of a checkpoint that truncates."""
     model, tokenizer = tiny_model()
+    model.get_input_embeddings().weight.data *= 2  # so that some tokens are likely
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.5, top_k=2, top_p=0.5, min_p=0.1,
         repetition_penalty=1.5, eos_token_id=0)

@@ -18,7 +18,7 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
     check.main(["--task", "kk", *SMALL])
     said = capsys.readouterr().out
     for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
-                  "agree with a plain forward pass", "<think> Ada:", "100% begin an answer",
+                  "agree with a plain forward pass", "<think> Ada,", "100% begin an answer",
                   "4 samples per problem: 100% well formed", "GB for an update", "tokens sampled a second",
                   "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said

@@ -15,7 +15,7 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-@pytest.mark.parametrize("name, accuracy", [("kk", 0.525), ("math", 0.555)])  # pretrained/README.md
+@pytest.mark.parametrize("name, accuracy", [("kk", 0.530), ("math", 0.555)])  # pretrained/README.md
 def test_a_pretrained_model_matches_the_code(name, accuracy):
     check_pretrained(name, accuracy)
 

@@ -35,8 +35,10 @@ from tasks import UserError
 TINY = dict(system="none", train_problems=20000, steps=60, eval_every=20, prompts=32, updates=4,
             lr=2e-4, temperature=1.0, max_new_tokens=48, tokens_per_micro_batch=32768,
             sample_batch=1024, device="cpu")
-# kk's own. A run draws 1,920 puzzles to train on; making 20,000 would take a fifth of its time.
-PUZZLES = dict(people=[3], brief=True, train_problems=4000)
+PUZZLES = dict(people=[3], brief=True)  # kk's own
+# A run of kk draws 1,920 puzzles to train on; making 20,000 would take a fifth of its time. The
+# warm-up needs more than a run: after one on 4,000 the model remembers them, and learns less.
+PUZZLES_OF_A_RUN = 4000
 # How a new tiny model is trained (for task.warmup steps), and how a loaded one: texts in a
 # step, learning rate, betas of AdamW.
 NEW = dict(batch=64, lr=5e-3, betas=(0.8, 0.95))
@@ -284,6 +286,8 @@ def main(argv=None):
         stem = os.path.basename(task).removesuffix(".py")
         name = f"{stem}-{os.path.basename(model)}" if model else stem
         folder = out or os.path.join(grpo_sg.HERE, "support", "pretrained", name)
+        if task == "kk" and not model:
+            cfg.train_problems = min(cfg.train_problems, PUZZLES_OF_A_RUN)
         save(policy, cfg, folder)
     except (UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
