@@ -49,7 +49,7 @@ try:
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 except (OSError, ValueError):
     sys.exit(f"cannot load {folder!r}: give a folder with config.json and .safetensors files "
-             "(of a run: RUN/checkpoint), or the name of a model on the hub")
+             "(of a run: RUN/checkpoint-STEP), or the name of a model on the hub")
 tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
 model.to("cuda" if torch.cuda.is_available() else "cpu")
 tiny = model.num_parameters() < 1_000_000  # it reads puzzles without their story
