@@ -154,6 +154,7 @@ def estimate_time(policy, task, completions, seconds, cfg):
     seconds /= len(completions)  # of sampling one
     per_step = min(cfg.prompts, len(task.train)) * cfg.group_size
     tokens = per_step * mean(c.length() for c in completions)
+    say("timing an update")
     measure_update(policy, completions, cfg)  # the first pass is slower
     update = tokens / measure_update(policy, completions, cfg)
     update *= 1 + (cfg.updates - 1) / cfg.updates / 3  # old_logps: forward passes only

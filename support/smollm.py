@@ -66,7 +66,8 @@ def main():
         model, tokenizer = convert(args.file or download(pathlib.Path(folder)))
         model.save_pretrained(args.folder)
         tokenizer.save_pretrained(args.folder)
-    print(f"wrote {args.folder}, with {model.num_parameters():,} parameters")
+    print(f"wrote {args.folder}, with {model.num_parameters():,} parameters; train it: python "
+          f"grpo_sg.py --task lesson/real_model.py --model {args.folder}")
 
 
 if __name__ == "__main__":
