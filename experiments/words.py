@@ -5,6 +5,7 @@ place of the words. The rule is results/words_rule.txt.
     python -m experiments.words look      efficiency before training: 20 seconds a place and seed
     python -m experiments.words learn     runs with each weight, 7 seconds each; in the first
                                           ones of GRPO also the efficiency in training
+    python -m experiments.words record    default runs of kk, into results/default.jsonl: 45 each
 
 Rows go to results/words_look.jsonl and results/words_learn.jsonl. A command that was stopped makes
 the missing rows.
@@ -13,14 +14,16 @@ import copy
 import dataclasses
 import datetime
 import os
+import pathlib
 import resource
+import subprocess
 import sys
 
 import torch
 
 import grpo_sg
 import tasks
-from experiments.analysis import RESULTS, append_rows, name_commit, read
+from experiments.analysis import RESULTS, append_rows, name_commit, read, read_rows
 from lesson import look, words
 from support import tiny
 
@@ -169,9 +172,41 @@ def learn(place, seed, weight, policy, task):
     print(place, weight, seed, row["avg@8"], f"{cpu_seconds() - started:.0f} s", flush=True)
 
 
+# ---- The default run ----
+
+def record(seeds=range(30)):
+    """Append the rows of default runs that results/default.jsonl lacks."""
+    done = {row["seed"] for row in read("default") if row["arm"] == "kk, words"}
+    for seed in seeds:
+        out = f"runs/default/{seed}"
+        if seed in done:
+            continue
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "grpo_sg.py", "--seed", str(seed), "--out", out],
+                       check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        rows = read_rows(pathlib.Path(out) / "metrics.jsonl")
+        steps = [row for row in rows if "split" not in row]
+        tests = [row for row in rows if row.get("split") == "test"]
+        row = {"experiment": "default", "arm": "kk, words", "seed": seed, "rate": 2e-4,
+               "split": "test", "avg@4": tests[1]["eval/avg@4"],
+               "greedy": tests[1]["eval/accuracy"], "truncated": tests[1]["eval/truncated@4"],
+               "before": tests[0]["eval/avg@4"], "tests": tests}
+        for key in ("accuracy", "low_prob_frac", "weight_mean"):
+            name = {"accuracy": "curve"}.get(key, key)
+            row[name] = [round(step[key], 4) for step in steps]
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        row |= {"cpu_seconds": round(cpu, 1), "peak_mb": after.ru_maxrss // 1024,
+                "commit": name_commit(), "date": str(datetime.date.today())}
+        append_rows(RESULTS / "default.jsonl", [row])
+        print(f"seed {seed}: {row['before']:.3f} -> {row['avg@4']:.3f}, {cpu:.0f} s", flush=True)
+
+
 def main(command):
     if command == "models":
         return make_models()
+    if command == "record":
+        return record()
     for seed in SEEDS:
         for place in MODELS:
             if command == "look" and seed - SEEDS[0] < LOOKS and not has_row(
