@@ -1062,6 +1062,9 @@ def load_state(out):
     """Load the state of the training of the run in `out`: a dict of step and optimizer. Without
     a checkpoint, the run begins again."""
     folder = find_checkpoint(out)
+    if not folder and os.path.isdir(os.path.join(out, "checkpoint")):
+        raise SystemExit(f"error: --out {out} is a run of an older version: start a new run with "
+                         f"--model {out}/checkpoint")
     if not folder:
         return {"step": 0}
     try:
@@ -1180,6 +1183,7 @@ class Run:
         """Give the optimizer its state in the checkpoint, if there is one."""
         if "optimizer" in self.state:
             optimizer.load_state_dict(self.state["optimizer"])
+            optimizer.param_groups[0]["lr"] = self.cfg.lr  # --resume may change it
         self.last_save = time.time()
 
     def log_step(self, row, completions, seconds_sampling, seconds_update):
@@ -1344,7 +1348,7 @@ def read_settings(argv=None):
     parser = make_parser()
     flags = parser.parse_args(argv)
     if flags.resume:
-        settings = read_saved(find_checkpoint(flags.out) or flags.out)
+        settings = read_saved(flags.out) if flags.out else {}
         # A model's folder has settings, too.
         if not settings or os.path.isfile(os.path.join(flags.out, "config.json")):
             raise SystemExit("error: --resume needs --out and the folder of a run, not "
@@ -1451,7 +1455,7 @@ def carry_out(policy, task, cfg, run):
         say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
             f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
-    evaluate_split(policy, task, cfg, run, cfg.steps, "test")
+    evaluate_split(policy, task, cfg, run, run.done, "test")
     describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg)
     if run.trouble:
         say(f"warning: {run.trouble}")

@@ -835,57 +835,6 @@ def test_training_is_this_loop():
          "AdamW with betas 0.9 and 0.99, no weight decay, cfg.lr", 1e-4)
 
 
-def test_training_logs_a_group_of_each_step_and_the_validations(tmp_path):
-    policy, task, cfg = build_toy(steps=8, eval_every=3)
-    run = grpo_sg.Run(cfg, policy, tmp_path / "run")
-    grpo_sg.train(policy, task, cfg, run)
-    assert run.rows[0]["weight_mean"] > 1
-    samples = rows_of(tmp_path / "run" / "samples.jsonl")
-    assert len({row["question"] for row in samples[::cfg.group_size] if row["split"] == "train"}) == 3
-    assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
-        (step, problem.question) for step in (3, 6) for problem in task.valid]  # greedy, and never the test's
-    assert not any("@" in key for row in rows_of(tmp_path / "run" / "metrics.jsonl") for key in row)
-
-
-def test_without_a_folder_training_prints_lines_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    """As in a notebook. Without a weight, its mean is 1."""
-    monkeypatch.chdir(tmp_path)
-    policy, task, cfg = build_toy(steps=6, eval_every=3, shaping="none")
-    rows = grpo_sg.train(policy, task, cfg)
-    assert [row["weight_mean"] for row in rows] == [1] * 6
-    assert os.listdir(tmp_path) == []
-    printed = capsys.readouterr().out
-    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
-    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == ["3"]  # the test comes after the last
-    assert printed.splitlines()[-1].endswith(" s, about 0:00:00 left")
-    for row in rows:
-        assert row["seconds"] == pytest.approx(row["seconds_sampling"] + row["seconds_update"])
-        assert row["tokens_per_second"] * row["seconds_sampling"] == pytest.approx(48 * row["completion_tokens"])
-
-
-def test_a_step_logs_a_group_with_unequal_rewards(tmp_path):
-    """The others teach nothing. Of more prompts than there are problems, each is used once."""
-    def reward(c):
-        return tasks.reward(c) if c.problem.question == "why why" else 1.0
-    policy, task, cfg = build_toy(steps=3, prompts=10, change={"reward": reward})
-    rows = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
-    assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 3
-    samples = rows_of(tmp_path / "run" / "samples.jsonl")
-    assert [row["question"] for row in samples] == ["why why"] * 16 * 3
-    # One reward may be the mean of its group.
-    completions = [grpo_sg.Completion(None, [5], [2], [True], reward=R) for R in (0, 1, 2, 4, 4, 4)]
-    grpo_sg.set_advantages(completions, 3)
-    assert grpo_sg.make_step_row(1, completions, [], 3)["equal_groups"] == 0.5
-
-
-def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
-    policy, task, cfg = build_toy(steps=1)
-    next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
-    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
-    assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
-    assert "step 1: 2 updates skipped" in capsys.readouterr().out
-
-
 # ==== Corner cases of the algorithm ====
 
 def test_advantages_do_not_depend_on_how_rewards_are_rounded():
@@ -1164,60 +1113,6 @@ def test_the_norm_before_clipping_is_logged_and_equal_groups_change_nothing():
         c.advantage = 0.0
     row, same = stepped(policy, completions, cfg)
     assert torch.equal(same, after) and row["grad_norm"] == 0 and row["entropy"] is None
-
-
-@pytest.mark.parametrize("family, rates", [("Qwen2", ["attention_dropout"]),
-                                           ("GPT2", ["attn_pdrop", "embd_pdrop", "resid_pdrop"])])
-def test_a_prepared_model_has_no_dropout_even_in_training_mode(family, rates):
-    """Gradient checkpointing needs that mode. The config has the rates, and so have modules."""
-    model = build_model(family, **dict.fromkeys(rates, 0.5)).train()
-    torch.set_num_threads(2)
-    assert not grpo_sg.prepare(model, "cpu").training
-    assert torch.get_num_threads() == 1  # of a tiny model
-    ids = torch.tensor([PROMPTS[2]])
-    expected = model(input_ids=ids).logits
-    assert torch.equal(model.train()(input_ids=ids).logits, expected)
-    assert [getattr(model.config, rate) for rate in rates] == [0.0] * len(rates)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_logits_stay_in_float32_under_autocast(tied):
-    """Also those of a copy, which has its own vocabulary matrix."""
-    model = build_model(tie_word_embeddings=tied)
-    grpo_sg.keep_logits_in_float32(model)
-    other = copy.deepcopy(model)
-    other.get_output_embeddings().weight.data.mul_(2)
-    for each in (model, other):
-        with torch.autocast("cpu", torch.bfloat16):
-            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
-        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
-        assert output.logits.equal(hidden @ head.weight.T) and head(hidden.bfloat16()).dtype == torch.float32
-
-
-def test_a_gpu_is_used_if_there_is_one(monkeypatch):
-    for there, device in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
-
-
-@pytest.mark.filterwarnings("error")  # no warning of training mode
-def test_gradient_checkpointing_recomputes_layers_and_trains_the_same():
-    calls, parameters = {}, {}
-    for checkpointing in (False, True):
-        policy, task, cfg = build_toy(steps=2, gradient_checkpointing=checkpointing)
-        grpo_sg.prepare(policy.model, "cpu", gradient_checkpointing=checkpointing)
-        calls[checkpointing] = 0
-        attention = policy.model.model.layers[0].self_attn
-        before = attention.forward
-
-        def forward(*given, **named):
-            calls[checkpointing] += torch.is_grad_enabled()
-            return before(*given, **named)
-        attention.forward = forward
-        grpo_sg.train(policy, task, cfg)
-        parameters[checkpointing] = parameters_of(policy.model)
-    assert calls[True] == 2 * calls[False] > 0
-    assert torch.allclose(parameters[True], parameters[False], atol=1e-4)
 
 
 @MODES
@@ -1731,14 +1626,6 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
             assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
-def test_a_model_that_no_token_can_stop_is_refused(tmp_path, monkeypatch):
-    """Every completion would be truncated, and every reward -3."""
-    save_model(tmp_path)
-    monkeypatch.setattr(grpo_sg, "find_stop_ids", lambda model, tokenizer: set())
-    with pytest.raises(SystemExit, match="error: --model .* names no token that ends a completion"):
-        grpo_sg.load(grpo_sg.read_settings(["--model", str(tmp_path)]))
-
-
 def test_a_chat_token_that_was_added_to_the_tokenizer_only_is_reported():
     """The embedding has no row for it: an IndexError, and on a GPU a failed assertion without a name."""
     tokenizer = byte_tokenizer(CHAT + "<new>", ["<new>"])
@@ -1749,11 +1636,7 @@ def test_a_chat_token_that_was_added_to_the_tokenizer_only_is_reported():
         tasks.encode_problems(tasks.math_task(cfg), short, cfg)
 
 
-# ==== The model and the program ====
-
-SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 "
-         "--max_new_tokens 8")
-
+# ==== The model: loading and its device ====
 
 def save_model(folder, template=CHAT, model=None):
     """Save a model with a byte tokenizer, like one from the hub."""
@@ -1764,175 +1647,295 @@ def save_model(folder, template=CHAT, model=None):
     return tokenizer
 
 
-def run_program(text, capsys, **defaults):
-    """Return what grpo_sg.main prints, or its error line if it fails."""
+def test_a_model_is_loaded_in_float32_and_code_that_comes_with_it_never_runs(tmp_path):
+    """At a learning rate of 1e-6, bfloat16 would round most updates away."""
+    save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+    config["auto_map"] = dict.fromkeys(names, "code.Any")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = grpo_sg.load_model(tmp_path)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_stay_in_float32_under_autocast(tied):
+    """Also those of a copy, such as a reference, which has its own vocabulary matrix."""
+    model = build_model(tie_word_embeddings=tied)
+    grpo_sg.keep_logits_in_float32(model)
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    for each in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
+        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
+        assert output.logits.equal(hidden @ head.weight.T)
+        assert head(hidden.bfloat16()).dtype == torch.float32
+
+
+def test_a_gpu_is_used_if_there_is_one(monkeypatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
+
+
+@pytest.mark.filterwarnings("error")  # no warning of training mode
+def test_gradient_checkpointing_recomputes_layers_and_trains_the_same_without_dropout():
+    calls, parameters = {}, {}
+    for checkpointing in (False, True):
+        policy, task, cfg = build_toy(steps=2, updates=1, dropout=0.5,
+                                      gradient_checkpointing=checkpointing)
+        model = policy.model.train()
+        torch.set_num_threads(2)
+        grpo_sg.prepare(model, "cpu", gradient_checkpointing=checkpointing)
+        assert not model.training and torch.get_num_threads() == 1  # a tiny model
+        attention = mock.Mock(wraps=model.model.layers[0].self_attn.forward)
+        model.model.layers[0].self_attn.forward = attention
+        assert [row["kl"] for row in grpo_sg.train(policy, task, cfg)] == [0, 0]
+        calls[checkpointing] = attention.call_count
+        parameters[checkpointing] = parameters_of(model)
+    assert calls[True] > calls[False]
+    assert torch.allclose(parameters[True], parameters[False], atol=1e-4)
+
+
+# ==== A run's folder: its rows and checkpoints ====
+
+def reward_whys(c):
+    return tasks.reward(c) if c.problem.question == "why why" else 1.0
+
+
+def test_a_run_logs_a_group_with_a_signal_and_the_greedy_completions_of_validations(
+        tmp_path, monkeypatch, capsys):
+    """Two of three groups have equal rewards. Of ten prompts each problem is used once. Without a
+    folder, as in a notebook, a run prints the same and writes nothing."""
+    monkeypatch.chdir(tmp_path)
+    policy, task, cfg = build_toy(steps=6, eval_every=3, prompts=10, change={"reward": reward_whys})
+    rows = grpo_sg.train(copy.deepcopy(policy), task, cfg)
+    assert os.listdir(tmp_path) == []
+    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, "run"))
+    printed = capsys.readouterr().out
+    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == 2 * list("123456")
+    # The test comes after the last step.
+    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == 2 * ["3"]
+    assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 6
+    samples = rows_of("run/samples.jsonl")
+    trained = [row for row in samples if row["split"] == "train"]
+    assert [row["question"] for row in trained] == ["why why"] * 16 * 6
+    assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
+        (3, problem.question) for problem in task.valid]
+    assert not any("@" in key for row in rows_of("run/metrics.jsonl") for key in row)
+
+
+def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
+    policy, task, cfg = build_toy(steps=1)
+    next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
+    assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 48
+    assert "2 updates skipped" in capsys.readouterr().out
+
+
+def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_ten_minutes(
+        tmp_path, monkeypatch, capsys):
+    """The clock advances by 10 s in each rollout and by 100 s in learn."""
+    now, saved = [0], []
+
+    def spend(name, seconds):
+        function = getattr(grpo_sg, name)
+
+        def slow(*args, **settings):
+            now[0] += seconds
+            return function(*args, **settings)
+        monkeypatch.setattr(grpo_sg, name, slow)
+
+    class Watched(grpo_sg.Run):
+        def save(self, step, optimizer):
+            super().save(step, optimizer)
+            saved.append([name for name in os.listdir(tmp_path) if "checkpoint" in name])
+    monkeypatch.setattr(grpo_sg, "time", mock.Mock(time=lambda: now[0]))
+    spend("rollout", 10)
+    spend("learn", 100)
+    policy, task, cfg = build_toy(steps=13, eval_every=99)
+    rows = grpo_sg.train(policy, task, cfg, Watched(cfg, policy, tmp_path))
+    assert saved == [["checkpoint-6"], ["checkpoint-12"], ["checkpoint-13"]]
+    for row in rows:
+        seconds = [row[f"seconds{name}"] for name in ("", "_sampling", "_update")]
+        assert seconds == [110, 10, 100]
+        assert row["tokens_per_second"] == pytest.approx(48 * row["completion_tokens"] / 10)
+    printed = capsys.readouterr().out
+    assert "110.0 s, about 0:22:00 left\n" in printed and "about 0:00:00 left" in printed
+
+
+@pytest.mark.parametrize("bad, warned", [
+    ({"equal_groups": 1}, [6, 13]), ({"truncated": 0.6}, [6, 13]),
+    ({"equal_groups": 1, "accuracy": 0.95}, [])])  # all is learned
+def test_a_run_in_which_nothing_is_learned_warns_once_until_it_changes(bad, warned, capsys):
+    run, found = grpo_sg.Run(grpo_sg.Config(steps=13)), []
+    c = grpo_sg.Completion(tasks.Problem("who", "yes"), [5], [2], [True])
+    good = dict(reward=0.0, accuracy=0.5, weight_mean=None, grad_norm=0.0, skipped=0,
+                equal_groups=0.9, truncated=0.1)
+    for step in range(1, 14):
+        change = {} if step in (1, 8) else bad
+        run.log_step({**good, **change, "step": step}, [c], 1.0, 1.0)
+        if "warning: for 5 steps" in capsys.readouterr().out:
+            found.append(step)
+        assert bool(run.trouble) == (bool(warned) and step in (6, 7, 13))
+    assert found == warned
+
+
+def test_only_a_lora_adapter_is_trained(tmp_path):
+    peft = pytest.importorskip("peft")
+    policy, task, cfg = build_toy(steps=2, lr=0.05)
+    model = peft.get_peft_model(policy.model, peft.LoraConfig(target_modules=["q_proj"]))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    policy.model = grpo_sg.prepare(model, "cpu")
+    rows = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path / "run"))
+    changed = {name for name, p in model.named_parameters() if not p.equal(before[name])}
+    assert rows[-1]["grad_norm"] > 0 and changed
+    assert all("lora_" in name for name in changed)
+    assert (tmp_path / "run" / "checkpoint-2" / "adapter_model.safetensors").is_file()
+
+
+# ==== The program: its settings, and mistakes ====
+
+SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 "
+         "--eval_samples 0 --max_new_tokens 8")
+
+
+def run_program(text, capsys):
+    """Return what the program prints, or the error with which it ends."""
     try:
-        grpo_sg.main(text.split(), **defaults)
+        grpo_sg.main(text.split())
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, str) else capsys.readouterr().err
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, monkeypatch, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
+        flags, tmp_path, monkeypatch, capsys):
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
-    rows, samples = rows_of(tmp_path / "run" / "metrics.jsonl"), rows_of(tmp_path / "run" / "samples.jsonl")
+    rows = rows_of(tmp_path / "run" / "metrics.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [(0, "test"), (1, None), (1, "test")]
-    assert len(samples) == 3 + 2 + 3
-    keys = ("reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups seconds")
+    assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 3 + 2 + 3
+    keys = "reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups"
     assert set(keys.split()) <= rows[1].keys()
-    # The output of a test is no terminal: lines, no bar.
-    assert f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy" in printed
-    assert "test before training: accuracy 0.000 ± 0.000, reward" in printed
-    model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint")
+    for words in (f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy", "its answer: ",
+                  "test before training: accuracy 0.000 ± 0.000, reward", "before -> after training"):
+        assert words in printed
+    model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint-1")
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
     # The checkpoint has the settings of its run: no flag but --model is needed.
     monkeypatch.chdir(tmp_path)
     printed = run_program("--eval_only --model run", capsys)
-    assert "--max_new_tokens=8" in printed
+    assert "--max_new_tokens 8" in printed
     out, = (tmp_path / "runs").iterdir()
-    assert out.name.startswith(f"{flags.split()[1]}-test-seed0-") and f"files of this run: runs/{out.name}/" in printed
+    assert out.name.startswith(f"{flags.split()[1]}-sg-seed0-") and out.name in printed
     assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
 
 
-def test_a_setting_comes_from_flags_then_the_script_then_the_models_folder_then_the_defaults(tmp_path, capsys):
-    save_model(tmp_path)
-    (tmp_path / "settings.json").write_text(json.dumps(
-        {"task": "math", "steps": 1, "lr": 0.5, "people": [2, 3], "brief": True, "out": "gone", "unknown": 1}))
-    cfg = grpo_sg.read_settings(["--model", str(tmp_path), "--group-size=4", "--steps", "3", "--no_brief"],
-                                steps=2, lr=0.25, task="math")
-    assert (cfg.steps, cfg.lr, cfg.people, cfg.brief, cfg.group_size) == (3, 0.25, [2, 3], False, 4)
-    assert (cfg.out, cfg.beta, cfg.model) == ("", 0.0, str(tmp_path))
-    assert "--lr=0.5" not in capsys.readouterr().out  # the script's is used
-    other = grpo_sg.read_settings(["--model", str(tmp_path), "--task", "kk"])
-    assert other.steps == 350 and "its settings.json is not used" in capsys.readouterr().out
+def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(tmp_path, capsys):
+    file, model = tmp_path / "mine.py", tmp_path / "model"
+    file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\ndef make_task(cfg): pass")
+    save_model(model)
+    saved = {"task": str(file), "steps": 5, "lr": 0.5, "out": "gone", "brief": True, "unknown": 1}
+    (model / "settings.json").write_text(json.dumps(saved), encoding="utf-8-sig")
+    flags = f"--task {file} --model {model} --steps 6 --brief false"
+    cfg = grpo_sg.read_settings(flags.split())
+    assert "--lr 0.5" in capsys.readouterr().out
+    assert (cfg.steps, cfg.lr, cfg.group_size, cfg.people, cfg.brief) == (6, 0.5, 4, [4], False)
+    assert (cfg.out, cfg.beta, cfg.model) == ("", 0.0, str(model))
+    other = grpo_sg.read_settings(["--model", str(model), "--task", "kk"])
+    assert (other.steps, other.task) == (350, "kk")
+    assert "its settings.json is not used" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", "error: name a model with --model"), ("--model x --task chess", "error: there is no --task chess: give one of kk, math"),
-    ("--model ./nowhere", "error: --model ./nowhere: there is no such folder"),
-    ("--modle x", "error: there is no setting --modle (did you mean --model?)"), ("x", "error: x belongs to no setting: name each, such as --model x"),
-    ("--model x --task math --data gsm8", "error: --data gsm8 is not one of"), ("--model x --out ..", "error: --out .. exists"),
-    ("--model x --task kk --people 9", "error: --people: a puzzle has 2 to 8 people, not 9"),
-    ("--device tpu", "error: argument --device: invalid choice: 'tpu'"), ("--steps x", "error: argument --steps: invalid int value: 'x'"),
-    ("--steps", "error: argument --steps: expected one argument"), ("--model x --group_size 1", "--group_size must be at least 2 and at most 1e9, not 1"),
-    ("--model x --updates 0", "--updates must be at least 1 and at most 1e9, not 0"), ("--model x --tau 0", "--tau must be above 0 and"),
-    ("--model x --lr nan", "--lr must be above 0"), ("--model x --seed -1", "--seed must be at least 0 and"),
-    ("--model x --seed 99999999999999", "--seed must be at least 0 and at most"), ("--model x --eval_samples -1", "--eval_samples must be at least 0"),
-    ("--model x --eval_problems 0", "--eval_problems must be at least 1"), ("--model x --train_problems 0", "--train_problems must be"),
-    ("--model x --chat_template_kwargs 5", "error: --chat_template_kwargs must be a JSON object"),
-    ("--resume", "error: --resume needs --out and the folder of a run"), ("--model x --device cuda", "error: --device cuda: here PyTorch")])
-def test_a_mistake_is_reported_in_one_line_before_a_model_is_loaded(text, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("text, words", [
+    ("", "--model"), ("--model ./nowhere", "--model ./nowhere"), ("--modle x", "--modle"),
+    ("x", "x"), ("--device tpu", "--device 'tpu'"), ("--model x --device cuda", "--device cuda"),
+    ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
+    ("--steps x", "--steps 'x'"), ("--steps", "--steps"), ("--model x --steps 0", "--steps 0"),
+    ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr inf"),
+    ("--model x --tau 0", "--tau 0"), ("--model x --seed -1", "--seed -1"),
+    ("--model x --group_size 1", "--group_size 1"), ("--model x --people 9", "--people 9"),
+    ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
+    ("--model x --task math --data gsm8", "--data gsm8"), ("--resume", "--resume --out ''"),
+    ("--resume --out nowhere", "--resume nowhere")])
+def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))  # without pretrained/
+    monkeypatch.setattr(grpo_sg, "load_model", None)  # before a model is loaded
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if "nowhere" not in text:
-        monkeypatch.setattr(grpo_sg, "load_model", None)
-    error = run_program(text, capsys)
-    assert message in error and "\n" not in error.strip()
+    *usage, line = run_program(text, capsys).strip().split("\n")
+    assert "error: " in line and not " ".join(usage).strip(" .[]").count("error")
+    assert all(word in line for word in words.split()), line
 
 
-def test_a_scripts_unknown_setting_and_a_broken_settings_file_are_reported(tmp_path, capsys):
-    assert "there is no setting --stepz=3 (did you mean --steps?)" in run_program("", capsys, stepz=3)
-    (tmp_path / "settings.json").write_text('{"steps": "many"}')
-    assert "invalid int value: 'many'" in run_program(f"--model {tmp_path}", capsys)
-    (tmp_path / "settings.json").write_text("[")
-    assert "is not a JSON object of settings" in run_program(f"--model {tmp_path}", capsys)
-
-
-@pytest.mark.parametrize("words, settings", [
-    (["--system", "--be-brief, please"], {"system": "--be-brief, please"}), (["--system=--x-y"], {"system": "--x-y"}),
-    (["--eval-data", "my-file.jsonl"], {"eval_data": "my-file.jsonl"})])
-def test_hyphens_in_a_value_stay(words, settings):
-    assert grpo_sg.parse(words) == settings
-
-
-def test_a_settings_file_may_have_nulls_objects_and_a_byte_order_mark(tmp_path):
-    """null is no value, and not the text "None" for a system prompt."""
-    text = json.dumps({"task": "math", "system": None, "chat_template_kwargs": {"thinking": False}})
-    (tmp_path / "settings.json").write_text(text, encoding="utf-8-sig")
-    cfg = grpo_sg.read_settings(["--model", str(tmp_path)], data=None)
-    assert (cfg.task, cfg.system, cfg.data) == ("math", "", "synthetic")
-    assert json.loads(cfg.chat_template_kwargs) == {"thinking": False}
-
-
-def test_all_settings_can_be_written_as_flags():
-    """So settings.json is read as flags are."""
-    cfg = grpo_sg.Config(people=[2, 3], brief=True, system="-x = 'a b'", lr=1e-7, eval_data="", seed=5)
-    assert grpo_sg.parse(grpo_sg.as_flags(vars(cfg))) == vars(cfg)
-
-
-def test_a_model_is_loaded_in_float32_whatever_its_file_holds(tmp_path):
-    """At a learning rate of 1e-6, bfloat16 would round most updates away."""
-    save_model(tmp_path, model=build_model(vocab_size=260).bfloat16())
-    model, _ = grpo_sg.load_model(tmp_path)
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
-def test_code_that_comes_with_a_model_is_never_run(tmp_path):
+@pytest.mark.parametrize("spoiled, flags, words", [
+    ("settings.json", "", "settings.json JSON"), ("config.json", "", "cannot be used"),
+    ("model.safetensors", "", "cannot be used"), ("tokenizer.json", "", "cannot be used"),
+    ("", "--max_new_tokens 5000", "--max_new_tokens"), ("", "--out {}/config.json", "config.json"),
+    ("", "--chat_template_kwargs 5", "--chat_template_kwargs 5")])
+def test_a_model_that_cannot_be_used_is_one_line(spoiled, flags, words, tmp_path, capsys):
     save_model(tmp_path)
-    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {name: "code.Any" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    grpo_sg.load_model(tmp_path)
-    assert not (tmp_path / "was_run").exists()
+    if spoiled:
+        (tmp_path / spoiled).write_text("[")
+        words += f" {tmp_path}"
+    flags = f"--task math {SMALL} --out {tmp_path}/run {flags.format(tmp_path)}"
+    error = run_program(f"--model {tmp_path} {flags}", capsys)
+    assert error.startswith("error: ") and "\n" not in error
+    assert all(word in error for word in words.split()), error
+    assert not (tmp_path / "run").exists()
 
 
-def test_without_tasks_the_command_line_says_what_is_missing(monkeypatch, capsys):
+def test_other_ends_before_training_are_one_line(tmp_path, monkeypatch, capsys):
+    save_model(tmp_path)
+    flags = f"--model {tmp_path} --task math {SMALL} --out {tmp_path}/run"
+    with mock.patch.object(grpo_sg, "carry_out", side_effect=torch.OutOfMemoryError("CUDA")):
+        assert "--tokens_per_micro_batch" in run_program(flags, capsys)
+    flags += "_2"
+    with mock.patch.object(grpo_sg, "find_stop_ids", lambda model, tokenizer: set()):
+        assert "eos_token_id" in run_program(flags, capsys)
     monkeypatch.setitem(sys.modules, "tasks", None)
-    assert run_program("", capsys).startswith("error: the command line needs tasks.py next to grpo_sg.py")
+    assert run_program("", capsys).startswith("error: the command line needs tasks.py")
 
 
-@pytest.mark.parametrize("flags, message", [
-    ("--out /proc/run", "error: "), ("--out run --max_new_tokens 5000", "error: no problem fits into the model's context")])
-def test_a_run_that_cannot_begin_says_why_in_one_line(flags, message, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    error = run_program(f"--model {folder}/model {SMALL} --brief --people 3 {flags}", capsys)
-    assert error.startswith(message) and "\n" not in error and not os.listdir(tmp_path)
+@pytest.mark.parametrize("flags, warns", [
+    ("--tau 9", True), ("--tau 9 --shaping none", False), ("", False)])
+def test_settings_that_make_all_weights_equal_are_announced(flags, warns, capsys):
+    """With tau = 9 all weights are clipped to 1: GRPO."""
+    policy, task, _ = build_toy()
+    cfg = grpo_sg.read_settings(["--model", "any/name", *flags.split()])
+    grpo_sg.describe_run(policy, task, grpo_sg.Run(cfg))
+    assert ("every weight 1: this is GRPO" in capsys.readouterr().out) == warns
 
 
-@pytest.mark.parametrize("fault", ["lacks", "nan"])
-def test_a_model_with_missing_or_broken_parameters_is_refused(fault, tmp_path, capsys):
-    """Missing ones would start at random, without a word."""
-    model = build_model(vocab_size=260)
-    if fault == "lacks":
-        del model.model.layers[1].mlp.up_proj
-    else:
-        model.model.norm.weight.data[0] = math.nan
-    save_model(tmp_path / "model", model=model)
-    error = run_program(f"--model {tmp_path}/model {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
-    words = {"lacks": "it lacks 1 parameters, such as model.layers.1.mlp.up_proj.weight",
-             "nan": "its parameter model.norm.weight has values that are not finite"}
-    assert words[fault] in error and not (tmp_path / "run").exists()
+# ==== Runs that are interrupted and resumed ====
 
+OWN_TASK = """
+import tasks
 
-@pytest.mark.parametrize("settings, warns", [({"tau": 9}, True), ({"tau": 9, "shaping": "none"}, False), ({}, False)])
-def test_settings_that_make_all_weights_equal_are_announced(settings, warns, tmp_path, capsys):
-    """With tau = 9, sigmoid(pi / 9) is almost constant, and all weights are clipped to 1: GRPO."""
-    grpo_sg.read_settings(["--model", str(tmp_path)], **settings)
-    assert ("every weight 1: this is GRPO, up to" in capsys.readouterr().out) == warns
+SETTINGS = dict(prompts=2, group_size=4, eval_problems=3, train_problems=20, updates=2,
+                eval_samples=2, max_new_tokens=4, brief=True, eval_every=1, lr=0.001)
 
-
-# ==== A run that is interrupted ====
-
-def reward_by_length(completion):
-    """Give an untrained model's completions different rewards."""
+def reward(completion):  # gives an untrained model different rewards
     return len(completion.response) % 3
 
+def make_task(cfg):
+    return tasks.kk_task(cfg)._replace(reward=reward)
+"""
 
-def start(folder, out, flags="--steps 4", reward=reward_by_length):
-    """Start a run of the model in `folder`, with its files in `out`, or resume it. Returns the exit
-    status, or its error line."""
+
+def start(folder, out, flags="--steps 4", **more):
+    """Start a run of the model and the task in `folder`, or resume the one in `out`. Returns the
+    exit status, or the line of its error."""
     if "--resume" not in flags:
-        flags = (f"--model {folder}/model --prompts 2 --group_size 4 --eval_problems 3 --train_problems 20 --updates 2 "
-                 f"--eval_samples 2 --max_new_tokens 4 --task kk --brief --people 3 --eval_every 1 --lr 0.001 {flags}")
-    make = tasks.kk_task
-    with mock.patch.dict(tasks.TASKS, kk=lambda cfg: make(cfg)._replace(reward=reward)):
-        try:
-            grpo_sg.main([*flags.split(), "--out", str(out)])
-        except SystemExit as stop:
-            return stop.code
+        flags = f"--model {folder}/model --task {folder}/own.py {flags}"
+    try:
+        grpo_sg.main([*flags.split(), "--out", str(out)], **more)
+    except SystemExit as stop:
+        return stop.code
 
 
 def contents_of(out):
@@ -1941,16 +1944,19 @@ def contents_of(out):
     for row in rows:
         for name in ("seconds", "seconds_sampling", "seconds_update", "tokens_per_second"):
             row.pop(name, None)
-    state = torch.load(out / "checkpoint" / "training.pt", weights_only=True)
-    return rows, rows_of(out / "samples.jsonl"), state["step"], parameters_of(
-        grpo_sg.load_model(out / "checkpoint")[0]).tolist()
+    folder = grpo_sg.find_checkpoint(out)
+    state = torch.load(os.path.join(folder, "training.pt"), weights_only=True)
+    parameters = parameters_of(grpo_sg.load_model(folder)[0])
+    assert not (out / "checkpoint.new").exists()
+    return rows, rows_of(out / "samples.jsonl"), state["step"], parameters.tolist()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with an untrained model, and the files of an uninterrupted run of it: `whole`."""
+    """A folder with an untrained model, a task, and the files of an uninterrupted run, `whole`."""
     folder = tmp_path_factory.mktemp("runs")
     save_model(folder / "model", model=build_model(vocab_size=260, num_hidden_layers=1))
+    (folder / "own.py").write_text(OWN_TASK)
     assert start(folder, folder / "whole") is None
     return folder
 
@@ -1963,103 +1969,80 @@ def ctrl_c_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
-class Event:
-    """Call `happen` before the number-th call of the function."""
-
-    def __init__(self, function, number, happen):
-        self.function, self.number, self.happen, self.calls = function, number, happen, 0
-
-    def __call__(self, *args, **kwargs):
-        self.calls += 1
-        if self.calls == self.number:
-            self.happen()
-        return self.function(*args, **kwargs)
+KILLED = SystemExit("killed")
+FULL_DISK = OSError(28, "No space left on device")
 
 
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
+def interrupt(where, name, number, *events):
+    """Return a patch: the number-th call of where.name begins with these signals or errors."""
+    function, calls = getattr(where, name), itertools.count(1)
+
+    def interrupted(*args, **settings):
+        for event in events if next(calls) == number else ():
+            if isinstance(event, BaseException):
+                raise event
+            os.kill(os.getpid(), event)
+        return function(*args, **settings)
+    return mock.patch.object(where, name, interrupted)
 
 
-def terminate():
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def die():
-    raise SystemExit("killed")
-
-
-def fill_disk():
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("where, number, happen, status", [
-    ("sample", 6, press_ctrl_c, 130), ("learn", 2, terminate, 143),  # in a rollout, in an update
-    ("evaluate", 3, press_ctrl_c, 130),                              # in a validation
-    ("evaluate", 4, die, "killed")])                                 # with no time to save
+@pytest.mark.parametrize("where, name, number, events, status", [
+    (grpo_sg, "evaluate", 1, [signal.SIGINT], 130),  # in the test before training
+    (grpo_sg, "evaluate", 3, [signal.SIGINT], 130),  # in a validation
+    (grpo_sg, "sample", 6, [signal.SIGINT], 130), (grpo_sg, "learn", 2, [signal.SIGTERM], 143),
+    (grpo_sg, "learn", 3, [signal.SIGINT, signal.SIGINT], 130),
+    (grpo_sg, "evaluate", 4, [KILLED], "killed"), (torch, "save", 2, [KILLED], "killed"),
+    (os, "rename", 2, [KILLED], "killed"),           # a checkpoint is whole, but not yet renamed
+    (shutil, "rmtree", 3, [KILLED], "killed"),       # both checkpoints are whole
+    (torch, "save", 3, [FULL_DISK], "error: cannot write the checkpoint of step 3")], ids=str)
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
-        where, number, happen, status, folder, tmp_path, capsys, monkeypatch):
-    """Bit for bit: on a CPU equal seeds give equal runs."""
+        where, name, number, events, status, folder, tmp_path, capsys, monkeypatch):
+    """Bit for bit: on a CPU equal seeds give equal runs. The first attempt to resume is killed."""
     monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-    with mock.patch.object(grpo_sg, where, Event(getattr(grpo_sg, where), number, happen)):
-        assert start(folder, tmp_path / "run") == status
-    assert status == "killed" or f"continue with --resume --out {tmp_path}/run" in capsys.readouterr().out
+    out, handler = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    with interrupt(where, name, number, *events):
+        assert str(start(folder, out)).startswith(str(status))
+    goes_on = len(events) == 1 and isinstance(events[0], int) and number > 1
+    assert (f"--resume --out {out}" in capsys.readouterr().out) == goes_on
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert rows_of(tmp_path / "run" / "metrics.jsonl")[-1]["step"] < 4
-    assert start(folder, tmp_path / "run", "--resume") is None
-    assert "resuming after step" in capsys.readouterr().out
-    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+    assert signal.getsignal(signal.SIGTERM) == handler
+    for log in ("metrics.jsonl", "samples.jsonl"):  # the computer went down as it wrote a line
+        with open(out / log, "a") as file:
+            file.write('{"step": 3, "rew')
+    with interrupt(os, "replace", 2, KILLED):  # between the two logs
+        assert start(folder, out, "--resume") == "killed"
+    assert start(folder, out, "--resume") is None
+    assert contents_of(out) == contents_of(folder / "whole")
 
 
-@pytest.mark.parametrize("where, name, number, happen, message", [
-    # Each save renames twice, except for the first: between the two only the checkpoint before is whole.
-    (os, "rename", 3, die, "killed"), (torch, "save", 2, die, "killed"),
-    (torch, "save", 3, fill_disk, "error: cannot write the checkpoint of step 3 (OSError: [Errno 28]")])
-def test_a_run_that_ends_while_it_saves_keeps_a_whole_checkpoint(
-        where, name, number, happen, message, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-    with mock.patch.object(where, name, Event(getattr(where, name), number, happen)):
-        assert start(folder, tmp_path / "run").startswith(message)
-    assert start(folder, tmp_path / "run", "--resume") is None
-    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+class Tracked(grpo_sg.Run):
+    tracked = []
+
+    def log(self, row, completions):
+        super().log(row, completions)
+        self.tracked.append(row)
 
 
-def test_a_run_that_went_on_from_the_checkpoint_before_keeps_it_until_the_next_is_whole(folder, tmp_path):
-    """The folder of a run that was killed between two renames, and is killed there again."""
+def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp_path):
+    """The validation after what was the last step comes, too. Its model may be gone. A subclass
+    of Run, such as a tracker's, gets every row."""
+    assert start(folder, tmp_path / "long", "--steps 6", make_run=Tracked) is None
+    assert Tracked.tracked == rows_of(tmp_path / "long" / "metrics.jsonl")
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    (out / "checkpoint").rename(out / "checkpoint.before")
-    with mock.patch.object(os, "rename", Event(os.rename, 1, die)):
-        assert start(folder, out, "--resume --steps 5") == "killed"
-    assert start(folder, out, "--resume --steps 5") is None
+    away = (folder / "model").rename(folder / "moved")
+    assert start(folder, out, "--resume --steps 6") is None
+    away.rename(folder / "model")
+    assert contents_of(out) == contents_of(tmp_path / "long")
 
 
-def test_a_second_signal_ends_a_run_at_once(folder, tmp_path):
-    def press_twice():
-        press_ctrl_c()
-        press_ctrl_c()
-    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, press_twice)):
-        assert start(folder, tmp_path / "run") == 130
-    assert not (tmp_path / "run" / "checkpoint").exists()
-    # Not one step was logged, so the run can begin again.
-    assert start(folder, tmp_path / "run", "--resume") is None
-    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
-
-
-def test_a_signal_before_training_ends_the_program_at_once(folder, tmp_path, capsys):
-    with mock.patch.object(grpo_sg, "evaluate", Event(grpo_sg.evaluate, 1, press_ctrl_c)):
-        assert start(folder, tmp_path / "run") == 130
-    assert capsys.readouterr().err.endswith("interrupted\n")
-
-
-def test_ignored_signals_stay_ignored_and_handlers_return_after_training():
-    """nohup ignores SIGHUP."""
-    run = grpo_sg.Run(grpo_sg.Config())
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    with grpo_sg.signals_to(run):
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == run.receive
-    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) == on_sigterm
+def test_a_resumed_run_keeps_a_new_learning_rate(folder, tmp_path):
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
+    with interrupt(grpo_sg, "learn", 1, KILLED):
+        assert start(folder, out, "--resume --lr 0.02 --steps 5") == "killed"
+    assert start(folder, out, "--resume") is None  # the next one, too
+    assert json.loads((out / "checkpoint-5" / "settings.json").read_text())["lr"] == 0.02
+    state = torch.load(out / "checkpoint-5" / "training.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.02
 
 
 def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
@@ -2067,116 +2050,91 @@ def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
     out = tmp_path / "run"
     start(folder, out, "--steps 2 --updates 1 --beta 0.1")
     start(folder, out, "--resume --steps 3")
-    first, second, third = [row["kl"] for row in rows_of(out / "metrics.jsonl") if "split" not in row]
+    first, second, third = [row["kl"] for row in rows_of(out / "metrics.jsonl") if "kl" in row]
     assert first == 0 and second > 1e-6 and third > 1e-6
 
 
-def test_a_resumed_run_may_add_steps_but_not_change_its_method(folder, tmp_path):
+class Attack:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_checkpoint_cannot_run_code(folder, tmp_path):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    assert "--resume keeps the run's own --lr 0.001" in start(folder, out, "--resume --lr 0.01")
-    assert "--steps 3, but the run in" in start(folder, out, "--resume --steps 3")
-    assert contents_of(out) == contents_of(folder / "whole")
-    assert start(folder, out, "--resume --steps 5 --sample_batch 7") is None
-    assert [row["step"] for row in rows_of(out / "metrics.jsonl") if "split" not in row] == [1, 2, 3, 4, 5]
+    torch.save({"step": 4, "optimizer": Attack(str(tmp_path / "ran"))}, out / "checkpoint-4" / "training.pt")
+    assert "training.pt cannot be read" in start(folder, out, "--resume")
+    assert not (tmp_path / "ran").exists()
 
 
-def test_a_checkpoint_is_saved_every_ten_minutes(folder, tmp_path):
-    """A run that is killed before the first cannot continue, and loses nothing of its logs."""
-    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 3, die)):
-        assert start(folder, tmp_path / "run") == "killed"
-    assert "has steps but no checkpoint: start a new run" in start(folder, tmp_path / "run", "--resume")
-    rows = rows_of(tmp_path / "run" / "metrics.jsonl")
-    assert [(row["step"], row.get("split")) for row in rows] == [
-        (0, "test"), (1, None), (1, "valid"), (2, None), (2, "valid")]
-
-
-def test_a_half_written_line_is_no_row(folder, tmp_path):
-    """The computer went down before the first step was logged."""
-    with mock.patch.object(grpo_sg, "learn", Event(grpo_sg.learn, 1, die)):
-        assert start(folder, tmp_path / "run") == "killed"
-    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1, "rew')
-    assert start(folder, tmp_path / "run", "--resume") is None
-    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
-
-
-def test_a_run_without_its_first_test_is_not_compared_with_it(folder, tmp_path, capsys):
+@pytest.mark.parametrize("lost, place, words", [
+    ("checkpoint-4", "checkpoint", "older version --model"),
+    ("checkpoint-4/training.pt", "gone", "training.pt --model"), ("settings.json", "gone", "--resume"),
+    ("checkpoint-4/model.safetensors", "gone", "checkpoint-4")])
+def test_a_run_that_cannot_continue_is_one_line_and_loses_nothing(
+        lost, place, words, folder, tmp_path):
+    """A checkpoint is not a run, but has settings, too."""
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    (out / "metrics.jsonl").unlink()
-    assert start(folder, out, "--resume --steps 5") is None
-    printed = capsys.readouterr().out
-    assert "test after training" in printed and "before -> after" not in printed
-
-
-def test_only_a_run_is_resumed_and_not_its_checkpoint_or_a_model(folder, tmp_path):
-    """A checkpoint has settings, too: the run would begin again in its folder."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    before = contents_of(out)
-    assert "--resume needs --out and the folder of a run" in start(folder, out / "checkpoint", "--resume")
-    assert contents_of(out) == before and not (out / "checkpoint" / "metrics.jsonl").exists()
-
-
-def test_two_runs_at_once_do_not_share_a_folder(folder, tmp_path):
-    """Both found it empty. The first has begun to write while the second loaded its model."""
-    def begin():
-        shutil.copytree(folder / "whole", tmp_path / "run")
-    with mock.patch.object(grpo_sg, "load", Event(grpo_sg.load, 1, begin)):
-        assert "cannot write to" in start(folder, tmp_path / "run")
-    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
-
-
-def test_a_script_may_resume_its_run(folder, tmp_path):
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    cfg = grpo_sg.read_settings(["--steps", "5"], resume=True, out=str(out), lr=0.5)
-    assert (cfg.resume, cfg.out, cfg.steps, cfg.lr) == (True, str(out), 5, 0.001)
-
-
-@pytest.mark.parametrize("damage, message", [
-    ("checkpoint/training.pt", "training.pt cannot be read"),
-    ("checkpoint/model.safetensors", "cannot be used"), ("checkpoint/settings.json", "--resume needs --out and the folder of a run")])
-def test_a_run_that_cannot_continue_says_why_and_loses_nothing(damage, message, folder, tmp_path):
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    (out / damage).unlink()
-    assert message in start(folder, out, "--resume")
+    assert "--resume needs --out" in start(folder, out / "checkpoint-4", "--resume")
+    (out / lost).rename(out / place)
+    error = start(folder, out, "--resume")
+    assert "\n" not in error and all(word in error for word in words.split()), error
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (out / name).read_text() == (folder / "whole" / name).read_text()
 
 
-def test_a_bug_in_a_users_function_keeps_its_traceback(folder, tmp_path):
-    with pytest.raises(AttributeError, match="nothing"):
-        start(folder, tmp_path / "run", reward=lambda c: c.nothing)
+def test_two_new_runs_do_not_share_a_folder(tmp_path):
+    policy, _, cfg = build_toy()
+    for error in (contextlib.nullcontext(), pytest.raises(FileExistsError)):
+        with error:
+            grpo_sg.Run(cfg, policy, tmp_path)
 
 
-def test_a_reader_that_goes_away_does_not_end_a_run(monkeypatch):
-    """As `python grpo_sg.py | head -2` or a closed terminal."""
+def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch):
+    """As in `python grpo_sg.py | head -2`, in a closed terminal, or with >&-."""
     reader, writer = os.pipe()
-    monkeypatch.setattr(sys, "stdout", open(writer, "w"))
-    os.close(reader)
-    grpo_sg.say("one")
-    grpo_sg.say("two")
-    sys.stdout.close()
+    for name, stdout in (("pipe", open(writer, "w")), ("none", None)):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with contextlib.suppress(OSError):
+            os.close(reader)
+        assert start(folder, tmp_path / name) is None
+        assert contents_of(tmp_path / name) == contents_of(folder / "whole")
 
 
-def test_a_full_gpu_is_one_line_that_says_what_to_lower(tmp_path, capsys):
-    save_model(tmp_path)
+def test_a_task_in_a_file_is_tested_without_naming_it_and_a_lost_one_is_one_line(
+        folder, tmp_path, monkeypatch, capsys):
+    out, file = shutil.copytree(folder / "whole", tmp_path / "run"), folder / "own.py"
+    monkeypatch.chdir(tmp_path)
+    flags = f"--eval_only --model {out} --out"
+    assert run_program(f"{flags} tested", capsys).count("test: avg") == 0
+    assert rows_of("tested/metrics.jsonl") == [{**rows_of(out / "metrics.jsonl")[-1], "step": 0}]
+    away = file.rename(tmp_path / "away.py")
+    errors = [run_program(f"{flags} other", capsys), start(folder, out, "--resume")]
+    away.rename(file)
+    for error in errors:
+        assert str(file) in error and error.startswith("error: ") and "\n" not in error
 
-    def fail(*args):
-        raise torch.OutOfMemoryError("CUDA")
-    with mock.patch.object(grpo_sg, "carry_out", fail):
-        error = run_program(f"--model {tmp_path} {SMALL} --brief --people 3 --out {tmp_path}/run", capsys)
-    assert "error: out of GPU memory: lower --tokens_per_micro_batch" in error
+
+def test_an_error_in_a_users_function_keeps_its_traceback(folder, tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text(OWN_TASK.replace("completion.response", "completion.nothing"))
+    with pytest.raises(AttributeError, match="nothing") as error:
+        start(folder, tmp_path / "run", f"--task {file}")
+    assert str(error.traceback[-1].path) == str(file)
+
+
+def test_a_run_without_a_signal_says_so_before_during_and_after_training(folder, tmp_path, capsys):
+    file = tmp_path / "flat.py"
+    file.write_text(OWN_TASK.replace("len(completion.response) % 3", "1.0"))
+    assert start(folder, tmp_path / "run", f"--task {file} --steps 6") is None
+    printed = capsys.readouterr().out
+    assert "100% of the groups have equal rewards" in printed and "python -m support.check" in printed
+    assert printed.count("warning: for 5 steps rewards were equal within every group") == 2
 
 
 # ==== What is said about a run ====
-
-def test_a_run_shows_a_problem_as_the_model_reads_it_and_warns_of_a_high_floor(capsys):
-    policy, task, cfg = build_toy()
-    for floor, warns in ((0.5, False), (0.51, True)):
-        grpo_sg.describe_run(policy, task._replace(floor=floor), grpo_sg.Run(cfg))
-        printed = capsys.readouterr().out
-        assert "as the model reads it (1 tokens):\nwho\nits answer: yes\n" in printed
-        assert ("a constant answer is right on most test problems" in printed) == warns
-
 
 def test_a_row_has_means_over_its_updates():
     """Means are over everything trained on. Non-finite updates are counted, and JSON has no NaN."""
