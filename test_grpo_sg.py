@@ -1718,7 +1718,7 @@ def test_a_run_logs_a_group_with_a_signal_and_the_greedy_completions_of_validati
     printed = capsys.readouterr().out
     assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == 2 * list("123456")
     # The test comes after the last step.
-    assert re.findall(r"^validation after step (\d): accuracy", printed, re.M) == 2 * ["3"]
+    assert re.findall(r"^valid after step (\d): accuracy", printed, re.M) == 2 * ["3"]
     assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 6
     samples = rows_of("run/samples.jsonl")
     trained = [row for row in samples if row["split"] == "train"]
@@ -1823,7 +1823,7 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
     keys = "reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups"
     assert set(keys.split()) <= rows[1].keys()
     for words in (f"step 1 of 1: reward {rows[1]['reward']:.2f}, accuracy", "its answer: ",
-                  "test before training: accuracy 0.000 ± 0.000, reward", "before -> after training"):
+                  "test after step 0: accuracy 0.000 ± 0.000, reward", "before -> after training"):
         assert words in printed
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint-1")
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
@@ -1844,7 +1844,6 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     (model / "settings.json").write_text(json.dumps(saved), encoding="utf-8-sig")
     flags = f"--task {file} --model {model} --steps 6 --brief false"
     cfg = grpo_sg.read_settings(flags.split())
-    assert "--lr 0.5" in capsys.readouterr().out
     assert (cfg.steps, cfg.lr, cfg.group_size, cfg.people, cfg.brief) == (6, 0.5, 4, [4], False)
     assert (cfg.out, cfg.beta, cfg.model) == ("", 0.0, str(model))
     other = grpo_sg.read_settings(["--model", str(model), "--task", "kk"])
@@ -2103,18 +2102,17 @@ def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch
         assert contents_of(tmp_path / name) == contents_of(folder / "whole")
 
 
-def test_a_task_in_a_file_is_tested_without_naming_it_and_a_lost_one_is_one_line(
+def test_a_run_of_a_task_file_is_tested_without_naming_it_and_a_lost_file_is_one_line(
         folder, tmp_path, monkeypatch, capsys):
-    out, file = shutil.copytree(folder / "whole", tmp_path / "run"), folder / "own.py"
+    out = shutil.copytree(folder / "whole", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    flags = f"--eval_only --model {out} --out"
-    assert run_program(f"{flags} tested", capsys).count("test: avg") == 0
-    assert rows_of("tested/metrics.jsonl") == [{**rows_of(out / "metrics.jsonl")[-1], "step": 0}]
-    away = file.rename(tmp_path / "away.py")
-    errors = [run_program(f"{flags} other", capsys), start(folder, out, "--resume")]
-    away.rename(file)
-    for error in errors:
-        assert str(file) in error and error.startswith("error: ") and "\n" not in error
+    run_program("--eval_only --model run --out tested", capsys)
+    assert rows_of("tested/metrics.jsonl") == [{**rows_of("run/metrics.jsonl")[-1], "step": 0}]
+    for path in (out / "settings.json", out / "checkpoint-4" / "settings.json"):
+        path.write_text(path.read_text().replace("own.py", "gone.py"))
+    for flags in ("--eval_only --model run --out other", "--resume --out run"):
+        error = run_program(flags, capsys)
+        assert f"error: --task {folder}/gone.py: " in error and "\n" not in error
 
 
 def test_an_error_in_a_users_function_keeps_its_traceback(folder, tmp_path):
