@@ -1,7 +1,7 @@
 """Draw the figures of the pages. Needs matplotlib.
 
-    python -m experiments.figures                      figures/method.svg
-    python -m experiments.figures --report runs/NAME   figures/report.png, from a run's page
+    python -m experiments.figures                      method.svg, real.svg and puzzles.svg
+    python -m experiments.figures --report runs/NAME   report.png, from a run's page
 
 The last command takes a picture of the page's first two curves and of one group of completions.
 It needs Chromium. Commit 7e9e938 has the script of signal.svg and forest.svg, 196b81b that of
@@ -9,6 +9,7 @@ shares.svg.
 """
 import argparse
 import pathlib
+import statistics
 import subprocess
 import tempfile
 
@@ -17,6 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
+from experiments.analysis import read
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
@@ -28,6 +30,9 @@ REPORT_STYLE = """<style>
     body { margin-top: 0 }
 </style>"""
 
+
+def save(figure, name):
+    figure.savefig(FIGURES / name, metadata={"Date": None}, dpi=200)
 
 
 def method():
@@ -50,7 +55,48 @@ def method():
     right.text(0.48, 0.8, "$\\sqrt{2}\\,(1-\\pi)$", color=GREY, ha="right")
     right.text(0.6, 0.45, "$1-\\pi$", color=GREY)
     right.set(xlabel="$1 - \\pi$", title="Norm of its gradient, d log $\\pi$ / d logits")
-    figure.savefig(FIGURES / "method.svg", metadata={"Date": None}, dpi=200)
+    save(figure, "method.svg")
+
+
+def sums():
+    """Plot the real model's runs on sums: means over seeds, and each seed as a thin line."""
+    panels = {"reward": "reward", "format_rate": "well formed", "accuracy": "correct"}
+    figure, axes = plt.subplots(1, len(panels), figsize=(8, 2.6))
+    for axis, (column, title) in zip(axes, panels.items()):
+        for shaping, name, color in (("sg", "GRPO-SG", BLUE), ("none", "GRPO", ORANGE)):
+            curves = [[step[column] for step in row["steps"]] for row in read("real")
+                      if row["arm"] == f"shaping={shaping}"]
+            xs = range(1, len(curves[0]) + 1)
+            for curve in curves:
+                axis.plot(xs, curve, color=color, lw=0.6, alpha=0.4)
+            means = [statistics.fmean(values) for values in zip(*curves)]
+            axis.plot(xs, means, color=color, lw=2, label=name)
+        axis.set(title=title, xlabel="step", xlim=(1, len(means)))
+        if column != "reward":
+            axis.set_ylim(0, 1.02)
+    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    save(figure, "real.svg")
+
+
+def puzzles():
+    """Plot the real model's runs on Knights and Knaves: means over blocks of ten steps."""
+    runs = [row for row in read("kk_rl") if "run" in row]
+    panels = {"accuracy": "correct", "equal_groups": "groups of equal rewards",
+              "entropy": "entropy (nats per token)"}
+    figure, axes = plt.subplots(1, len(panels), figsize=(8, 2.6))
+    for axis, (column, title) in zip(axes, panels.items()):
+        for run, color in zip(runs, (BLUE, ORANGE, GREY, "black")):
+            steps = run["steps"]
+            blocks = [steps[i:i + 10] for i in range(0, len(steps) - 9, 10)]
+            xs = [block[-1]["step"] - 4.5 for block in blocks]
+            means = [statistics.fmean(step[column] for step in block) for block in blocks]
+            axis.plot(xs, means, color=color, marker="o", ms=3, label=run["run"])
+        axis.set(title=title, xlabel="step")
+        axis.set_ylim(bottom=0)
+    for run, color in zip(runs, (BLUE, ORANGE, GREY, "black")):
+        axes[0].plot(*zip(*run["valid"]), color=color, lw=0, marker="x", label="validation, greedy")
+    axes[0].legend(frameon=False, fontsize=8)
+    save(figure, "puzzles.svg")
 
 
 def report(run):
@@ -78,6 +124,8 @@ def main():
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
     method()
+    sums()
+    puzzles()
 
 
 if __name__ == "__main__":
