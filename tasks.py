@@ -10,6 +10,7 @@ This file needs tqdm, and datasets for data from the hub. With the optional fold
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
 sets and more; without it, only problems whose answer is a plain number are used.
 """
+import contextlib
 import csv
 import functools
 import hashlib
