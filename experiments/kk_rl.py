@@ -74,9 +74,10 @@ def collect(runs, rows):
     """Write a row for each test and each run that there is, complete or not."""
     lines = []
     for name in ["cold", *map(name_run, ORDER)]:
-        path = runs / f"{name}.test.json"
-        if path.is_file():
-            lines.append({"model": name, "test": json.loads(path.read_text())})
+        for split in ("valid", "test"):  # "valid" is that of the cold start, made by hand
+            path = runs / f"{name}.{split}.json"
+            if path.is_file():
+                lines.append({"model": name, split: json.loads(path.read_text())})
         path = runs / name / "metrics.jsonl"
         if path.is_file():
             logged = read_lines(path)
