@@ -10,7 +10,6 @@ This file needs tqdm, and datasets for data from the hub. With the optional fold
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
 sets and more; without it, only problems whose answer is a plain number are used.
 """
-import contextlib
 import csv
 import functools
 import hashlib
@@ -190,19 +189,17 @@ NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elen
          "Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga Oscar Paul Peter Rosa Ruth Sam "
          "Sara Simon Theo Tom Vera Zoe").split()
 STORY = ("On this island everyone is either a knight, who always tells the truth, or a "
-            "knave, who always lies. You meet {n} inhabitants of it on the shore: {names}. "
-            "{told} Who is a knight and who is a knave?")
+         "knave, who always lies. You meet {n} inhabitants of it on the shore: {names}. "
+         "{told} Who is a knight and who is a knave?")
 SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.",
-           "{} told you that {}.",
-           "{} claims that {}.", "{} claimed that {}.", "{} stated that {}.",
-           "{} declares that {}.",
-           "{} remarked that {}.", "{} would have you know that {}.", "{} insists that {}.",
-           "{} mentioned that {}.", "{} swears that {}.", "{} lets you know that {}.",
-           "According to {}, {}.", "In the words of {}, {}.", "As {} puts it, {}.",
-           "If you believe {}, {}."]
+           "{} told you that {}.", "{} claims that {}.", "{} claimed that {}.",
+           "{} stated that {}.", "{} declares that {}.", "{} remarked that {}.",
+           "{} would have you know that {}.", "{} insists that {}.", "{} mentioned that {}.",
+           "{} swears that {}.", "{} lets you know that {}.", "According to {}, {}.",
+           "In the words of {}, {}.", "As {} puts it, {}.", "If you believe {}, {}."]
+# kind of claim -> words
 KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
-         "or": "{0} or {1}",
-         "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}  # kind of claim -> words
+         "or": "{0} or {1}", "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}
 BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # without a story
 # Words that decide nothing. Each is unlikely, like many words of a real model.
 STYLE = "again also clearly finally hence indeed now so still then therefore thus".split()
@@ -874,11 +871,6 @@ def list_messages(system, question):
     return [{"role": "system", "content": system}, *question]
 
 
-def contains(text, message):
-    """Return whether a chat has a message's words; its white space may differ."""
-    return " ".join(message["content"].split()) in " ".join(text.split())
-
-
 def render_chat(tokenizer, messages, kwargs):
     """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
     leaves out a text, as Phi-3's does the system prompt, the first turn has both texts."""
@@ -890,15 +882,15 @@ def render_chat(tokenizer, messages, kwargs):
         text = tokenizer.apply_chat_template(messages, **kwargs)
     except Exception:  # a template is a program: it can raise anything
         text = ""
-    if contains(text, system) and contains(text, turns[-1]):
+    words = " ".join(text.split())
+    if all(" ".join(part["content"].split()) in words for part in (system, turns[-1])):
         return text
     both = system["content"] + "\n\n" + turns[0]["content"]
-    merged = [{**turns[0], "content": both}, *turns[1:]]
-    return tokenizer.apply_chat_template(merged, **kwargs)
+    return tokenizer.apply_chat_template([{**turns[0], "content": both}, *turns[1:]], **kwargs)
 
 
 def write_prompt(tokenizer, task, question, kwargs):
-    """Write a prompt as text. Returns (text, tag).
+    """Write a prompt as text. Returns (text, tag), the tag with which it ends, or "".
 
     The prompt ends with task.opening, such as <think>, unless the template has opened the
     thoughts. Base models rarely start with that tag themselves, and a group of badly formed
@@ -911,24 +903,14 @@ def write_prompt(tokenizer, task, question, kwargs):
         text = "".join(message["content"] + "\n\n" for message in messages)
     end = text.rstrip()
     if task.opening == "<think>" and end.endswith("</think>"):
-        raise UserError(f"the chat template closes the thoughts in the prompt, but responses to "
-                        f"--task {task.name} must contain them: set the template's switch, "
-                        "such as --chat_template_kwargs '{\"enable_thinking\": true}' or "
+        raise UserError(f"the chat template closes the thoughts in the prompt, but --task "
+                        f"{task.name} asks for them: set the template's switch, such as "
+                        "--chat_template_kwargs '{\"enable_thinking\": true}' or "
                         "'{\"thinking\": true}', or name another model")
     for tag in (task.opening, "<think>"):
         if tag and end.endswith(tag):
             return text, tag
     return text + task.opening, task.opening
-
-
-def read_template_kwargs(text):
-    """Read the setting chat_template_kwargs as a dict."""
-    with contextlib.suppress(ValueError):
-        kwargs = json.loads(text)
-        if isinstance(kwargs, dict):
-            return kwargs
-    raise UserError("--chat_template_kwargs must be a JSON object of the template's own "
-                    f"variables, such as '{{\"enable_thinking\": false}}', not {text}")
 
 
 def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
@@ -942,7 +924,11 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     Returns:
         A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
-    kwargs = read_template_kwargs(template_kwargs)
+    try:
+        kwargs = {**json.loads(template_kwargs)}
+    except (ValueError, TypeError):
+        raise UserError("--chat_template_kwargs must be a JSON object, such as "
+                        f"'{{\"enable_thinking\": false}}', not {template_kwargs}") from None
     prompts = [write_prompt(tokenizer, task, question, kwargs)
                for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
     texts = [text for text, _ in prompts]
@@ -970,16 +956,21 @@ def check_words(tokenizer, prompts, size):
 
 
 def encode_problems(task, policy, cfg):
-    """Return the task with its prompts encoded as token ids.
+    """Encode the prompts of a task.
 
-    With cfg.system the task has another system prompt, and with "none" prompts are the questions
-    and nothing else. Problems whose prompt and completion would not fit into the model's context
-    are dropped, with a message.
+    Args:
+        task, policy, cfg: with cfg.system, the task has another system prompt. With "none",
+            prompts are the questions and nothing else: the tiny models, whose settings.json says
+            so, know no other words.
+
+    Returns:
+        The task, without problems whose prompt and completion do not fit into the model's
+        context; how many these are is printed.
 
     Raises:
         UserError: a split has no problem, or the model cannot read the prompts.
     """
-    if cfg.system == "none":  # the tiny models, whose settings say so, know no other words
+    if cfg.system == "none":
         task = task._replace(system="", opening="")
     elif cfg.system:
         task = task._replace(system=cfg.system)
@@ -1000,68 +991,56 @@ def encode_problems(task, policy, cfg):
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]
         gone = len(problems) - len(encoded[split])
+        most = max(len(prompt) for prompt, _ in prompts)
+        lost = (f"{gone} of {len(problems)} {split} problems: with a completion of up to "
+                f"{longest} tokens, prompts of up to {most} do not fit into the model's context "
+                f"of {context}; lower --max_new_tokens by {most + longest - context}")
+        if gone == len(problems):
+            raise UserError(f"--task {task.name} loses {lost}")
         if gone:
-            most = max(len(prompt) for prompt, _ in prompts)
-            print(f"dropped: {gone} of {len(problems)} {split} problems. Their prompts have up "
-                  f"to {most} tokens, and the model's context of {context} must also hold a "
-                  f"completion of up to {longest}: lower --max_new_tokens by "
-                  f"{most + longest - context} to keep them")
-        if not encoded[split]:
-            raise UserError(f"--task {task.name}: no {split} problem fits into the model's "
-                            "context: lower --max_new_tokens")
+            print(f"dropped {lost} to keep them")
     return task._replace(**encoded)
 
 
 # ---- A task by its name, or of your own: a Python file ----
 
 def load_task(name):
-    """Load a task by the name that --task gives.
+    """Load a task by its name, a key of TASKS, or from a Python file.
 
     Args:
-        name: a key of TASKS, or the path of a Python file with a function make_task(cfg) that
-            returns a Task. Its dict SETTINGS, if it has one, are default settings.
+        name: the name or path. The file has a function make_task(cfg) that returns a Task, and
+            may have a dict SETTINGS of default settings.
 
     Returns:
-        (make_task, settings).
-
-    Raises:
-        UserError: there is no such task or file, or the file lacks make_task. Whatever the
-            file itself raises keeps its traceback.
+        (make_task, settings). What the file itself raises keeps its traceback.
     """
     if name in TASKS:
         return TASKS[name], {}
     if not name.endswith(".py"):
         raise UserError(f"there is no --task {name}: give one of {', '.join(TASKS)}, or a Python "
                         "file with a function make_task(cfg)")
-    module = load_module(os.path.abspath(name))
+    if not os.path.isfile(name):
+        raise UserError(f"--task {name}: there is no such file")
+    module = run_file(os.path.abspath(name))
     settings = getattr(module, "SETTINGS", {})
     if not callable(getattr(module, "make_task", None)):
-        raise UserError(f"--task {name} has no function make_task(cfg), which returns a "
-                        "tasks.Task: define one")
+        raise UserError(f"--task {name} has no function make_task(cfg): define one that returns "
+                        "a tasks.Task")
     if not isinstance(settings, dict):
         raise UserError(f"--task {name}: SETTINGS must be a dict of default settings, not "
                         f"{settings!r:.60}")
-    return module.make_task, dict(settings)
+    return module.make_task, settings
 
 
 @functools.cache
-def load_module(path):
-    """Run a Python file as a module, once per process. It can import grpo_sg, tasks and the
-    files next to it, wherever the command was started."""
-    if not os.path.isfile(path):
-        raise UserError(f"--task {path}: there is no such file")
-    for folder in (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(path)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+def run_file(path):
+    """Run a Python file as a module, which can import the project and the files next to it."""
+    sys.path += [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(path)]
     name = os.path.basename(path).removesuffix(".py")
     while name in sys.modules:  # a file may be called math.py
         name += "_"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look for it there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    spec.loader.exec_module(module)
     return module

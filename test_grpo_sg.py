@@ -1460,11 +1460,10 @@ def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
 def test_an_error_in_a_task_file_keeps_its_traceback(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def f():\n    return 1 / 0\nf()")
-    for _ in range(2):  # half a module is not kept
+    for _ in range(2):  # half a module is not used
         with pytest.raises(ZeroDivisionError) as error:
             tasks.load_task(str(path))
         assert str(error.traceback[-1].path) == str(path)
-    assert "broken" not in sys.modules
 
 
 # ==== Prompts, and the tokens that end a turn ====
@@ -2164,7 +2163,7 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_a_split_without_problems_is_refused_before_training(split):
     policy, task, cfg = build_toy()
-    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"no {split} problem fits")):
+    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"1 of 1 {split} problems")):
         with pytest.raises(tasks.UserError, match=f"--task toy.* {words}"):
             tasks.encode_problems(task._replace(**{split: problems}), policy, cfg)
 

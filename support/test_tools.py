@@ -144,5 +144,5 @@ def test_the_context_must_hold_the_tools_answers(capsys):
         cfg.max_new_tokens = most
         assert len(tasks.encode_problems(task, policy, cfg).train) == kept
     cfg.max_new_tokens = 420
-    with pytest.raises(tasks.UserError, match="no train problem fits"):
+    with pytest.raises(tasks.UserError, match="3 of 3 train problems"):
         tasks.encode_problems(task, policy, cfg)
