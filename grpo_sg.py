@@ -986,11 +986,12 @@ def find_turn_end(tokenizer):
 def find_device(name):
     """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
     otherwise the CPU."""
-    has_cuda = torch.cuda.is_available()
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
+              "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        return "cuda" if has_cuda else "cpu"
-    if name == "cuda" and not has_cuda:
-        raise SystemExit(f"error: --device cuda: PyTorch {torch.__version__} (built for CUDA "
+        return "cuda" if usable["cuda"] else "cpu"
+    if not usable[name]:
+        raise SystemExit(f"error: --device {name}: PyTorch {torch.__version__} (built for CUDA "
                          f"{torch.version.cuda}) finds no GPU that it can use: give --device cpu")
     return name
 
@@ -1326,7 +1327,10 @@ def read_saved(folder, task=""):
 def check_settings(cfg):
     """Raise SystemExit for settings with which a run would fail late, or in silence."""
     may_be_zero = "alpha mu low clip_low clip_high beta seed eval_samples".split()
-    for name, value in vars(cfg).items():
+    for name, usual in vars(Config()).items():
+        value = getattr(cfg, name)  # of a flag or, with any type, of a file
+        if not isinstance(value, (int, float) if type(usual) is float else type(usual)):
+            raise SystemExit(f"error: --{name} must be like {usual!r}, not {value!r}")
         if type(value) in (int, float) and not 0 < value < math.inf:
             if value != 0 or name not in may_be_zero:
                 raise SystemExit(f"error: --{name} must be a positive number, not {value}")
@@ -1359,6 +1363,9 @@ def read_settings(argv=None):
         # Of the run that saved it, out, resume and eval_only mean nothing here.
         settings |= {**read_saved(model, flags.task), "out": "", "resume": False,
                      "eval_only": False}
+    if unknown := settings.keys() - vars(flags).keys():
+        raise SystemExit(f"error: --task {flags.task}: SETTINGS has names that are not settings: "
+                         f"{', '.join(unknown)}")
     parser.set_defaults(**{"task": "kk", **settings})
     cfg = Config(**vars(parser.parse_args(argv)))
     if not cfg.resume:

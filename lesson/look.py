@@ -268,7 +268,7 @@ def main(argv=None):
         policy, task = grpo_sg.load(cfg)
         print(f"sampling {cfg.group_size} completions for each of {count} problems", flush=True)
         print("\n".join(look(policy, task, cfg, count)))
-    except tasks.UserError as error:
+    except (tasks.UserError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted")

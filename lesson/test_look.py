@@ -11,7 +11,6 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import grpo_sg
-import tasks
 from grpo_sg import Completion, Config, Policy
 from lesson import look
 
@@ -252,14 +251,13 @@ def test_the_command_on_the_pretrained_model(capsys):
     assert text.splitlines()[-1].startswith("what it means: ")
 
 
-def test_a_script_names_its_task_and_flags_come_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS})
+def test_a_task_file_has_settings_and_flags_come_first(tmp_path):
     path = tmp_path / "own.py"
-    path.write_text("import tasks\ntasks.TASKS['own'] = dict\n"
-                    "if __name__ == '__main__':\n    raise SystemExit\n")
-    flags = f"{path} --model {look.grpo_sg.HERE} --prompts 12 --updates 4".split()
-    count, cfg = look.read_arguments([*flags, "--beta", "0.1"])
-    assert (cfg.task, cfg.prompts, cfg.beta, count) == ("own", 12, 0.0, 256)
+    path.write_text("def make_task(cfg): pass\nSETTINGS = {'prompts': 10, 'updates': 4}")
+    flags = f"--task {path} --model org/name --prompts 12 --beta 0.1".split()
+    count, cfg = look.read_arguments(flags)
+    assert (cfg.task, cfg.prompts, cfg.updates) == (str(path), 12, 4)
+    assert (cfg.beta, count) == (0.0, 256)  # the gradient of the KL is 0 at its reference
 
 
 @pytest.mark.parametrize("flags, count, size", [
@@ -272,10 +270,11 @@ def test_the_usual_number_of_groups_makes_sixteen_updates(flags, count, size):
 @pytest.mark.parametrize("flags, words", [
     ("--shaping none", "--shaping sg or ar"), ("--groups 8", "64 or more"),
     ("--prompts 128 --groups 128", "256 or more, at least 8 updates of 32 groups"),
-    ("--stepps 3", "there is no setting --stepps"), ("missing.py", "there is no script missing.py")])
+    ("--task missing.py --model org/name", "--task "), ("--model org/name", "the model org/name")])
 def test_a_mistake_is_reported_in_one_line(flags, words):
-    with pytest.raises(SystemExit, match=f"^error: .*{re.escape(words)}"):
+    with pytest.raises(SystemExit, match=f"^error: .*{re.escape(words)}") as error:
         look.main(flags.split())
+    assert "\n" not in str(error.value)
 
 
 def test_groups_without_a_signal_are_one_line():

@@ -1,13 +1,11 @@
 """The example of a task trains, alone in a folder next to grpo_sg.py, and pays for right
 letters."""
 import pathlib
-import runpy
 import types
 
 import pytest
 
 import grpo_sg
-import tasks
 from lesson import my_task
 from support import tiny
 
@@ -25,19 +23,17 @@ def test_what_the_reward_pays(response, earned, correct):
 
 def test_no_problem_is_in_two_splits():
     """And none of a seed is in another split of another seed: one tiny model serves all."""
-    task = my_task.make_backwards(grpo_sg.Config())
+    task = my_task.make_task(grpo_sg.Config())
     problems = task.train + task.valid + task.test
     assert len({problem.question for problem in problems}) == len(problems) == 2200
-    assert my_task.make_backwards(grpo_sg.Config(seed=1)).test == task.test
+    assert my_task.make_task(grpo_sg.Config(seed=1)).test == task.test
 
 
-def test_a_copy_trains(tmp_path, monkeypatch, capsys):
+def test_a_copy_trains(tmp_path, capsys):
     """In two commands: its tiny model, and RL."""
     own = tmp_path / "own.py"
     own.write_text(pathlib.Path(my_task.__file__).read_text())
-    monkeypatch.setattr(tasks, "TASKS", {})
     tiny.main([str(own), "--steps", "2", "--out", f"{tmp_path}/tiny"])
-    monkeypatch.setattr("sys.argv", ["own.py", "--model", f"{tmp_path}/tiny", *SMALL.split(),
-                                     "--out", f"{tmp_path}/run"])
-    runpy.run_path(str(own), run_name="__main__")
-    assert "test after training: accuracy" in capsys.readouterr().out
+    flags = f"--task {own} --model {tmp_path}/tiny {SMALL} --out {tmp_path}/run"
+    grpo_sg.main(flags.split())
+    assert "test after step 1: accuracy" in capsys.readouterr().out

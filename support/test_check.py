@@ -26,16 +26,13 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_script_has_settings_and_flags_come_before_them(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text("import tasks\ntasks.TASKS['mine'] = lambda cfg: None\nSETTINGS = {'steps': 15, 'prompts': 8}")
-    cfg = check.read_settings(["--task", str(script), "--model", "org/name", "--prompts", "4"])
-    assert (cfg.task, cfg.steps, cfg.prompts) == ("mine", 15, 4)
-
-
-def test_a_mistake_is_one_line():
-    with pytest.raises(SystemExit, match="^error: there is no setting --grup_size .did you mean --group_size"):
-        check.main(["--grup_size", "4"])
+@pytest.mark.parametrize("flags, words", [
+    ("--task missing.py --model org/name", "--task "), ("--model org/name", "org/name"),
+    ("--group_size 1", "--group_size .*1")])
+def test_a_mistake_is_one_line(flags, words):
+    with pytest.raises(SystemExit, match=f"^error: .*{words}") as error:
+        check.main(flags.split())
+    assert "\n" not in str(error.value)
 
 
 def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):

@@ -1,13 +1,11 @@
 """Test grpo_sg.py with tiny, untrained models of many families, and the setup of devices. Linear
 attention and sliding windows have other caches; some families scale or cap their logits."""
-import copy
 import json
 import sys
 
 import pytest
 import torch
 import transformers
-from transformers.integrations import sdpa_attention
 
 import grpo_sg
 import tasks
@@ -109,61 +107,19 @@ def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, 
     row, = run.rows
     assert row["grad_norm"] > 0 and row["skipped"] == 0 and row["kl"] is not None
     assert not torch.equal(before, policy.model.get_output_embeddings().weight)
-    saved = read(tmp_path / "run" / "checkpoint").eval()
+    saved = read(tmp_path / "run" / "checkpoint-1").eval()
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     mask = torch.tensor([[False, True, True, True, True]])
     again = [grpo_sg.token_logps(model.eval(), ids, mask) for model in (policy.model, saved)]
     assert torch.allclose(*again, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("error")
-def test_dropout_is_off_even_with_gradient_checkpointing(tmp_path):
-    """Checkpointing needs training mode, in which OPT's layers call functional dropout."""
-    build_model("OPT", ffn_dim=64, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
-                token_dropout=True, max_position_embeddings=64,
-                word_embed_proj_dim=32).save_pretrained(tmp_path)
-    model = grpo_sg.prepare(read(tmp_path), "cpu", gradient_checkpointing=True)
-    assert model.config.token_dropout is True  # ESM's switch: not a rate
-    completions = []
-    for i in range(8):
-        tokens = [7, 8, 9]
-        completions.append(grpo_sg.Completion(None, [5, 6], tokens, [True] * 3, advantage=(-1.0) ** i))
-    cfg = grpo_sg.Config(updates=2, gradient_checkpointing=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    updates = grpo_sg.learn(grpo_sg.Policy(model, None, {1}), optimizer, completions, cfg)
-    for totals in updates:
-        assert totals["kls"] == 0 and totals["clipped"] == 0 and totals["norm"] > 0
-
-
 # ---- Devices ----
-
-def test_the_vocabulary_matrix_is_taken_out_of_autocast():
-    """Errors of bfloat16 logits in log-probabilities exceed the clip range."""
-    model = build_model(tie_word_embeddings=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
-        grpo_sg.keep_logits_in_float32(model)
-        assert model(torch.tensor([[1, 2]])).logits.dtype == torch.float32
-        hidden = torch.randn(2, 32, dtype=torch.bfloat16)
-        logits = model.lm_head(hidden)
-    assert torch.equal(logits, hidden.float() @ model.lm_head.weight.T)
-
-
-def test_a_copy_of_a_prepared_model_has_its_own_head():
-    """The KL's reference model is such a copy, and must not change in training."""
-    model, ids = build_model(tie_word_embeddings=True), torch.tensor([[1, 2, 3]])
-    grpo_sg.keep_logits_in_float32(model)
-    copied = copy.deepcopy(model)
-    before = copied(ids).logits
-    model.lm_head.weight.data.mul_(3)
-    assert copied(ids).logits.equal(before) and not model(ids).logits.allclose(before)
-
 
 def test_prepare_sets_up_a_gpu(monkeypatch):
     """cuDNN's attention is off; the vocabulary matrix has TF32 and no autocast."""
     model = build_model()
     monkeypatch.setattr(model, "to", lambda device: model)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     torch.backends.cuda.enable_cudnn_sdp(True)
     head = model.get_output_embeddings().forward
     assert grpo_sg.prepare(model.train(), "cuda") is model and not model.training
@@ -177,43 +133,12 @@ def test_emulated_bfloat16_is_not_used(monkeypatch):
         assert grpo_sg.has_bfloat16("cuda") == supported and not grpo_sg.has_bfloat16("cpu")
 
 
-@pytest.mark.parametrize("capability, grouped", [((7, 5), False), ((8, 0), True)])
-def test_gpus_before_ampere_get_repeated_keys_and_values(capability, grouped, monkeypatch):
-    """Grouped keys would need a score per pair of tokens: 25 GB for a row of 2,300."""
-    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    attention, shapes = torch.nn.functional.scaled_dot_product_attention, []
-
-    def note(query, key, value, **settings):
-        shapes.append((query.shape[1], key.shape[1], settings.get("enable_gqa", False)))
-        return attention(query, key, value, **settings)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
-    model, ids = build_model(num_hidden_layers=1), torch.tensor([[1, 2, 3]])
-    before = model(ids).logits
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "to", lambda device: model)
-        grpo_sg.prepare(model, "cuda")
-    assert torch.allclose(model(ids).logits, before, atol=1e-6)
-    assert shapes == [(4, 2, True), (4, 2, True) if grouped else (4, 4, False)]
-
-
-def test_a_missing_device_is_refused_and_the_available_ones_are_listed(monkeypatch):
-    for gpu, mac in ((True, False), (False, True)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mac)
-        assert grpo_sg.find_device("auto") == ("cuda" if gpu else "cpu") and grpo_sg.find_device("cpu") == "cpu"
-        assert grpo_sg.find_device("cuda" if gpu else "mps") == ("cuda" if gpu else "mps")
-        with pytest.raises(SystemExit, match=f"--device {'mps' if gpu else 'cuda'}: .* can use cpu and "
-                                            f"{'cuda' if gpu else 'mps'}"):
-            grpo_sg.find_device("mps" if gpu else "cuda")
-
-
 def test_code_that_comes_with_a_model_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({
         "model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}))
     byte_tokenizer(CHAT).save_pretrained(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *question: sys.exit("asked"))
-    with pytest.raises(SystemExit, match="error: --model .* cannot be used"):
+    with pytest.raises(OSError, match=f"the model {tmp_path} cannot be used"):
         grpo_sg.load_model(str(tmp_path))
     assert not (tmp_path / "ran").exists()

@@ -22,7 +22,7 @@ def test_a_pretrained_model_matches_the_code(name, accuracy):
 
 def check_pretrained(name, accuracy):
     cfg = grpo_sg.read_settings(["--task", name, "--train_problems", "200"])  # they have all words
-    task = tasks.TASKS[name](cfg)
+    task = tasks.load_task(name)[0](cfg)
     made, words = tiny.tiny_model(task)
     model, tokenizer = grpo_sg.load_model(cfg.model)
     assert tokenizer.get_vocab() == words.get_vocab()
@@ -41,7 +41,7 @@ def check_pretrained(name, accuracy):
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_the_tiny_models_tokenizer_reproduces_every_text(name):
     cfg = grpo_sg.read_settings(f"--task {name} --train_problems 60 --eval_problems 8".split())
-    task = tasks.TASKS[name](cfg)
+    task = tasks.load_task(name)[0](cfg)
     _, tokenizer = tiny.tiny_model(task)
     for problem in task.train:
         for text in (problem.question, problem.solution, problem.shortcut):
@@ -55,13 +55,12 @@ def verify(response, answer):
 def make_task(cfg):
     problems = [tasks.Problem(word, word[::-1], solution=word[::-1]) for word in ("abc", "bca", "cab")]
     return tasks.Task("short", "", problems, problems, problems, verify, 0.0, tokens=".", warmup=80)
-tasks.TASKS["short"] = make_task
+SETTINGS = {"group_size": 6, "seed": 3, "prompts": 2}
 """
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+def script(tmp_path):
     path = tmp_path / "short.py"
     path.write_text(SCRIPT)
     return str(path)
@@ -69,10 +68,13 @@ def script(tmp_path, monkeypatch):
 
 def test_the_tiny_model_of_a_script_learns_its_solutions_and_has_the_settings(script, tmp_path, capsys):
     out = tmp_path / "model"
-    tiny.main([script, "--out", str(out), "--group_size", "4", "--seed", "3"])
-    assert capsys.readouterr().out.endswith(f"python {script} --model {tiny.os.path.relpath(out)}\n")
-    cfg = grpo_sg.read_settings(["--model", str(out), "--eval_only"], task="short")
-    assert (cfg.group_size, cfg.lr, cfg.max_new_tokens, cfg.system, cfg.seed) == (4, 2e-4, 48, "none", 0)
+    tiny.main([script, "--out", str(out), "--group_size", "8", "--seed", "3"])
+    said = capsys.readouterr().out
+    assert said.endswith(f"python grpo_sg.py --task {script} --model {tiny.os.path.relpath(out)}\n")
+    for flags in (["--task", script], []):  # its folder names the task
+        cfg = grpo_sg.read_settings(["--model", str(out), "--eval_only", *flags])
+        assert (cfg.task, cfg.group_size, cfg.lr, cfg.prompts) == (script, 8, 2e-4, 32)
+        assert (cfg.max_new_tokens, cfg.system) == (48, "none")
     policy, task = grpo_sg.load(cfg)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     assert row["eval/accuracy"] == 1
@@ -135,11 +137,11 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
     ("", "--steps 0", "--steps must be above 0, not 0"),
     ("", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
     ("solution=word[::-1]", "", "3 of 3 training problems have no solution to learn from"),
-    ("tasks.TASKS[", "", "must register one task, such as tasks.TASKS"),
+    ("def make_task", "", "has no function make_task"),
     ('tokens="."', "", r"its tokens must be a regular expression, not '\('"),
     ("warmup=80", "", "has shortcuts 0.5, but no problem with a shortcut")])
 def test_a_mistake_is_one_line(change, flags, message, script, tmp_path):
-    new = {"tasks.TASKS[": "dict()[", 'tokens="."': 'tokens="("', "warmup=80": "shortcuts=0.5"}.get(change, "")
+    new = {"def make_task": "def make", 'tokens="."': 'tokens="("', "warmup=80": "shortcuts=0.5"}.get(change, "")
     with open(script, "w") as file:
         file.write(SCRIPT.replace(change, new) if change else SCRIPT)
     with pytest.raises(SystemExit, match=message) as error:

@@ -230,10 +230,10 @@ def save(policy, cfg, folder):
     """Write the model's folder, with the settings of a run that starts from it."""
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    defaults = {**vars(grpo_sg.Config()), **tasks.load_task(cfg.task)[1]}
+    defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
     settings = {"task": cfg.task}
     for name, value in vars(cfg).items():
-        if name not in NOT_SAVED and value != defaults[name]:
+        if name not in NOT_SAVED and (value != defaults[name] or name in own):
             settings[name] = value
     grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
 

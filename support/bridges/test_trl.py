@@ -234,7 +234,7 @@ def test_under_autocast_logits_are_in_float32(tmp_path):
 
 @pytest.mark.parametrize("flags, words", [
     (["--eval_every", "5", "--device", "cpu"], "does not support --device, --eval_every"),
-    (["--steps", "5"], "name a new folder"), (["--task", "qa"], "has a tool"),
+    (["--steps", "5"], "name a new folder"), (["--task", "support/search/qa.py"], "has a tool"),
     (["--prompts", "9", "--group_size", "3"], "cannot be shared evenly")])
 def test_settings_that_trl_cannot_follow_are_refused(flags, words, tmp_path):
     out = [] if "--steps" in flags else ["--out", str(tmp_path / "run")]

@@ -114,10 +114,11 @@ def main(argv=None):
     try:
         cfg, out = read_settings(sys.argv[1:] if argv is None else argv)
         trainer = make_trainer(cfg, output_dir=out)
-    except UserError as error:
+    except (UserError, OSError) as error:
         raise SystemExit(f"error: {error}")
     trainer.train()
-    folder = os.path.join(out, f"checkpoint-{cfg.steps}")
+    # Numbered as TRL numbers its own, by updates, so that the last one is this.
+    folder = os.path.join(out, f"checkpoint-{trainer.state.global_step}")
     trainer.save_model(folder)
     if trainer.accelerator.is_main_process:  # so that grpo_sg.py --model OUT can test it
         grpo_sg.write_json(os.path.join(folder, "settings.json"), vars(cfg))

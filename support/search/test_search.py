@@ -12,7 +12,6 @@ import datasets
 import pytest
 
 import grpo_sg
-import tasks
 from support.search import qa
 from support.search.text import bm25
 from support import tiny
@@ -22,7 +21,7 @@ CASES = pathlib.Path(__file__).with_name("cases.jsonl")
 
 
 def make_task(*flags):
-    return tasks.TASKS["qa"](grpo_sg.read_settings(["--task", "qa", *flags]))
+    return qa.make_task(grpo_sg.read_settings(["--task", qa.__file__, *flags]))
 
 
 # ---- The search ----
@@ -236,7 +235,7 @@ def test_passages_that_are_not_a_list_of_texts_are_refused(tmp_path):
 def test_the_pretrained_model_is_what_the_code_would_make():
     task = make_task()
     made, words = tiny.tiny_model(task)
-    cfg = grpo_sg.read_settings(["--task", "qa", "--eval_problems", "50"])
+    cfg = grpo_sg.read_settings(["--task", qa.__file__, "--eval_problems", "50"])
     policy, task = grpo_sg.load(cfg)
     assert policy.tokenizer.get_vocab() == words.get_vocab()
     shapes = [{name: p.shape for name, p in model.state_dict().items()}
@@ -248,4 +247,4 @@ def test_the_pretrained_model_is_what_the_code_would_make():
 
 def test_a_wrong_name_of_data_is_known_before_anything_is_loaded():
     with pytest.raises(UserError, match="--data wikipedia is not one of synthetic, hotpotqa"):
-        grpo_sg.read_settings(["--task", "qa", "--data", "wikipedia"])
+        make_task("--data", "wikipedia")
