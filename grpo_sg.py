@@ -1209,7 +1209,7 @@ class Run:
         weight = "" if row["weight_mean"] is None else f"mean w {row['weight_mean']:.2f}, "
         say(f"step {self.done} of {self.cfg.steps}: reward {row['reward']:.2f}, accuracy "
             f"{row['accuracy']:.2f}, {weight}grad_norm {row['grad_norm']:.2f}, "
-            f"{row['seconds']:.1f} s, about {datetime.timedelta(seconds=round(left))} left")
+            f"{row['seconds']:.1f} s, {datetime.timedelta(seconds=round(left))} left")
         if row["skipped"]:
             say(f"{row['skipped']} updates skipped: loss or gradient not finite")
         before, self.trouble = self.trouble, find_trouble(self.rows[-PATIENCE:])

@@ -78,7 +78,7 @@ def main():
         parts.append(text)
     note = ("Color: w A. Green tokens become more likely, red ones less. Unlikely tokens, with their "
             "probability π below them, are paler: w = 1, and up to 1.4 for the others.")
-    for line in textwrap.wrap(note, 125):
+    for line in textwrap.wrap(note, 108):
         parts.append(write_text(LEFT, y, line, "#555555", 12))
         y += 16
     svg = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
