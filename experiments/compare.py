@@ -237,10 +237,11 @@ def describe(args, rows):
     lines.append(f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by "
                  "Student's t. 80% of such comparisons would detect a true difference of the MDE. "
                  "Each run's value is listed in the order of the seeds.")
-    for lr in sorted(rates_a & rates_b if own else rates_a | rates_b):
+    differ = own and own[args.a] != own[args.b]
+    for lr in sorted(rates_a & rates_b if differ else rates_a | rates_b):
         lines += [f"at equal rates, lr {lr:g}:",
                   *compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))]
-    if own and own[args.a] != own[args.b]:
+    if differ:
         lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
         lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
     return lines
