@@ -608,8 +608,8 @@ NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", 
 
 def load_hub(name, configuration, split):
     """Load a split of a set on the hub."""
-    import datasets  # slow to import, and not needed for problems that are generated
     try:
+        import datasets  # slow to import, and not needed for problems that are generated
         return datasets.load_dataset(name, configuration, split=split)
     except RuntimeError:
         # The set is a script, which we never run. The hub has a copy of its rows on a branch,
@@ -618,7 +618,8 @@ def load_hub(name, configuration, split):
                                      revision="refs/convert/parquet")
     except Exception as error:  # no such set, no access, no network: each has its own type
         raise UserError(f"cannot load {name} from the hub ({type(error).__name__}: {error}): "
-                        f"check the network, or give a file ({', '.join(FILES)})") from None
+                        "check the network and that datasets is installed, or give a file "
+                        f"({', '.join(FILES)})") from None
 
 
 def read_file(path):
@@ -653,7 +654,7 @@ def read_rows(name, rows, read_golds):
             [] if no response could match it.
     """
     chosen, lost, columns = [], [], {}
-    for row in rows:
+    for row in tqdm(rows, name, leave=False, delay=2, disable=None):
         if not isinstance(row, dict):
             raise UserError(f"{name} must have rows such as {{\"question\": \"1 + 1?\", "
                             f"\"answer\": \"2\"}}, not {row!r:.60}")

@@ -166,7 +166,7 @@ HUB = {  # the real names, configurations, splits and columns
     "openai/gsm8k main": {"test": [{"question": "Bob?", "answer": "#### 70"}], "train": [
         {"question": "Ann?", "answer": "<<3*1000=3000>>\n#### 3,000"}, {"question": "?", "answer": ""}]},
     "DigitalLearningGmbH/MATH-lighteval default": {"train": [
-        {"problem": "Half?", "solution": r"\boxed{0} \boxed{\frac12}$."}, {"problem": "", "solution": "0"}]},
+        {"problem": "Half?", "solution": r"\boxed{0} + \frac12 is \boxed{\frac12}$."}, {"problem": "", "solution": "0"}]},
     "HuggingFaceH4/MATH-500 default": {"test": [{"problem": "P", "solution": r"\boxed{4}", "answer": "5"}]},
     "agentica-org/DeepScaleR-Preview-Dataset default": {"train": [
         {"problem": "Deep", "answer": "7"}, {"problem": "No", "answer": ""}]},
