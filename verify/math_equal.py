@@ -13,16 +13,9 @@ An answer must be as finished as its gold: 347*6 is not the answer 2082.
 Answers are hostile input. Nothing here runs them as code, and their length, integers and
 exponents are bounded, so each takes less than 50 milliseconds, in any thread.
 
-Start at the end, with math_equal. Its stages:
-
-    math_tokens    cut the text into tokens: rewrite notations, name units and words
-    without_label  drop the "x =" in front of a value, and name_of that of a gold
-    read           parse tokens into an Item: read_items splits lists and relations,
-                   read_side takes the unit, read_expression sums, products and powers,
-                   read_atom all that has no sign, and `relation` makes equations
-    each           calculate: `values` at every point, `undone` what is left to do
-    same           compare two items: `ratio` values, same_decimal rounded ones
-    said_last      the fallback for a sentence, and said_first for a choice
+Start at the end, with math_equal: math_tokens cuts a text into tokens, without_label drops the "x ="
+in front of a value, `read` parses an Item, `each` calculates, and `same` compares two items. said_last
+and said_first are the fallback for a sentence and for a choice.
 """
 import cmath
 import functools
@@ -130,7 +123,7 @@ UNITS = {name: names.split()[0] for names in (
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
-    "child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|yen|2 square sq|3 cubic|/ per").split("|")
+    "child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|yen|* red blue green yellow white black|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -139,10 +132,9 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
 NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|reali|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|reali|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
     "kilo|mil|milli|meg|mega|gig|giga|k)s")
-COLORS = "red blue green yellow white black brown orange purple pink".split()
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
@@ -217,13 +209,13 @@ def in_order(match):
     return as_one(match) if INVERSE.search(match[0]) else match[0]
 
 
-PIECES_OF_ONE = re.compile(r"\\(?:cdot|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
+PIECES_OF_ONE = re.compile(r"\\(?:cdot|text|mathrm|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
 INVERSE = re.compile(r"[A-Z]\}?\s*\^\s*\{?\s*-\s*\d|[A-DF-Za-df-z]\}?\s*\^\s*\{?\s*(?:T(?![A-Za-z])|\\top)")
-VECTOR = (r"(?:\\(?:vec|hat|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
+VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
           r"(?<![A-Za-z\\{])[A-Z](?![A-Za-z]))(?:_\w|_\{[^{}]*\})?\s*")
-FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\([^()]*\))"
+FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\\[A-Z][a-z]+|\([^()]*\))"
           r"(?:\s*\^\s*(?:\{[^{}]*\}|\\?[A-Za-z]+|\d))?\s*")
-D = r"(?:d|\\partial(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
+D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\partial(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 ONE_SYMBOL = [(re.compile(pattern), new) for pattern, new in (
     (rf"\\[dtc]?frac\s*\{{\s*(?P<before>[^{{}}+-]*?)(?P<one>{D}(?:{VARIABLE})?\}}\s*\{{\s*(?:{D}{VARIABLE})+)\}}",
@@ -231,7 +223,7 @@ ONE_SYMBOL = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![A-Za-z\\])(?P<before>)(?P<one>d[a-z]\s*/\s*d[a-z])(?![A-Za-z])", as_one),
     (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
     (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
-    (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])", as_one))]
+    (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one))]
 REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
@@ -282,6 +274,7 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"(?i)^\s*(?:\\text\s*\{\s*)?(?:there\s+(?:is|are)\s+)?no\s+solutions?[.\s]*\}?[.\s]*$", r"\\emptyset"),
     (r"^\s*(\\text\s*\{\s*)?(?:[Aa]n?|[Tt]he)\s+(?=[a-z]{4,}[\s.}]*$)", r"\1"),  # an ellipse
     (r"^\s*\\lvert\s*([a-z])\s*\\rvert\s*(<|≤|\\leq?(?![a-z]))\s*([\d.]+)\s*$", r"-\3 \2 \1 \2 \3"),
+    (r"x_(1|\{1\})\s*=(.*)x_(2|\{2\})\s*=(?!.*x_\{?3)", r"x=\2x="),  # the roots of an equation
     (r"(?<=[\d}])(?:\s|~)*\\Omega(?![a-z])", r' "Ω"'),
     (r"(?<=[a-z])\s*\^\s*\{\s*(-?)\s*([1-4])\s*\}(?=[^{}]*\})", r"^\1\2"),
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm)\s*\{([^{}]*)\}",
@@ -297,8 +290,8 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*\^\s*{SCRIPT}\s*_\s*{SCRIPT}', r"\1_\3^\2"),  # C^2_5
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*_\s*{SCRIPT}\s*\^\s*{SCRIPT}', choose),
     (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
-    (r"(?:^|(?<=[,;]))(?P<before>)\s*(?P<one>[A-Z]{2,4})\s*(?==)", as_one),  # AB = 5
-    (r"(?:^|(?<=[,;]))\s*([A-Z]{2,4}|[A-Za-z]{3})\s*(?=[,;]|$)", r'"\1"'),  # ABC is not BCA
+    (r"(?:^|(?<=[,;]))(?P<before>)\s*(?P<one>[A-Z]{2,4})\s*(?==\s*[-\d\\])", as_one),  # AB = 5
+    (r"(?:^|(?<=[,;])|(?<=\\\{))\s*([A-Z]{2,4}|[A-Za-z]{3})\s*(?=[,;]|\\\}|$)", r'"\1"'),  # ABC is not BCA
     (r"\\[pb]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r' "mod" \1 '),
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
@@ -309,13 +302,14 @@ TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\
     |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z]|\d+)|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
     |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
     |(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
+NAMED = re.compile(r"(?<!\S)\S+(?= (?:' |_\S+ )*+\( )")  # before an argument in brackets
+CALLS = re.compile(rf"({NAMED.pattern}) (?:' |_\S+ )*+\( ([^()]*)\) ")
 UNIT = re.compile(
     r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
 
 
 def math_tokens(text):
-    """Cut a string into numbers, letters, commands, signs, subscripts, and "words" in
-    double quotes."""
+    """Cut a string into numbers, letters, commands, signs, subscripts, and "words" in double quotes."""
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     tokens = []
@@ -333,51 +327,30 @@ def math_tokens(text):
     return tokens
 
 
-def calls(tokens):
-    """Return (position, argument) of each letter before an argument in brackets that does not contain it."""
-    opened, found = [], []
-    for i, token in enumerate(tokens):
-        if token == "(":
-            opened.append(i)
-        elif token == ")" and opened:
-            start = opened.pop()
-            at = start - 1
-            while at > 0 and tokens[at][0] in "'_":
-                at -= 1
-            if at >= 0 and tokens[at] in LETTERS and tokens[at] not in tokens[start:i]:
-                found.append((at, " ".join(tokens[start + 1:i])))
-    return found
-
-
-def find_functions(tokens):
-    """Return the letters that are functions here: before a single letter or number, or two arguments."""
-    arguments = {}
-    for at, argument in calls(tokens):
-        arguments.setdefault(tokens[at], set()).add(argument)
-    return {name for name, texts in arguments.items() if name in FUNCTION_LETTERS or len(texts) > 1
-            or texts & LETTERS or any(text.isdecimal() for text in texts)}
-
-
-def mark_functions(tokens, functions):
-    """Return the tokens with {} after the letter of each application: a u(2t) is not 2u(t)."""
-    marked = list(tokens)
-    for at, _ in calls(tokens):
-        if tokens[at] in functions:
-            marked[at] = "\\" + tokens[at].strip("\\") + "{}"
-    return marked
+def mark_functions(*texts):
+    """Return lists of tokens with {} after each name of a function, because u(2t) is not 2u(t). A letter is a
+    function if it precedes a single letter or number in brackets, or two different sums."""
+    functions = {"f", "\\phi", "\\Gamma", "\\zeta"}
+    for tokens in texts:
+        arguments = {}
+        for name, argument in CALLS.findall(" ".join(tokens) + " "):
+            if name in LETTERS and name not in argument.split():
+                arguments.setdefault(name, set()).add(argument.strip())
+        functions |= {name for name, found in arguments.items() if len(found) > 1 or found & LETTERS
+                      or any(map(str.isdecimal, found))}
+    return [NAMED.sub(lambda match: "\\" + match[0].strip("\\") + "{}" if match[0] in functions else match[0],
+                      " ".join(tokens)).split() for tokens in texts]
 
 
 def plain(tokens):
-    """Join tokens into one text, with spaces only before numbers and without braces
-    around a single token."""
+    """Join tokens into one text, with spaces only before numbers and without braces around a single token."""
     text = "".join(" " + token if token[0] in "0123456789." else token.strip('"') for token in tokens)
     return re.sub(r"([_^])\{( \d+|\w)\}", r"\1\2", text)
 
 
 # ---- 3. Items: parsed answers ----
 class Item(NamedTuple):
-    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or
-    words."""
+    """A value, a list, a tuple, an interval, a matrix, an equation, a ratio, or words."""
     kind: str        # "value", "words ...", "list", a pair of brackets, "\\begin" of a matrix, or a relation
     parts: tuple     # a value: one number for each of SPANS; an equation: what must be 0
     name: str = ""   # the x of x = 5, the "Area" of Area = 5
@@ -472,9 +445,8 @@ def factors_of(item):
 
 
 def root_at(point, base, exponent):
-    """Return a fractional power at one point. A product is split into its factors as if
-    they were positive: the root of L/g is the root of L over the root of g. Constants stay
-    together."""
+    """Return a fractional power at one point. A product is split into its factors as if they were positive: the root
+    of L/g is the root of L over the root of g. Constants stay together."""
     times = OPERATIONS["*"]
     result, constant = Fraction(1), Fraction(1)
     for item, sign in factors_of(base):
@@ -525,8 +497,9 @@ def each(op, *items):
     first, last = items[0], items[-1]
     symbols = first.symbols | last.symbols
     result = Item("value", values(op, first, last), symbols=symbols)
-    if isinstance(result.parts[0], complex) and max(map(spread, items)) > 33:
-        raise ValueError("too close to another number")  # as 1.000000000001 pi to pi
+    if isinstance(result.parts[0], complex) and any(
+            item.rational and sum(map(int.bit_length, item.parts[0].as_integer_ratio())) > 33 for item in items):
+        raise ValueError("closer to another number than `ratio` can tell")  # 1.000000000001 pi
     factor, factors = 1, ()
     if result.rational:
         factor = result.parts[0]
@@ -546,11 +519,6 @@ def each(op, *items):
     factors = () if result.constant else factors
     named = named_in(op, first, last)
     return result._replace(work=work, factor=Fraction(factor), factors=factors, named=named)
-
-
-def spread(item):
-    """Return the bits of a fraction's integers: those with 33 differ by more than `ratio` tolerates."""
-    return sum(map(int.bit_length, item.parts[0].as_integer_ratio())) if item.rational else 0
 
 
 def number(x):
@@ -576,9 +544,8 @@ def unknown(name, *arguments):
 
 
 def absolute(item):
-    """Return |x|. If x has one sign at all points, as x - 9 has, its values cannot
-    distinguish |x| from x or -x; then |x| is `unknown` up to a constant factor. So is the |z| of a
-    complex number."""
+    """Return |x|. If x has one sign at all points, as x - 9 has, its values cannot distinguish |x| from x or -x; then
+    |x| is `unknown` up to a constant factor. So is the |z| of a complex number."""
     signs = {part > 0 for part in item.parts if isinstance(part, Fraction)}
     real = not item.symbols & {"z", "w"} and all(isinstance(part, Fraction) for part in item.parts)
     if item.constant or real and len(signs) == 2:
@@ -598,14 +565,13 @@ INFINITIES = Item("-∞", ()), Item("∞", ())
 MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
             "π": named_number("π", complex(math.pi)), "e": named_number("e", complex(math.e)),
             "i": named_number("i", 1j)}
-LETTERS, FUNCTION_LETTERS = SYMBOLS - MEANINGS.keys(), {"f", "\\phi", "\\Gamma", "\\zeta"}
+LETTERS = SYMBOLS - MEANINGS.keys()
 POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
 
 # ---- 4. Parsing. `tokens` is reversed: tokens[-1] comes next, and the empty tokens[0] marks the end ----
 def read_items(tokens, left):
-    """Parse the items up to the closing bracket. A union is one set, and so is an
-    interval without some points."""
+    """Parse the items up to the closing bracket. A union is one set, and so is an interval without some points."""
     items, union, joint = [], False, False
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
@@ -682,9 +648,7 @@ def read_unit(text, constant):
         word, _, exponent = word.partition("^")
         known = UNITS.get(word) or len(word) > 2 and UNITS.get(word.lower().rstrip("s"))  # Mm is not mm
         name = known or (word.lower() if len(word) > 2 else word)
-        if name in COLORS:
-            pass
-        elif name in ("2", "3"):  # square, cubic
+        if name in ("2", "3"):  # square, cubic
             times = int(name)
         elif name == "/":
             sign = -1  # J/(mol K) is often written J/mol K
@@ -700,9 +664,8 @@ def read_unit(text, constant):
 
 
 def read_expression(tokens, level=0):
-    """Parse a sum (level 0), a product (1), an argument without brackets (2), or a power (3).
-    An argument, such as the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a
-    bracket or another function."""
+    """Parse a sum (level 0), a product (1), an argument without brackets (2), or a power (3). An argument, such as
+    the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a bracket or another function."""
     value = read_atom(tokens)
     while True:
         after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
@@ -725,8 +688,7 @@ def read_expression(tokens, level=0):
 
 
 def read_atom(tokens):
-    """Parse a number, a symbol, a function, a fraction, a root, items in brackets, or a
-    power with a sign."""
+    """Parse a number, a symbol, a function, a fraction, a root, items in brackets, or a power with a sign."""
     token = tokens.pop()
     if token in ("+", "-"):
         value = read_expression(tokens, 3)
@@ -827,8 +789,7 @@ def read_number(token):
 
 
 def relation(sides, signs):
-    """Return a ratio, a row of a matrix, a membership, an equation, or an inequality that
-    bounds one symbol."""
+    """Return a ratio, a row of a matrix, a membership, an equation, or an inequality that bounds one symbol."""
     if {*signs} in ({":"}, {"&"}):
         return Item(signs[0], tuple(sides))
     if signs == ["∈"] and sides[0].name:
@@ -930,8 +891,7 @@ def quotient(item):
 
 
 def same(a, b):
-    """Return True if a equals the gold b and leaves no more undone. One of them may lack a unit
-    or a name."""
+    """Return True if a equals the gold b and leaves no more undone. One of them may lack a unit or a name."""
     if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
         return False
     if a.equation and b.equation and a.name != b.name:
@@ -973,23 +933,15 @@ def same(a, b):
     return True
 
 
-def roots(item):
-    """Return x_1 = 2, x_2 = 3 as x = 2, x = 3."""
-    if item.kind != "list" or {part.name for part in item.parts} != {"x_1", "x_2"}:
-        return item
-    return item._replace(parts=tuple(part._replace(name="x") for part in item.parts))
-
-
 def read(tokens):
-    """Parse an answer into an item or a list. An item with +- becomes two, one with + and
-    one with -."""
+    """Parse an answer into an item or a list. An item with +- becomes two, one with + and one with -."""
     if len(tokens) * (1 + ("±" in tokens)) > MAX_TOKENS:
         raise ValueError("too long")
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
                 for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     nested = len(items) == 1 and items[0].kind == "list"  # {{1}} is not {1}
-    return items[0] if len(items) == 1 and not nested else roots(Item("list", tuple(items)))
+    return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
 
 # What may stand before the value: the name of what was asked for, or a sum, product or quotient of names,
@@ -1024,7 +976,7 @@ IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?|(?<=ans
 SUBJECT = re.compile(  # "The answer", "So the total area of ABC"
     r"\W*(?:\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
-    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|double|triple|opposite|negative|inverse|reciprocal|"
+    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|double|triple|opposite|negative|inverse|reciprocal|logarithm|one|"
     r"hint|question|problem|perhaps|maybe|possibly|probably|there|this|that|these|such|what|which|how|where|nobody|nothing)"
     r"[A-Za-z]+(?:\s+(?:of|that|for|in|from|between|to|with)\s.*)?\s*", re.I | re.S)
 HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|false|bound|error|guess|"
@@ -1034,21 +986,22 @@ HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|false|
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
-DENIALS = (r"(?i:(?<!\w)(?:but|except|however|although|though|unless|if|actually|rather|instead|better|"
-           r"wrong|false|incorrect\w*|invalid|untrue|fail\w*|maybe|perhaps|possibly|probably|might|may|could|doubt\w*|unsure|"
-           r"guess\w*|wait|only|otherwise|never|hardly|nearly|almost|mostly|partly|some\w*|until|yet|while|whereas)(?!\w))|")
-OTHERWISE = {  # what the explanation must not contain
+# What takes an answer back, and what denies it: a no may be explained by a not.
+DOUBTS = re.compile(r"(?<!\w)(?:but|except|however|although|though|unless|if|actually|rather|instead|better|maybe|perhaps|"
+                    r"possibly|probably|might|may|could|doubt\w*|unsure|guess\w*|wait|only|otherwise|never|hardly|nearly|almost|"
+                    r"mostly|partly|some\w*|until|yet|while|whereas)(?!\w)", re.I)
+DENIALS = re.compile(r"(?<!\w)(?:no|nope|not|none|neither|nor|cannot|wrong|false|incorrect\w*|invalid|untrue|fail\w*|unlikely|"
+                     r"impossible)(?!\w)|n['’]t(?!\w)", re.I)
+OTHERWISE = {  # another answer
     CHOICE: re.compile(
-        DENIALS + r"(?i:(?<!\w)(?:all|both|none|neither|nor|not|cannot|either|any)(?!\w)|n['’]t(?!\w))|"
-        r"(?i:^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would)(?!\w))|"
-        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or|not)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
+        r"(?i:(?<!\w)(?:all|both|either|any)(?!\w)|^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would|to)(?!\w))|"
+        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
         r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
-        # another single letter, except in a sum, a product or after a degree sign, and
-        # except the article of "A circle"
+        # another single letter, except in a sum, a product or after a degree sign, and the article of "A circle"
         r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
         r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
     VERDICT: re.compile(
-        DENIALS + r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+        r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
 def said_last(answer):
@@ -1074,7 +1027,10 @@ def said_first(answer, gold):
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
     for pattern, otherwise in OTHERWISE.items():
         said, wanted = pattern.fullmatch(answer), pattern.fullmatch(gold)
-        if said and wanted and not wanted[2] and not otherwise.search(said[2] or ""):
+        rest = said and said[2] or ""
+        no = wanted and wanted[1].lower() in ("no", "false")
+        taken_back = otherwise.search(rest) or DOUBTS.search(rest) or not no and DENIALS.search(rest)
+        if said and wanted and not wanted[2] and not taken_back:
             variable = pattern is CHOICE and wanted[1].islower()
             return said[1].lower() == wanted[1].lower() and not variable
     return False
@@ -1103,8 +1059,7 @@ def equal_items(answer, gold):
     rest = answers[len(name):] if answers[:len(name)] == name else answers
     if name and not {*rest} & {"=", "∈"}:
         answers, golds = rest, golds[len(name):]
-    functions = find_functions(answers) | find_functions(golds)
-    answers, golds = (mark_functions(tokens, functions) for tokens in (answers, golds))
+    answers, golds = mark_functions(answers, golds)
     try:
         target = read(golds)
         return same(read(without_label(answers, target)), target)
@@ -1126,8 +1081,7 @@ def name_of(golds):
 
 
 def without_label(tokens, target):
-    """Return an answer's tokens without a name in front, if the gold item is a value or a
-    ratio without a name."""
+    """Return an answer's tokens without a name in front, if the gold item is a value or a ratio without a name."""
     text = " ".join(tokens)
     if target.digits and "≈ " in text:  # sqrt(2) ≈ 1.414, if that is true, and x ≈ 1.414
         text, _, value = text.rpartition("≈ ")
