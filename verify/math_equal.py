@@ -14,7 +14,7 @@ Answers are hostile input. Nothing here runs them as code, and their length, int
 exponents are bounded, so each takes less than 50 milliseconds, in any thread.
 
 Start at the end, with math_equal: math_tokens cuts a text into tokens, without_label drops the "x ="
-in front of a value, `read` parses an Item, `each` calculates, and `same` compares two items. said_last
+in front of a value, `read` parses an Item, `each` calculates, and `same` compares two items. SENTENCE
 and said_first are the fallback for a sentence and for a choice.
 """
 import cmath
@@ -242,10 +242,7 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
      lambda match: match[1].replace("\\\\", "\\text{ and }")),  # a system, not a function in pieces
     (r"\\not\s*=", "≠"),
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
-    (r"\\left\s*(?:\\?\||\\vert(?![a-z]))", r"\\lvert "),
-    (r"\\right\s*(?:\\?\||\\vert(?![a-z]))", r"\\rvert "),
-    (r"\\[bB]igg?[lrm]?\s*(?=\\?\||\\vert)|\\(?=\|)", ""),
-    (r"\\vert(?![a-z])", "|"),
+    (r"(?:\\(?:left|right|[bB]igg?[lrm]?)\s*)?(?:\\?\||\\vert(?![a-z]))", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
@@ -525,10 +522,6 @@ def number(x):
     return Item("value", (x,) * len(SPANS), factor=x if isinstance(x, Fraction) else Fraction(1))
 
 
-def named_number(name, x):
-    return number(x)._replace(work=name, named=frozenset([name]))
-
-
 def symbol(name):
     return Item("value", sample_points(name), name, symbols=frozenset([name]))
 
@@ -563,8 +556,8 @@ def minus(item):
 
 INFINITIES = Item("-∞", ()), Item("∞", ())
 MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}": Item("()", INFINITIES),
-            "π": named_number("π", complex(math.pi)), "e": named_number("e", complex(math.e)),
-            "i": named_number("i", 1j)}
+            **{name: number(x)._replace(work=name, named=frozenset([name]))
+               for name, x in (("π", complex(math.pi)), ("e", complex(math.e)), ("i", 1j))}}
 LETTERS = SYMBOLS - MEANINGS.keys()
 POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
@@ -972,17 +965,13 @@ def names_nothing(label):
 
 
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
-IS = re.compile(r"(?<!\w)(?:is|are|equals)(?!\w)(?:\s+equal\s+to(?!\w))?|(?<=answer)\s*:", re.I)
-SUBJECT = re.compile(  # "The answer", "So the total area of ABC"
-    r"\W*(?:\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
+SENTENCE = re.compile(  # "The answer is", "So the total area of ABC is equal to", "Answer:"
+    r"[\s$*]*(\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
-    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|double|triple|opposite|negative|inverse|reciprocal|logarithm|one|"
-    r"hint|question|problem|perhaps|maybe|possibly|probably|there|this|that|these|such|what|which|how|where|nobody|nothing)"
-    r"[A-Za-z]+(?:\s+(?:of|that|for|in|from|between|to|with)\s.*)?\s*", re.I | re.S)
-HEDGES = re.compile(rf"(?<!\w)(?:{NO_LABELS}|whether|if|unless|least|most|false|bound|error|guess|"
-                    # a sentence about a sentence: that the answer is, that x is
-                    r"that\s+(?:the|it|an?|our|\S+\s*\Z))(?!\w)|n['’]t|"
-                    r"[!≠±¬]|\\(?:not|n?eq?|neg|nmid|lnot|sim|pm|mp|[lg]eq?)(?![a-z])", re.I)
+    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|twice|double|triple|opposite|negative|minus|inverse|reciprocal|"
+    r"logarithm|one|hint|question|problem|there|this|that|these|such|what|which|how|where|nobody|nothing)[A-Za-z]+"
+    r"(?:\s+(?:of|for|in|from|between|to|with)\s(?:(?!that\s(?!can|will))[^\d=<>≤≥,;:!≠±¬\\])*?)?\s*"
+    r"(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
@@ -1002,20 +991,6 @@ OTHERWISE = {  # another answer
         r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
     VERDICT: re.compile(
         r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
-
-
-def said_last(answer):
-    """Return what a sentence says that something is: the 5 of "The area is 5" and of
-    \\text{The area is } 5; "" if a number, a hedge or another sentence precedes it."""
-    before, rest = "", ""
-    for verb in IS.finditer(re.match(r"(?:[^\d=<>≤≥,;:]|(?<=answer):)*", answer, re.I)[0]):
-        before, rest = answer[:verb.start()], answer[verb.end():].lstrip(" :")
-    if not SUBJECT.fullmatch(before) or HEDGES.search(before) or IS.search(before):
-        return ""
-    if before.count("{") > before.count("}"):
-        first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
-        rest = first + last
-    return rest
 
 
 def said_first(answer, gold):
@@ -1043,8 +1018,15 @@ def math_equal(answer, gold):
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    last = said_last(answer)
-    return equal_items(answer, gold) or said_first(answer, gold) or bool(last) and equal_items(last, gold)
+    if equal_items(answer, gold) or said_first(answer, gold):
+        return True
+    said = SENTENCE.match(answer)
+    if not said or DOUBTS.search(said[0]) or DENIALS.search(said[0]):
+        return False
+    rest = answer[said.end():]  # the 5 of "The area is 5" and of \\text{The area is } 5
+    if said[1]:
+        rest = rest[1:] if rest.startswith("}") else rest.replace("}", "")
+    return equal_items(rest, gold)
 
 
 def equal_items(answer, gold):
