@@ -1,21 +1,17 @@
 """Compare two mathematical answers: math_equal(answer, gold).
 
-An answer is LaTeX or plain text. A tokenizer splits it, and a recursive descent parser
-turns the tokens into items to compare: values, tuples, intervals, sets, matrices,
-equations, words. A value stays an exact fraction as long as possible. With a root, pi
-or a logarithm it becomes a complex number. With free symbols it is a list of values at
-seven fixed points. Two expressions are equal if all their values agree: exactly for
-fractions, within a relative error of 1e-11 otherwise. Unreadable answers are compared
-as text.
+A tokenizer splits an answer, LaTeX or plain text, and a recursive descent parser turns the tokens into
+items: values, tuples, intervals, sets, matrices, equations, words. A value stays an exact fraction as long
+as possible. With a root, pi or a logarithm it becomes a complex number, and with free symbols a list of
+values at eight fixed points. Two expressions are equal if all their values agree: exactly for fractions,
+within a relative error of 1e-11 otherwise. Unreadable answers are compared as text, and what cannot be
+read for certain is refused: a wrong refusal costs a sample, a wrong reward teaches.
 
-An answer must be as finished as its gold: 347*6 is not the answer 2082.
+An answer must be as finished as its gold: 347*6 is not the answer 2082. Answers are hostile input: nothing
+here runs them as code, and bounds keep the time of each below 50 milliseconds, in any thread.
 
-Answers are hostile input. Nothing here runs them as code, and their length, integers and
-exponents are bounded, so each takes less than 50 milliseconds, in any thread.
-
-Start at the end, with math_equal: math_tokens cuts a text into tokens, without_label drops the "x ="
-in front of a value, `read` parses an Item, `each` calculates, and `same` compares two items. SENTENCE
-and said_first are the fallback for a sentence and for a choice.
+Start at the end, with math_equal: math_tokens cuts a text, without_label drops the "x =" in front of a
+value, `read` parses an Item, `each` calculates, and `same` compares.
 """
 import cmath
 import functools
@@ -27,8 +23,7 @@ from typing import NamedTuple
 
 
 # ---- 1. Numbers ----
-# These bound the cost: the length of an answer, in characters and in tokens, the size of a
-# Fraction's integers, and the length of a list in any order.
+# Bounds: characters and tokens of an answer, bits of a Fraction's integers, items of a list in any order
 MAX_CHARS, MAX_TOKENS, MAX_BITS, MAX_ITEMS = 500, 240, 4100, 20
 
 
@@ -93,8 +88,7 @@ IN_DEGREES = {"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"}  # if ° fol
 BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
-    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling,
-    "\\binom": binomial}
+    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling, "\\binom": binomial}
 
 # A symbol's values lie below and above 1. The first two are positive, for roots and logarithms. All are odd numbers over 1024, so never integers: (-1)^n must be neither 1 nor -1.
 SPANS = (211, 951), (1711, 3001), *[(1101, 5001)] * 6
@@ -158,8 +152,7 @@ SEPARATORS, RELATIONS = {",", ";", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥
 CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
 INTERVALS = "()", "[]", "(]", "[)"
 CLOSERS |= {left: {right} for left, right in BARS.items()}
-STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {
-    "(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
+STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
 
 
 def improper(match):
@@ -217,14 +210,13 @@ FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\\[A-Z][a-
           r"(?:\s*\^\s*(?:\{[^{}]*\}|\\?[A-Za-z]+|\d))?\s*")
 D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\partial(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
-ONE_SYMBOL = [(re.compile(pattern), new) for pattern, new in (
+REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (rf"\\[dtc]?frac\s*\{{\s*(?P<before>[^{{}}+-]*?)(?P<one>{D}(?:{VARIABLE})?\}}\s*\{{\s*(?:{D}{VARIABLE})+)\}}",
      as_one),  # a derivative is not a fraction
     (r"(?<![A-Za-z\\])(?P<before>)(?P<one>d[a-z]\s*/\s*d[a-z])(?![A-Za-z])", as_one),
     (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
     (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
-    (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one))]
-REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
+    (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one),
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
     (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|left|right|cdot|times|theta|infty)(?![a-z]))",
@@ -235,8 +227,7 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"\\(?:mathbb|Bbb)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))", r"\\mathbb{\1\2}"),
-    (r"(?i)\\text\s*\{\s*all real(?: number)?s[.\s]*\}|^\s*all real(?: number)?s\W*$",
-     r"\\mathbb{R}"),
+    (r"(?i)\\text\s*\{\s*all real(?: number)?s[.\s]*\}|^\s*all real(?: number)?s\W*$", r"\\mathbb{R}"),
     (r"(?:\\begin\s*\{cases\}|\\left\s*\\\{\s*\\begin\s*\{array\}\s*\{l+\})([^&]*?)"
      r"\\end\s*\{(?:cases|array)\}(?:\s*\\right\s*\.)?",
      lambda match: match[1].replace("\\\\", "\\text{ and }")),  # a system, not a function in pieces
@@ -246,8 +237,7 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
-     r"underline|boxed|fbox|"
-     r"(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
+     r"underline|boxed|fbox|(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
     (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
      lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
@@ -257,7 +247,6 @@ REWRITES = ONE_SYMBOL + [(re.compile(pattern), new) for pattern, new in (
     (r"(?:\\\{\s*[A-Za-z]\s*:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
      r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
-    (r"\{\s*\}(?=\s*\^)", ""),  # {}^\circ
     (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
      lambda match: "'" * len(re.findall("prime|'", match[0]))),
     (r"\^\s*(?:\\(?:circ|degree)(?![a-z])|\{\s*\\circ\s*\})", "°"),
@@ -373,16 +362,11 @@ class Item(NamedTuple):
 def undone(op, first, last, constant):
     """Return what an operation leaves undone, as letters:
 
-    "+"  add constants
-    "*"  multiply, divide or cancel numerals, or i, e or pi that both sides have; raise
-         constants to a power
-    "/"  divide by a sum
+    "+"  add constants                      "*"  multiply, divide or cancel numerals, or i, e or pi
+    "/"  divide by a sum                         that both sides have; raise constants to a power
     "√"  take a root, and "s" take a factor out of it
-    "f"  evaluate any other function of constants
-    "F"  evaluate a function or a root of symbols
-
-    Other operations on symbols leave nothing. "k" notes that a constant is added to
-    symbols, to which a second one could be added."""
+    "f"  evaluate any other function of constants, and "F" a function or a root of symbols
+    "k"  notes that a constant is added to symbols, to which a second one could be added."""
     n, d = first.factor, last.factor
     shared = first.named & last.named  # the e of e^2 e^3
     if op == "*":
@@ -405,16 +389,11 @@ def undone(op, first, last, constant):
         return "" if done else "*"
     if op in ("^", "√"):
         x, index = (last, 2) if op == "√" else (first, d.denominator)
-        square = x.rational and any(has_power(part, index) for part in x.factor.as_integer_ratio())
+        square = x.rational and any(  # k^index divides it, for a small k; k ** index must not be huge
+            part % k ** index == 0 for part in x.factor.as_integer_ratio() if not part or index < part.bit_length()
+            for k in range(2, 32))
         return "√s" if square else "√"
     return "+" if op == "+" else "f"
-
-
-def has_power(whole, index):
-    """Return True if k^index divides an integer, for a k from 2 to 31."""
-    if whole and index >= whole.bit_length():
-        return False  # not even 2^index does; k ** index could take minutes
-    return any(whole % k ** index == 0 for k in range(2, 32))
 
 
 def divisors(op, first, last):
@@ -437,32 +416,16 @@ def named_in(op, first, last):
     return first.named | last.named if product else frozenset()
 
 
-def factors_of(item):
-    return item.factors or ((item, 1),)
-
-
-def root_at(point, base, exponent):
-    """Return a fractional power at one point. A product is split into its factors as if they were positive: the root
-    of L/g is the root of L over the root of g. Constants stay together."""
-    times = OPERATIONS["*"]
-    result, constant = Fraction(1), Fraction(1)
-    for item, sign in factors_of(base):
-        if item.constant:
-            constant *= item.parts[point] ** sign
-        else:
-            result = times(result, power(item.parts[point], sign * exponent))
-    return times(result, power(constant, exponent))
-
-
-def logarithm_at(point, item, f):
-    """Return a logarithm at one point; that of a product is split in the same way."""
-    result, constant = Fraction(0), Fraction(1)
-    for factor, sign in factors_of(item):
+def by_factors(point, item, f, join, start):
+    """Join f of each factor at one point, as if the factors were positive: the root of L/g is the root of L over the
+    root of g, and its logarithm a difference. Constants stay together."""
+    result, constant = start, Fraction(1)
+    for factor, sign in item.factors or ((item, 1),):
         if factor.constant:
             constant *= factor.parts[point] ** sign
         else:
-            result = plus(result, sign * f(factor.parts[point]))
-    return plus(result, f(constant) if constant != 1 else Fraction(0))
+            result = join(result, f(factor.parts[point], sign))
+    return join(result, f(constant, 1))
 
 
 def value_at(point, op, first, last):
@@ -470,21 +433,13 @@ def value_at(point, op, first, last):
     x, y = first.parts[point], last.parts[point]
     if op == "√" and first.rational and x.denominator == 1 and x % 2 and last.rational and y < 0:
         return -power(-y, 1 / x)  # the real root
-    if op == "√":
-        return root_at(point, last, 1 / x)
-    if op == "^" and not (last.rational and y.denominator == 1):
-        return root_at(point, first, y)
+    if op == "√" or op == "^" and not (last.rational and y.denominator == 1):
+        base, exponent = (last, 1 / x) if op == "√" else (first, y)
+        return by_factors(point, base, lambda z, sign: power(z, sign * exponent), OPERATIONS["*"], Fraction(1))
     if op in ("\\ln", "\\log") and not first.constant:
-        return logarithm_at(point, first, FUNCTIONS[op])
+        return by_factors(point, first, lambda z, sign: sign * FUNCTIONS[op](z) if z != 1 else Fraction(0), plus, Fraction(0))
     unary = op in FUNCTIONS or op in BARS or op == "!"
     return OPERATIONS[op](x) if unary else OPERATIONS[op](x, y)
-
-
-def values(op, first, last):
-    """Return the result of an operation at every point; a constant is calculated once."""
-    if not first.symbols and not last.symbols:
-        return (bounded(value_at(0, op, first, last)),) * len(SPANS)
-    return tuple(bounded(value_at(point, op, first, last), MAX_BITS // 2) for point in range(len(SPANS)))
 
 
 def each(op, *items):
@@ -493,7 +448,9 @@ def each(op, *items):
         raise ValueError("arithmetic is for numbers")
     first, last = items[0], items[-1]
     symbols = first.symbols | last.symbols
-    result = Item("value", values(op, first, last), symbols=symbols)
+    points, bits = (len(SPANS), MAX_BITS // 2) if symbols else (1, MAX_BITS)  # a constant is calculated once
+    parts = tuple(bounded(value_at(point, op, first, last), bits) for point in range(points))
+    result = Item("value", parts if symbols else parts * len(SPANS), symbols=symbols)
     if isinstance(result.parts[0], complex) and any(
             item.rational and sum(map(int.bit_length, item.parts[0].as_integer_ratio())) > 33 for item in items):
         raise ValueError("closer to another number than `ratio` can tell")  # 1.000000000001 pi
@@ -506,7 +463,8 @@ def each(op, *items):
     elif op in ("*", "/"):
         factor = bounded(OPERATIONS[op](first.factor, last.factor))
         sign = 1 if op == "*" else -1
-        factors = factors_of(first) + tuple((item, sign * other) for item, other in factors_of(last))
+        factors = (first.factors or ((first, 1),)) + tuple(
+            (item, sign * other) for item, other in last.factors or ((last, 1),))
     work = "".join(item.work for item in items).replace("k", "")
     work += undone(op, first, last, result.constant)
     if result.constant:
@@ -843,32 +801,18 @@ def has_label(item):
     return bool(item.name) and item.parts != sample_points(item.name)
 
 
-def named_values(item):
-    """Return the values of x = 3, y = 4 if each has a name of its own, else ()."""
-    names = {part.name for part in item.parts if has_label(part)} if item.kind == "list" else ()
-    return item.parts if len(names) == len(item.parts) > 1 else ()
+def names_of(item):
+    """Return the names of x = 3, y = 4 and of (x, y) = (3, 4) if they differ, else []."""
+    if item.kind not in ("()", "list"):
+        return []
+    names = item.name.split(",") if item.kind == "()" else [part.name for part in item.parts if has_label(part)]
+    return names if len({*names}) == len(item.parts) > 1 else []
 
 
-def in_places(item, golds):
-    """Return a list or tuple as a list in which values without a name have those of the golds: (3, 4) is
-    x = 3, y = 4, but 4, 3 is not."""
-    names = item.name.split(",") if item.name else [gold.name for gold in golds]
-    if item.kind not in ("list", "()") or not len(item.parts) == len(golds) == len(names):
-        return item
-    return Item("list", tuple(part if has_label(part) else part._replace(name=name)
-                              for part, name in zip(item.parts, names)))
-
-
-def by_name(item):
-    """Return x = 3, y = 4 and (y, x) = (4, 3) as (3, 4). Names other than x, y and z stay in
-    their order, and in a list that must be the order of the alphabet."""
-    values = named_values(item)
-    names = [part.name for part in values] if values else item.name.split(",")
-    space = {*names} <= {"x", "y", "z"}
-    if len(names) != len(item.parts) or values and not space and names != sorted(names):
-        return item
-    pairs = sorted(zip(names, item.parts), key=lambda pair: pair[0] if space else "")
-    return Item("()", tuple(part._replace(name="") for _, part in pairs))
+def by_name(item, names):
+    """Return the values of a list or tuple in the order of their names; those without one get that of their place."""
+    parts = [part if has_label(part) else part._replace(name=name) for name, part in zip(names, item.parts)]
+    return Item("()", tuple(sorted(parts, key=lambda part: part.name)))
 
 
 def quotient(item):
@@ -877,10 +821,9 @@ def quotient(item):
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
-    if first.factor < 25 and 10 <= last.factor < 60:
-        return item  # 3:10 may be a time
     value = first if last == number(Fraction(1)) else each("/", first, last)
-    return item if "*" in value.work else value
+    time = first.factor < 25 and 10 <= last.factor < 60  # 3:10
+    return item if time or "*" in value.work else value
 
 
 def same(a, b):
@@ -893,10 +836,13 @@ def same(a, b):
         a = Item("=", (each("+", symbol(a.name), minus(a)),))
     if {a.kind, b.kind} == {":", "value"}:
         a, b = quotient(a), quotient(b)
-    if golds := named_values(b) or b.name and named_values(a):
-        a, b = in_places(a, golds), in_places(b, golds)
-    elif b.kind == "()" and not b.name:
-        a = by_name(a)
+    names, golds = names_of(a), names_of(b)
+    if golds or names and b.kind == "()":
+        if not golds:  # (3, 4) may be x = 3, y = 4
+            golds = sorted(names) if a.kind == "list" or {*names} <= {"x", "y", "z"} else names
+        if not {a.kind, b.kind} <= {"()", "list"} or len(a.parts) != len(b.parts):
+            return False
+        a, b = by_name(a, names or golds), by_name(b, golds)
     names = {item.name for item in (a, b) if has_label(item)}
     other_argument = a.argument and b.argument and a.argument != b.argument
     if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
@@ -985,10 +931,7 @@ OTHERWISE = {  # another answer
     CHOICE: re.compile(
         r"(?i:(?<!\w)(?:all|both|either|any)(?!\w)|^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would|to)(?!\w))|"
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
-        r"^\W*(?:and\W+)?[a-h]\s*(?:\Z|[),.;:/&|])|"
-        # another single letter, except in a sum, a product or after a degree sign, and the article of "A circle"
-        r"(?<![\w=+*^<>(|'°-])(?<![\d=+*^<>(|-]\s)(?<!circ\s)(?:[B-H]|A(?!\s[a-z]{2}))"
-        r"(?![\w'(^]|\s?[=+*<>^]|\s?-\s?\w)"),
+        r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])"),
     VERDICT: re.compile(
         r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
