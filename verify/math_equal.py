@@ -73,10 +73,6 @@ def floor(x):
     return Fraction(math.floor(x.real))
 
 
-def ceiling(x):
-    return -floor(-x)
-
-
 FUNCTIONS = {"\\" + name: f for name, f in dict(
     sin=cmath.sin, cos=cmath.cos, tan=cmath.tan, cot=lambda x: 1 / cmath.tan(x),
     sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
@@ -88,17 +84,17 @@ IN_DEGREES = {"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"}  # if ° fol
 BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
-    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": ceiling, "\\binom": binomial}
+    "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": lambda x: -floor(-x), "\\binom": binomial}
 
-# A symbol's values lie below and above 1. The first two are positive, for roots and logarithms. All are odd numbers over 1024, so never integers: (-1)^n must be neither 1 nor -1.
+# The sizes of a symbol's values; the first two are positive, for roots and logarithms. All are odd numbers
+# over 1024, so never integers: (-1)^n must be neither 1 nor -1.
 SPANS = (211, 951), (1711, 3001), *[(1101, 5001)] * 6
 
 
 @functools.lru_cache(1024)
 def sample_points(name):
-    """Return the values of a free symbol, which depend only on its name. The signs of the last six
-    are the binary digits of a number from 1 to 61, another one for each letter: x + y is |x| + |y|
-    at no more points than it must be."""
+    """Return a free symbol's values, which depend only on its name. The signs of the last six are the digits of a
+    number from 1 to 61, another one for each letter, so that |x| + |y| is not |x + y|."""
     rng = random.Random(ascii(name))
     signs = (int.from_bytes(ascii(name).encode()) % 61 + 1) << 2
     return tuple(Fraction(rng.randrange(*span, 2) * (-1) ** (signs >> i), 1024) for i, span in enumerate(SPANS))
@@ -136,8 +132,7 @@ ALIASES = {alias: names.split()[0] for names in (
     r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
     r"∓ \mp|≠ \ne \neq|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
     r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
-    r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|"
-    r"\arctanh \artanh \atanh"
+    r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|\arctanh \artanh \atanh"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
@@ -187,19 +182,13 @@ def numeral(match):
     return f"{digits}_{next(BASES.get(base, base) for base in bases if base)} "
 
 
-BASES = {name: base for base, name in enumerate(
-    "two three four five six seven eight nine ten eleven twelve".split(), 2)}
+BASES = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13)))
 BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
 
 
 def as_one(match):
     """Write what is no product of its letters as one symbol."""
     return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", match["one"])}}} '
-
-
-def in_order(match):
-    """Write a product with an inverse or a transpose of a matrix as one symbol: A^{-1}B is not BA^{-1}."""
-    return as_one(match) if INVERSE.search(match[0]) else match[0]
 
 
 PIECES_OF_ONE = re.compile(r"\\(?:cdot|text|mathrm|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
@@ -215,7 +204,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      as_one),  # a derivative is not a fraction
     (r"(?<![A-Za-z\\])(?P<before>)(?P<one>d[a-z]\s*/\s*d[a-z])(?![A-Za-z])", as_one),
     (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
-    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
+    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)",
+     lambda match: as_one(match) if INVERSE.search(match[0]) else match[0]),  # A^{-1}B is not BA^{-1}
     (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one),
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
@@ -397,18 +387,14 @@ def undone(op, first, last, constant):
 
 
 def divisors(op, first, last):
-    """Return which of i, e and pi an operation divides by, in capitals: 5/i is unfinished
-    unless the gold divides by i, too. Those in a function don't count."""
-    if op == "/":
-        divisor = last.work
-    else:
-        divisor = first.work + last.work if op == "^" and last.factor < 0 else ""
+    """Return which of i, e and pi an operation divides by, in capitals: 5/i is unfinished. In a function they may be."""
+    inverse = op == "^" and last.factor < 0
+    divisor = last.work if op == "/" else first.work + last.work if inverse else ""
     return "" if "f" in divisor else "".join(name for name in "IEΠ" if name.lower() in divisor)
 
 
 def named_in(op, first, last):
-    """Return which of i, e and pi are factors of the result or of its terms. A root, a
-    function and a sum with symbols have none."""
+    """Return which of i, e and pi are factors of the result or of its terms, not inside of a root or a function."""
     if op == "^":
         root = last.rational and last.factor.denominator != 1
         return first.named if last.constant and not root else frozenset()
@@ -471,9 +457,8 @@ def each(op, *items):
         work += divisors(op, first, last)
     if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
         work += "c"  # symbols that cancel
-    factors = () if result.constant else factors
-    named = named_in(op, first, last)
-    return result._replace(work=work, factor=Fraction(factor), factors=factors, named=named)
+    return result._replace(work=work, factor=Fraction(factor), factors=() if result.constant else factors,
+                           named=named_in(op, first, last))
 
 
 def number(x):
@@ -485,8 +470,7 @@ def symbol(name):
 
 
 def unknown(name, *arguments):
-    """Return a new symbol for an unknown function, or for one whose values say too little: the
-    floors of n / 3 and n / 4 are often equal. Equal arguments give equal symbols."""
+    """Return a symbol for an unknown function, or one whose values say too little, as floors of n/3 and n/4."""
     if any(argument.kind != "value" for argument in arguments):
         raise ValueError("no argument")
     parts = [part for argument in arguments for part in argument.parts]
@@ -580,7 +564,7 @@ def read_side(tokens):
         words = []
         while tokens[-1] not in SEPARATORS | RELATIONS | {"", ")", "]", "}", "\\}"}:
             words.append(tokens.pop())
-        text = plain(words)
+        text = plain(words)  # ABC is not abc, but Yes is yes
         return Item("words " + (text if len(text) < 5 and text.isupper() else text.casefold()), ())
     item = read_expression(tokens)
     if tokens[-1].lower() in MULTIPLES and item.rational:
@@ -710,8 +694,7 @@ def read_symbol(tokens, name):
     if name not in SYMBOLS and "{" not in name[2:]:
         raise ValueError(name)
     argument, call = "", name.endswith("{}")
-    if call:
-        name = name[1:-2] if len(name) == 4 else name[:-2]
+    name = (name[1:-2] if len(name) == 4 else name[:-2]) if call else name
     while tokens[-1] == "'" or tokens[-1][:1] == "_":
         name += re.sub(r'[{}"\\]', "", tokens.pop())
     if call and tokens[-4:-2] == ["=", ")"] and tokens[-2] in SYMBOLS:
@@ -788,8 +771,7 @@ def ratio(a, b):
 
 
 def same_decimal(x, y, least=100_000):
-    """Return True if x is a decimal with at least six digits, and equals the irrational y
-    rounded or truncated there."""
+    """Return True if x is a decimal of six digits or more, and equals the irrational y rounded or truncated there."""
     if x.digits < least or not y.constant or least > 1 and y.rational:
         return False
     digits = y.parts[0] / x.parts[0] * x.digits
@@ -816,8 +798,7 @@ def by_name(item, names):
 
 
 def quotient(item):
-    """Return the value of a ratio in lowest terms: 3 : 1 is 3, and 2 : 3 is 2/3. Other items
-    are returned unchanged, so 6:30 stays a time."""
+    """Return the value of a ratio in lowest terms: 3 : 1 is 3. Other items stay, and so do times: 6:30, 3:10."""
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
@@ -849,13 +830,12 @@ def same(a, b):
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
-        if percent == 100 and 0 < abs(b.parts[0]) < 1 and ratio(a, b) == 1:
-            return False  # 0.5% is 0.005, although 50% may be called 50
+        ratios = {percent} if percent == 100 and 0 < abs(b.parts[0]) < 1 else {1, percent}  # 0.5% is not 0.5
         done = a.symbols <= b.symbols and all(
             a.work.count(kind) <= b.work.count(kind) * (1 if kind in "+*√f" else MAX_CHARS)
             for kind in {*a.work} - {"k"})
         rounded = b.digits >= 10**14 and a.rational and b.parts[0] and abs(a.parts[0] / b.parts[0] - 1) < 1e-15
-        return done and (ratio(a, b) in (1, percent) or same_decimal(a, b) or rounded)  # by a machine
+        return done and (ratio(a, b) in ratios or same_decimal(a, b) or rounded)  # by a machine
     if a.kind == "=":
         x, y = a.parts[0], b.parts[0]
         return x.symbols <= y.symbols and ratio(x, y) is not None
@@ -883,8 +863,8 @@ def read(tokens):
     return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
 
-# What may stand before the value: the name of what was asked for, or a sum, product or quotient of names,
-# as in x_1 =, a + b =, |S| =, P(X = 3) = and Area =. Nothing here backtracks (++), for linear time.
+# Names of what was asked for, before its value: x_1 =, a + b =, |S| =, P(X = 3) =, Area =. Nothing in them
+# backtracks (++), because that could take exponential time.
 NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
 COMMANDS = "|".join(sorted({name[1:] for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
 NAME = (rf'(?>(?!n\ o\ t\ |"?(?i:{NO_LABELS})"?\ )(?:[A-Za-z]|"[A-Za-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|'
@@ -932,14 +912,12 @@ OTHERWISE = {  # another answer
         r"(?i:(?<!\w)(?:all|both|either|any)(?!\w)|^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would|to)(?!\w))|"
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
         r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])"),
-    VERDICT: re.compile(
-        r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+    VERDICT: re.compile(r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
 def said_first(answer, gold):
-    """Return True if the gold is the letter of a choice, or yes or no, and the answer begins
-    with it and explains it: "(B) cosine" and "b" say B, "Yes, it is stable." says yes, but
-    "(B) or (C)" and "Yes and no" don't count. If the gold is (B), a bare b is a variable."""
+    """Return True if the gold is the letter of a choice, or yes or no, and the answer begins with it and explains it:
+    "(B) cosine" and "b" say B, but "(B) or (C)" and "Yes and no" don't. If the gold is (B), a bare b is a variable."""
     if len(answer) == 1 < len(gold):
         return False
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
@@ -955,9 +933,7 @@ def said_first(answer, gold):
 
 
 def math_equal(answer, gold):
-    """Return True if two answers are equal as mathematics or, failing that, as text.
-
-    Args: two strings. Returns False if one is longer than MAX_CHARS. Raises nothing."""
+    """Return True if two texts are equal as mathematics or, failing that, as text. Never raises an error."""
     answer, gold = answer.translate(UNICODE), gold.translate(UNICODE)
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
@@ -968,7 +944,8 @@ def math_equal(answer, gold):
         return False
     rest = answer[said.end():]  # the 5 of "The area is 5" and of \\text{The area is } 5
     if said[1]:
-        rest = rest[1:] if rest.startswith("}") else rest.replace("}", "")
+        first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
+        rest = first + last
     return equal_items(rest, gold)
 
 
@@ -978,7 +955,7 @@ def equal_items(answer, gold):
     if not answers or plain(answers) == plain(golds):
         return bool(answers)
     together = gold.replace(", ", ",")
-    if {answer, gold} == {together, together.replace(",", ", ")} and re.fullmatch(r"(\d{3},)+\d{3}", together):
+    if answer.replace(", ", ",") == together and re.fullmatch(r"(\d{3},)+\d{3}", together):
         return True  # 123,456 may have been a list
     name = name_of(golds)
     rest = answers[len(name):] if answers[:len(name)] == name else answers
@@ -993,8 +970,7 @@ def equal_items(answer, gold):
 
 
 def name_of(golds):
-    """Return the "m + n =" of a gold such as m + n = 7, as tokens. Return [] for an equation: x + y = 7
-    may be a line, and a = 2b has no number."""
+    """Return the "m + n =" of a gold such as m + n = 7, as tokens; [] for an equation, as x + y = 7 or a = 2b."""
     at = len(golds) - golds[::-1].index("=") if "=" in golds else 0
     name, value = {*golds[:at - 1]}, {*golds[at:]}
     coordinates = len(name & {"x", "y", "z", "\\rho", "\\theta"})
@@ -1017,6 +993,4 @@ def without_label(tokens, target):
     label = pattern.match(text)
     if label and not target.name and not names_nothing(label[0]):
         text = text[label.end():]
-    if pattern is LABEL and not target.name:
-        text = MODULUS.sub(r"\1", text)
-    return text.split()
+    return (MODULUS.sub(r"\1", text) if target.constant and not target.name else text).split()
