@@ -92,7 +92,7 @@ def sample(problems, n):
     rewards = []
     # [grpo_sg.rollout: a completion that was cut off is badly formed; tools]
     for i, (tokens, wrote) in enumerate(zip(completions, mask)):
-        response = OPENING + tokenizer.decode(tokens[wrote])
+        response = OPENING + tokenizer.decode(tokens[wrote], skip_special_tokens=True)
         correct, formatted = tasks.verify_kk(response, problems[i // n].answer)
         rewards.append(3.0 if correct else -0.5 if formatted else -3.0)
     real = torch.cat([prompts.attention_mask, mask], 1)  # 0 on the pads of both sides

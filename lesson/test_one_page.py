@@ -65,6 +65,7 @@ def page(tmp_path_factory):
     asked = []
 
     def verify(response, roles):
+        assert "<|im_end|>" not in response
         asked.append(response)
         return tasks.Verdict(len(asked) % 4 == 1, len(asked) % 4 in (1, 2))
     return run_page(tmp_path_factory.mktemp("page"), model, tokenizer, verify)
