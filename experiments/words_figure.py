@@ -141,7 +141,7 @@ def draw(looks, runs):
             right.errorbar(x + shift, 100 * mean, 100 * half, color=COLORS[weight], fmt="o", ms=5)
     right.axhline(0, color="black", lw=0.8)
     right.set_xticks(range(2), [PLACES["before"], PLACES["after"]])
-    right.set(title="Accuracy in steps 1 to 20, minus GRPO's", ylabel="percentage points",
+    right.set(title="Accuracy in training minus GRPO's", ylabel="points, steps 1 to 20",
               xlim=(-0.5, 1.5))
     figure.savefig(HERE / "figures" / "words.svg", metadata={"Date": None})
 

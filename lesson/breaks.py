@@ -12,7 +12,7 @@ and what the bug does. lesson/results/five_breaks.txt has what all five printed.
 Nothing fails, and both runs look healthy. The settings are those of experiments/README.md, "One
 variant and three mistakes": puzzles of three people; a warm-up of 100 steps instead of the default
 500, so the policy is still unsure; 40 steps of 16 prompts with 8 updates, at a learning rate of
-1e-4. The last line is what eight seeds gave there.
+1e-4. The last line is what eight seeds gave there, with texts without the words after the names.
 """
 import argparse
 import copy

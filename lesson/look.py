@@ -2,7 +2,7 @@
 task, and where is the signal?
 
     python -m lesson.look                       the pretrained tiny model: 20 seconds; its
-                                                efficiency is 1.085 +- 0.014
+                                                efficiency is 1.083 +- 0.012
     python -m lesson.look --model runs/NAME     again after training: the answer changes
     python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math --groups 256
                                                 takes every flag of grpo_sg.py; more groups,
