@@ -18,8 +18,8 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
     check.main(["--task", "kk", *SMALL])
     said = capsys.readouterr().out
     for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
-                  "agree with a plain forward pass", "<think> Ada,", "100% begin an answer",
-                  "4 samples per problem: 100% well formed", "GB for an update", "tokens sampled a second",
+                  "agree with a plain forward pass", "<think> Ada,", "% begin an answer",
+                  "% well formed", "GB for an update", "tokens sampled a second",
                   "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said
     assert said.endswith("there is a signal to learn from: start a run with these flags\n")
@@ -80,7 +80,7 @@ def test_advice_follows_from_the_rates(completions, advice):
     task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
     row = {}
     grpo_sg.add_samples(row, completions, check.SAMPLES)
-    said = check.advise(row, completions, task, grpo_sg.Config(max_new_tokens=64))
+    said = check.advise(row, completions, task, grpo_sg.Config(task="kk", max_new_tokens=64))
     assert re.search(advice, said)
 
 

@@ -99,10 +99,10 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
     """Probabilities and weights are those of the model that sampled; the run needs no log of them."""
     settings = json.loads(pathlib.Path("support/pretrained/kk/settings.json").read_text())
     run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 8, "model": "support/pretrained/kk"})
-    shutil.copytree("support/pretrained/kk", run / "checkpoint")
-    model, _ = grpo_sg.load_model(run / "checkpoint")
+    shutil.copytree("support/pretrained/kk", run / "checkpoint-4")
+    model, _ = grpo_sg.load_model(run / "checkpoint-4")
     torch.nn.init.zeros_(model.get_output_embeddings().weight)  # so every token is as likely
-    model.save_pretrained(run / "checkpoint")
+    model.save_pretrained(run / "checkpoint-4")
     seen = Page(run, tokens=tokens.view(run))
     before, after = seen.text.split("<section")[1:]
     assert "KNK" in before and "▲ pushed up" in before
@@ -113,7 +113,7 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
 def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path):
     run = make_run(tmp_path / "run", model="/gone/model")
     done = subprocess.run([sys.executable, "-m", "support.page", run], capture_output=True, text=True)
-    assert done.stdout.endswith(f"{run}/report.html\n") and "/gone/model: there is no such folder" in done.stderr
+    assert done.stdout.endswith(f"{run}/report.html\n") and "the model /gone/model" in done.stderr
     assert "<section" not in (run / "report.html").read_text("utf-8")
 
 

@@ -259,7 +259,7 @@ def read_flags(argv):
     return vars(own), flags
 
 
-def read_settings(task, model, flags):
+def read_settings(task, model, out, flags):
     """Return the settings of the run that will start from the model: each from the flags, for a
     tiny model from TINY, from SETTINGS in the task's file, or from Config."""
     parser = grpo_sg.make_parser()
@@ -268,7 +268,7 @@ def read_settings(task, model, flags):
         usual = {**usual, **TINY, **(PUZZLES if task == "kk" else {})}
     parser.set_defaults(**usual)
     cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))
-    cfg.task, cfg.model = task, model and grpo_sg.find_model(model, task)
+    cfg.task, cfg.model, cfg.out = task, model and grpo_sg.find_model(model, task), out
     grpo_sg.check_settings(cfg)
     return cfg
 
@@ -281,7 +281,7 @@ def main(argv=None):
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     try:
-        cfg = read_settings(task, model, flags)
+        cfg = read_settings(task, model, out, flags)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         stem = os.path.basename(task).removesuffix(".py")
         name = f"{stem}-{os.path.basename(model)}" if model else stem
