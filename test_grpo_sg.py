@@ -1766,7 +1766,7 @@ def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_
         assert (row["seconds"], row["seconds_sampling"], row["seconds_update"]) == (110, 10, 100)
         assert row["tokens_per_second"] == pytest.approx(48 * row["completion_tokens"] / 10)
     assert run.saved == [["checkpoint-6"], ["checkpoint-12"], ["checkpoint-13"]]
-    assert "110.0 s, about 0:22:00 left\n" in capsys.readouterr().out
+    assert "110.0 s, 0:22:00 left\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("bad, warned", [
