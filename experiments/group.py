@@ -63,7 +63,7 @@ def choose(groups):
 def main():
     cfg = grpo_sg.read_settings(["--eval_problems", "200", "--train_problems", "100"])
     policy, task = grpo_sg.load(cfg)
-    tokens.GROUPS = 20
+    tokens.GROUPS = tokens.TRIED = 20
     with torch.no_grad():
         chosen = choose(tokens.watch(policy, task, cfg))
     question = chosen[0][0].problem.question

@@ -1,5 +1,6 @@
 """Show what an update does to each token: groups of completions, which are sampled here with a
 run's first and last model, and controls that change the weight (page.js moves them)."""
+import itertools
 import json
 from pathlib import Path
 from statistics import fmean as mean
@@ -9,7 +10,8 @@ import torch
 
 from support.page import HERE, axes, describe_grade, read, shown, ticks
 
-GROUPS = 3   # first problems of the validation set
+GROUPS = 3   # shown: of the first TRIED validation problems, those with unequal rewards first
+TRIED = 8
 MOST = 600   # tokens shown of a completion
 # the weight's settings: on the page, in Config
 WEIGHT = {"shaping": "shaping", "alpha": "alpha", "tau": "tau", "mu": "mu", "L": "low", "U": "high"}
@@ -17,17 +19,19 @@ WEIGHT = {"shaping": "shaping", "alpha": "alpha", "tau": "tau", "mu": "mu", "L":
 
 @torch.no_grad()
 def watch(policy, task, cfg):
-    """Sample a group of completions of each of the first validation problems.
+    """Sample groups of completions of the first validation problems, and choose GROUPS of them.
 
     Returns:
         For each group a list of (completion, pi, w): pi and w have a number for each token
         (a tool's tokens have pi = 1).
     """
-    completions = grpo_sg.rollout(policy, task, task.valid[:GROUPS], cfg, n=cfg.group_size,
+    completions = grpo_sg.rollout(policy, task, task.valid[:TRIED], cfg, n=cfg.group_size,
                                   temperature=cfg.temperature, seed=cfg.seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
+    groups = grpo_sg.split_groups(completions, cfg.group_size)
+    groups.sort(key=grpo_sg.has_signal, reverse=True)  # groups with equal keys keep their order
     watched = []
-    for c in completions:
+    for c in itertools.chain(*groups[:GROUPS]):
         batch = grpo_sg.make_batch([c], policy.model.device)
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
         w = grpo_sg.weigh(logps, cfg)
