@@ -18,12 +18,12 @@ def token_weights(logps, *, alpha=2.0, tau=1/9, mu=0.25, low=1.0, high=1.4):
 
 
 def group_advantages(rewards, *, eps=1e-6):
-    R = rewards.float()
+    R = rewards.double()
     mean = R.mean(1, keepdim=True)
     std = R.std(1, keepdim=True)
     A = (R - mean) / (std + eps)
     equal = (R == R[:, :1]).all(1, keepdim=True)
-    return A.masked_fill(equal, 0.0)
+    return A.masked_fill(equal, 0.0).float()
 
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None,

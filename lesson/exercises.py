@@ -29,7 +29,8 @@ def group_advantages(rewards, *, eps=1e-6):
     """Return A = (R - mean R) / (std R + eps) of each group.
 
     rewards: (P, G), a group in each row, G >= 2, of any dtype. Returns (P, G), float32. std is
-    the sample standard deviation (over G - 1). A group of equal rewards gets exactly 0.
+    the sample standard deviation (over G - 1). A group of equal rewards gets exactly 0. Compute
+    in float64: 100000 and 100001 differ by a large part of their std.
     """
     raise NotImplementedError("group_advantages")
 
@@ -102,5 +103,6 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     and loss_agg_mode; cfg.temperature is that of all log-probabilities. Each gradient is cut to a
     norm of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing.
     (grpo_sg.learn returns statistics, and cuts a minibatch into parts that fit into memory.)
+    Leave the completions as they are, and the model in eval mode.
     """
     raise NotImplementedError("learn")

@@ -170,33 +170,22 @@ def load_module(path):
 
 
 def show(module, wanted=None):
-    """Print what is done and what comes next: the wanted function, or the first that is not
-    done."""
-    print(f"running the tests on {module.__name__}.py: a few seconds", flush=True)
-    results = run_tests(module, HINTS, "-p", "no:terminal")
-    done, others = [], []
-    for function in HINTS:
-        failures = [result for result in results[function] if result[1]]
-        if failures:
-            others.append((function, failures))
-        else:
-            done.append(function)
-    print(f"{len(done)} of {len(HINTS)} done{': ' if done else ''}{', '.join(done)}")
-    if not others:
+    """Print what is done and what comes next; or, with a name, what fails of this function."""
+    names = [wanted] if wanted else list(HINTS)
+    print(f"running the tests of {', '.join(names)} on {module.__name__}.py", flush=True)
+    results = run_tests(module, names, "-p", "no:terminal")
+    todo = [name for name in names if any(message for _, message in results[name])]
+    done = [name for name in names if name not in todo]
+    print(f"{len(done)} of {len(names)} done{': ' if done else ''}{', '.join(done)}")
+    for name in todo:
+        failures = [result for result in results[name] if result[1]]
+        count = len(results[name])
+        print(f"{name}: {count - len(failures)} of {count} tests pass")
+        if name == todo[0]:
+            print(f"    {failures[0][0]}: {failures[0][1]}")
+            print(f"    for a hint: python -m lesson.grade {name} --hint")
+    if not todo and not wanted:
         print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
-        return
-    if wanted in done:
-        print(f"{wanted} is done")
-    order = {function: number for number, (function, _) in enumerate(others)} | {wanted: -1}
-    others.sort(key=lambda other: order[other[0]])
-    (function, failures), *rest = others
-    count = len(results[function])
-    print(f"next: {function}, {count - len(failures)} of {count} tests pass; the first failure:")
-    print(f"    {failures[0][0]}: {failures[0][1]}")
-    print(f"    for a hint: python -m lesson.grade {function} --hint")
-    for function, failures in rest:
-        count = len(results[function])
-        print(f"then: {function}, {count - len(failures)} of {count}")
 
 
 def main(argv=None):
