@@ -11,7 +11,7 @@ import grpo_sg
 import tasks
 from support import tiny, tools
 from support.tools import Tool
-from test_grpo_sg import build_model, build_toy, check_seeds, word_tokenizer
+from test_grpo_sg import build_model, build_toy, word_tokenizer
 
 
 STOP = "</search>"
@@ -130,6 +130,19 @@ def test_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
 
 def answer_who(texts):
     return [f"who {'why ' * len(text.split())}" for text in texts]
+
+
+def check_seeds(policy, task, cfg):
+    """Assert that a rollout depends on the seed, and not on how many completions are sampled at
+    once. Returns the last rollout."""
+    rollouts = []
+    for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
+        cfg.sample_batch = size
+        rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
+        rollouts.append([(c.tokens, c.mask) for c in rolled])
+    first, *same_seed, other_seed = rollouts
+    assert all(rollout == first for rollout in same_seed) and other_seed != first
+    return rolled
 
 
 def test_a_rollout_with_a_tool_depends_only_on_the_seed():
