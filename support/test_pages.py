@@ -13,11 +13,10 @@ import sys
 import tomllib
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 import grpo_sg
-from test_grpo_sg import PROMPTS, build_model
+from test_grpo_sg import build_model, byte_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("support/*/*.md")]
@@ -103,26 +102,33 @@ def test_commands_have_scripts_and_flags_that_exist(tmp_path, monkeypatch, capsy
             check_script(name, flags, monkeypatch, capsys)
 
 
-def test_the_lines_to_copy_make_better_completions_more_likely(tmp_path):
+# What the README's lines to copy leave to the reader: the reward is the fraction of digits.
+COPIED = """
+chats = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
+
+def reward(i, text):
+    rewards.append(sum(c in "0123456789" for c in text) / max(1, len(text)))
+    return rewards[-1]
+
+rewards = []
+"""
+
+
+def test_the_lines_to_copy_learn_with_grpo_sg_only(tmp_path):
     page = (ROOT / "README.md").read_text()
-    lines = re.search(r"```python\n(from grpo_sg import.*?)```", page, re.S)[1]
-    assert len(lines.split("\n")) <= 12 + 2  # two are empty
-    (tmp_path / "copied.py").write_text(lines)
-    model = build_model()
-    names = dict(torch=torch, model=model, prompts=PROMPTS, stop_ids=[1],
-                 reward=lambda i, tokens: tokens.count(7 + i) / len(tokens))
-    made = runpy.run_path(f"{tmp_path}/copied.py", init_globals=names)
-    ids, mask, A = made["ids"], made["mask"], made["A"]
-    for i, (row, tokens) in enumerate(zip(ids.tolist(), made["drawn"])):
-        whole = PROMPTS[i // 8] + tokens
-        assert row[:len(whole)] == whole and ids[i, mask[i]].tolist() == tokens
-    groups = made["rewards"].view(3, 8)  # each prompt's completions are a group
-    assert torch.equal(A, grpo_sg.group_advantages(groups).flatten())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    made["loss"].backward()
-    optimizer.step()
-    change = (grpo_sg.token_logps(model, ids, mask) - made["logps"]).sum(1)
-    assert change[A > 0].mean() > 0 > change[A < 0].mean()
+    lines = re.search(r"```python\n(import torch.*?)```", page, re.S)[1]
+    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert name in lines and "lr=1e-5" in lines
+    build_model(vocab_size=300).save_pretrained(tmp_path / "model")
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+    byte_tokenizer(template).save_pretrained(tmp_path / "model")
+    copy_to(tmp_path, "grpo_sg.py")
+    script = lines.replace(name, "model").replace("lr=1e-5", "lr=1e-2")
+    done = run_in(tmp_path, "-c", f"{COPIED}{script}\nprint('rewards', *rewards)")
+    assert "rewards" in done.stdout, done.stderr
+    rewards = [float(word) for word in done.stdout.split("rewards")[1].split()]
+    assert len(rewards) == 20 * 24
+    assert sum(rewards[-48:]) > sum(rewards[:48]) + 10
 
 
 def test_the_header_for_uv_pins_the_requirements():
@@ -165,7 +171,6 @@ def test_every_import_is_declared():
 ALONE = '''
 from types import SimpleNamespace
 import grpo_sg
-import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 WORDS = ["<end>", "yes", "no", "maybe", "who", "what", "why"]
