@@ -1735,6 +1735,35 @@ def test_a_chat_token_that_was_added_to_the_tokenizer_only_is_reported():
         tasks.encode_problems(tasks.math_task(cfg), short, cfg)
 
 
+def test_long_prompts_are_dropped_with_a_count(capsys):
+    """The context must also hold a completion."""
+    policy, task, cfg = build_toy()
+    cfg.max_new_tokens = 4095
+    short = tasks.encode_problems(task, policy, cfg)
+    assert [p.question for p in short.train] == ["who", "what"]
+    assert "1 of 3 train problems" in capsys.readouterr().out
+    cfg.max_new_tokens = 6
+    tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
+    assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_split_without_problems_is_refused_before_training(split):
+    policy, task, cfg = build_toy()
+    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"1 of 1 {split} problems")):
+        with pytest.raises(tasks.UserError, match=f"--task toy.* {words}"):
+            tasks.encode_problems(task._replace(**{split: problems}), policy, cfg)
+
+
+def test_a_tokenizer_that_does_not_know_the_words_is_refused():
+    """Such as a tiny model's, with another task. One unknown word in 20 is allowed."""
+    policy, task, cfg = build_toy()
+    for words, refused in (("who " * 19 + "Zo\u00eb", False), ("who " * 18 + "Zo\u00eb", True)):
+        problems = [tasks.Problem(words, "yes")]
+        with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
+            tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
+
+
 # ==== The model: loading and its device ====
 
 def save_model(folder, template=CHAT, model=None):
@@ -1920,7 +1949,8 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
     tokenizer = save_model(tmp_path / "model")
     printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
     rows = rows_of(tmp_path / "run" / "metrics.jsonl")
-    assert [(row["step"], row.get("split")) for row in rows] == [(0, "test"), (1, None), (1, "test")]
+    assert [(row["step"], row.get("split")) for row in rows] == [
+        (0, "test"), (1, None), (1, "test")]
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 3 + 2 + 3
     keys = "reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups"
     assert set(keys.split()) <= rows[1].keys()
@@ -1940,7 +1970,8 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
 
 def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(tmp_path, capsys):
     file, model = tmp_path / "mine.py", tmp_path / "model"
-    file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\ndef make_task(cfg): pass")
+    file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\n"
+                    "def make_task(cfg): pass")
     save_model(model)
     saved = {"task": str(file), "steps": 5, "lr": 0.5, "out": "gone", "brief": True, "unknown": 1}
     (model / "settings.json").write_text(json.dumps(saved), encoding="utf-8-sig")
@@ -1964,7 +1995,8 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
     ("--model x --task math --data gsm8", "--data gsm8"), ("--resume", "--resume --out ''"),
     ("--resume --out nowhere", "--resume nowhere")])
-def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line_with_the_flag_and_the_value(
+        text, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))  # without pretrained/
     monkeypatch.setattr(grpo_sg, "load_model", None)  # before a model is loaded
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -1994,7 +2026,8 @@ def test_a_model_that_cannot_be_used_is_one_line(spoiled, flags, words, tmp_path
     ("dict(stepz=3)", {}, "SETTINGS stepz"), ("dict(steps=2.5)", {}, "--steps 2.5"),
     ("{}", {"people": 3}, "--people 3"), ("{}", {"steps": "x"}, "--steps 'x'"),
     ("{}", {"system": None}, "--system None")])
-def test_a_setting_of_the_wrong_name_or_type_in_a_file_is_one_line(own, saved, words, tmp_path, capsys):
+def test_a_setting_of_the_wrong_name_or_type_in_a_file_is_one_line(
+        own, saved, words, tmp_path, capsys):
     (tmp_path / "own.py").write_text(f"SETTINGS = {own}\ndef make_task(cfg): pass")
     (tmp_path / "settings.json").write_text(json.dumps(saved))
     *_, line = run_program(f"--task {tmp_path}/own.py --model {tmp_path}", capsys).split("error:")
@@ -2175,7 +2208,8 @@ def test_a_checkpoint_cannot_run_code(folder, tmp_path):
 
 @pytest.mark.parametrize("lost, place, words", [
     ("checkpoint-4", "checkpoint", "older version --model"),
-    ("checkpoint-4/training.pt", "gone", "training.pt --model"), ("settings.json", "gone", "--resume"),
+    ("checkpoint-4/training.pt", "gone", "training.pt --model"),
+    ("settings.json", "gone", "--resume"),
     ("checkpoint-4/model.safetensors", "gone", "checkpoint-4")])
 def test_a_run_that_cannot_continue_is_one_line_and_loses_nothing(
         lost, place, words, folder, tmp_path):
@@ -2233,37 +2267,9 @@ def test_a_run_without_a_signal_says_so_before_during_and_after_training(folder,
     file.write_text(OWN_TASK.replace("len(completion.response) % 3", "1.0"))
     assert start(folder, tmp_path / "run", f"--task {file} --steps 6") is None
     printed = capsys.readouterr().out
-    assert "100% of the groups have equal rewards" in printed and "python -m support.check" in printed
+    assert "100% of the groups have equal rewards" in printed
+    assert "python -m support.check" in printed
     assert printed.count("warning: for 5 steps rewards were equal within every group") == 2
-
-
-def test_long_prompts_are_dropped_with_a_count(capsys):
-    """The context must also hold a completion."""
-    policy, task, cfg = build_toy()
-    cfg.max_new_tokens = 4095
-    short = tasks.encode_problems(task, policy, cfg)
-    assert [p.question for p in short.train] == ["who", "what"]
-    assert "1 of 3 train problems" in capsys.readouterr().out
-    cfg.max_new_tokens = 6
-    tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
-    assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_a_split_without_problems_is_refused_before_training(split):
-    policy, task, cfg = build_toy()
-    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"1 of 1 {split} problems")):
-        with pytest.raises(tasks.UserError, match=f"--task toy.* {words}"):
-            tasks.encode_problems(task._replace(**{split: problems}), policy, cfg)
-
-
-def test_a_tokenizer_that_does_not_know_the_words_is_refused():
-    """Such as a tiny model's, with another task. One unknown word in 20 is allowed."""
-    policy, task, cfg = build_toy()
-    for words, refused in (("who " * 19 + "Zo\u00eb", False), ("who " * 18 + "Zo\u00eb", True)):
-        problems = [tasks.Problem(words, "yes")]
-        with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
-            tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
 
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====
