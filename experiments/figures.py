@@ -1,6 +1,6 @@
 """Draw the figures of the pages. Needs matplotlib.
 
-    python -m experiments.figures                      method.svg, real.svg and puzzles.svg
+    python -m experiments.figures                      method.svg and real.svg
     python -m experiments.figures --report runs/NAME   report.png, from a run's page
 
 The last command takes a picture of the page's first two curves and of one group of completions.
@@ -78,27 +78,6 @@ def sums():
     save(figure, "real.svg")
 
 
-def puzzles():
-    """Plot the real model's runs on Knights and Knaves: means over blocks of ten steps."""
-    runs = [row for row in read("kk_rl") if "run" in row]
-    panels = {"accuracy": "correct", "equal_groups": "groups of equal rewards",
-              "entropy": "entropy (nats per token)"}
-    figure, axes = plt.subplots(1, len(panels), figsize=(8, 2.6))
-    for axis, (column, title) in zip(axes, panels.items()):
-        for run, color in zip(runs, (BLUE, ORANGE, GREY, "black")):
-            steps = run["steps"]
-            blocks = [steps[i:i + 10] for i in range(0, len(steps) - 9, 10)]
-            xs = [block[-1]["step"] - 4.5 for block in blocks]
-            means = [statistics.fmean(step[column] for step in block) for block in blocks]
-            axis.plot(xs, means, color=color, marker="o", ms=3, label=run["run"])
-        axis.set(title=title, xlabel="step")
-        axis.set_ylim(bottom=0)
-    for run, color in zip(runs, (BLUE, ORANGE, GREY, "black")):
-        axes[0].plot(*zip(*run["valid"]), color=color, lw=0, marker="x", label="validation, greedy")
-    axes[0].legend(frameon=False, fontsize=8)
-    save(figure, "puzzles.svg")
-
-
 def report(run):
     """Take a picture of a run's page, without the parts that REPORT_STYLE hides."""
     text = (run / "report.html").read_text("utf-8")
@@ -125,7 +104,6 @@ def main():
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
     method()
     sums()
-    puzzles()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Does RL improve a real model on Knights and Knaves? results/kk_rl_rule.txt has the rule.
 
-    git worktree add ../kk_rl_code b32b338 && cd ../kk_rl_code
-    PYTHONPATH=. python -P ../REPOSITORY/experiments/kk_rl.py COLD RUNS ROWS
+    git worktree add ../kk_rl b32b338 && cp experiments/kk_rl.py ../kk_rl/experiments/ && cd ../kk_rl
+    python -m experiments.kk_rl COLD RUNS ROWS
 
 COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
 of the results, which is written again after each part. SIGTERM lets the current run save. The same

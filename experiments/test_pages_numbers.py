@@ -183,6 +183,20 @@ def real_puzzles():
     yield "README.md", in_words(before, "avg@4")
 
 
+def puzzles_with_rl():
+    rows = read("kk_rl")
+    cold, = (row["valid"] for row in rows if row.get("model") == "cold" and "valid" in row)
+    yield EVIDENCE, (f"avg@4 is {in_words(cold, 'avg@4')} on {cold['problems']} validation puzzles "
+                     f"and pass@4 {in_words(cold, 'pass@4')}")
+    run, = (row for row in rows if row.get("run") == "lr5e-05-seed0")
+    steps = run["steps"]
+    yield EVIDENCE, f"{len(steps)} of its 200 steps"
+    for column, name in (("accuracy", "the accuracy of the samples is"), ("entropy", "the entropy"),
+                         ("equal_groups", "and the fraction of groups with equal rewards")):
+        first, last = (mean(step[column] for step in part) for part in (steps[:5], steps[-5:]))
+        yield EVIDENCE, f"{name} {first:.2f} and {last:.2f}"
+
+
 # ---- The default runs ----
 
 def default_runs():
@@ -369,8 +383,8 @@ def read_page(name):
 
 
 @pytest.mark.parametrize("numbers", [
-    main_comparison, real_sums, real_look, real_puzzles, default_runs, classes, signal,
-    help_and_noisy, when, dose, mistakes, other_questions, baselines_and_bench])
+    main_comparison, real_sums, real_look, real_puzzles, puzzles_with_rl, default_runs, classes,
+    signal, help_and_noisy, when, dose, mistakes, other_questions, baselines_and_bench])
 def test_the_pages_have_the_numbers_of_the_rows(numbers):
     missing = [f"{page}: {text}" for page, text in numbers() if plain(text) not in read_page(page)]
     assert not missing, "\n".join(missing)
