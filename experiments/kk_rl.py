@@ -1,6 +1,7 @@
 """Does RL improve a real model on Knights and Knaves? results/kk_rl_rule.txt has the rule.
 
-    git worktree add ../kk_rl b32b338 && cp experiments/kk_rl.py ../kk_rl/experiments/ && cd ../kk_rl
+    git worktree add ../kk_rl b32b338
+    cp experiments/kk_rl.py ../kk_rl/experiments/ && cd ../kk_rl
     python -m experiments.kk_rl COLD RUNS ROWS
 
 COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
