@@ -8,11 +8,6 @@ import math
 import pathlib
 import statistics
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
 HERE = pathlib.Path(__file__).parent
 PLACES = {"nowhere": "nowhere", "before": "before\nthe name", "after": "after\nthe name",
           "after-4": "four words\nafter"}
@@ -46,19 +41,25 @@ def select(rows, place, weight, step):
             if (row["place"], row["weight"], row["step"]) == (place, weight, step)]
 
 
-def print_looks(rows):
-    print("| words, step | tokens with pi < 1/3 | signal | noise | GRPO-SG | damping 4 | "
-          "damping 11 | seeds |\n|---|---|---|---|---|---|---|---|")
+def write_table(rows, weights=("GRPO-SG", "damping 11")):
+    """Return the rows of a table: what unlikely tokens carry, and efficiencies."""
+    lines = []
     for step in sorted({row["step"] for row in rows}):
         for place in PLACES:
             some = select(rows, place, "GRPO-SG", step)
             if some:
-                cells = [f"{place}, {step}", f"{unlikely(some):.0%}"]
+                cells = [f"{place}, step {step}", f"{unlikely(some):.0%}"]
                 cells += [f"{sum_of(some, kind):.0%}" for kind in ("signal", "noise")]
-                for weight in COLORS:
+                for weight in weights:
                     cells.append("{:.3f} ± {:.3f}".format(
                         *average(select(rows, place, weight, step), "efficiency")))
-                print("| " + " | ".join([*cells, str(len(some))]) + " |")
+                lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def print_looks(rows):
+    print("| words | tokens with pi < 1/3 | signal | noise | GRPO-SG | damping 4 | damping 11 |")
+    print("\n".join(["|---" * 7 + "|", *write_table(rows, COLORS)]))
     for row in rows:
         print(row["place"], row["weight"], "step", row["step"], "seed", row["seed"], "efficiency",
               row["efficiency"])
@@ -87,20 +88,25 @@ def outcomes(row):
 
 
 def find_differences(rows):
-    """Return {(place, weight, outcome): differences from GRPO, one for each complete seed}."""
+    """Return ({(place, weight, outcome): differences from GRPO, one for each complete seed},
+    {(place, outcome): the mean of GRPO}, the seeds)."""
     values = {(row["place"], row["weight"], row["seed"]): outcomes(row) for row in rows}
     cells = {key[:2] for key in values}
     seeds = sorted(seed for seed in {key[2] for key in values}
                    if all((*cell, seed) in values for cell in cells))
-    found = {}
+    found, levels = {}, {}
     for place, weight in sorted(cells):
         for name in outcomes(rows[0]):
-            found[place, weight, name] = [
-                values[place, weight, seed][name] - values[place, "GRPO", seed][name]
-                for seed in seeds]
-    return found, {(place, name): statistics.fmean(values[place, "GRPO", seed][name]
-                                                   for seed in seeds)
-                   for place, _ in cells for name in outcomes(rows[0])}, seeds
+            theirs = [values[place, "GRPO", seed][name] for seed in seeds]
+            ours = [values[place, weight, seed][name] for seed in seeds]
+            found[place, weight, name] = [a - b for a, b in zip(ours, theirs)]
+            levels[place, name] = statistics.fmean(theirs)
+    return found, levels, seeds
+
+
+def write_interval(values):
+    mean, half = interval(values)
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
 
 def print_learning(rows):
@@ -108,20 +114,22 @@ def print_learning(rows):
     print(f"\n{len(seeds)} seeds: {seeds}\n")
     for (place, weight, name), differences in found.items():
         if weight != "GRPO":
-            mean, half = interval(differences)
-            print(f"{place}, {weight} minus GRPO, {name}: {mean:+.4f} [{mean - half:+.4f}, "
-                  f"{mean + half:+.4f}]; GRPO {levels[place, name]:.3f}")
-    for weight in ("GRPO-SG", "damping 11"):
-        for name in outcomes(rows[0]):
-            pairs = zip(found["after", weight, name], found["before", weight, name])
-            mean, half = interval([after - before for after, before in pairs])
-            print(f"after minus before, {weight} minus GRPO, {name}: {mean:+.4f} "
-                  f"[{mean - half:+.4f}, {mean + half:+.4f}]")
+            print(f"{place}, {weight} minus GRPO, {name}: {write_interval(differences)}; GRPO "
+                  f"{levels[place, name]:.3f}")
+            if place == "after":
+                pairs = zip(differences, found["before", weight, name])
+                print(f"    minus the same before the name: "
+                      f"{write_interval([after - before for after, before in pairs])}")
 
 
 # ---- The figure ----
 
 def draw(looks, runs):
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+    plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
+                         "axes.spines.right": False, "figure.constrained_layout.use": True})
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), width_ratios=(3, 2))
     for shift, (weight, color) in zip((-0.15, 0, 0.15), COLORS.items()):
         for x, place in enumerate(PLACES):
@@ -147,8 +155,6 @@ def draw(looks, runs):
 
 
 def main():
-    plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "axes.spines.top": False,
-                         "axes.spines.right": False, "figure.constrained_layout.use": True})
     looks, runs = read("look"), read("learn")
     print_looks(looks)
     print_learning(runs)
