@@ -429,11 +429,11 @@ MATH_SYSTEM = "Please reason step by step, and put your final answer within \\bo
 MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
-# What joins two boxes into a list: anything between them but another word, a number or a command.
-JOINED = re.compile(r"""(?: [^\w\\=] | \\[^A-Za-z] | (?:and|or)(?![A-Za-z])
-    | \\(?:text|mbox|textbf|mathrm|displaystyle|q?quad|lor|land|vee|wedge|cup|newline)(?![A-Za-z])
-    | [0-9a-z]{1,2}[.)]
-    | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? \s*=)*+""", re.X)
+# What joins two boxes into a list: anything between them but another word, a number or an arrow.
+JOINED = re.compile(r"""(?: [^\w\\=] | (?:and|or)(?![A-Za-z]) | \\[^A-Za-z] | \\hspace\{[^{}]*\}
+    | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? [\s$]*=  # x_1 =
+    | \\(?!\w*arrow|implies|iff|to(?![a-z])|therefore|approx|equiv)[A-Za-z]+
+    | [0-9a-z]{1,2}[.)] | (?<=\{)rm(?![a-z]))*+""", re.X | re.I)
 
 
 def final_answer(response):

@@ -78,8 +78,7 @@ FUNCTIONS = {"\\" + name: f for name, f in dict(
     sec=lambda x: 1 / cmath.cos(x), csc=lambda x: 1 / cmath.sin(x), arcsin=cmath.asin, arccos=cmath.acos,
     arctan=cmath.atan, sinh=cmath.sinh, cosh=cmath.cosh, tanh=cmath.tanh, coth=lambda x: 1 / cmath.tanh(x),
     sech=lambda x: 1 / cmath.cosh(x), csch=lambda x: 1 / cmath.sinh(x), arcsinh=cmath.asinh,
-    arccosh=cmath.acosh, arctanh=cmath.atanh, abs=abs, exp=cmath.exp, ln=cmath.log,
-    log=cmath.log10).items()}
+    arccosh=cmath.acosh, arctanh=cmath.atanh, abs=abs, exp=cmath.exp, ln=cmath.log, log=cmath.log10).items()}
 IN_DEGREES = {"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"}  # if ° follows
 BARS = {"\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 OPERATIONS = FUNCTIONS | {
@@ -122,7 +121,7 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
 NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|reali|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
     "kilo|mil|milli|meg|mega|gig|giga|k)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
@@ -164,9 +163,6 @@ def scientific(match):
     return f"{first or 1}e{exponent}" + (" " if match[2] else "")  # 10^{5}5 is not 10^55
 
 
-SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
-
-
 def choose(match):
     """Turn C_5^2 into a binomial coefficient, and A_5^2 or P_5^2, a number of permutations, into
     5!/3!. C_1 to C_3 may be constants of integration, so their powers stay."""
@@ -182,6 +178,7 @@ def numeral(match):
     return f"{digits}_{next(BASES.get(base, base) for base in bases if base)} "
 
 
+SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
 BASES = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13)))
 BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
 
@@ -191,21 +188,27 @@ def as_one(match):
     return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", match["one"])}}} '
 
 
+def in_order(match):
+    """Write a product with an inverse or a transpose of a matrix as one symbol, and also ghg^{-1}."""
+    ordered = any(letter != "e" and (letter.isupper() or transposed or match[0].count(letter) > 1)
+                  for letter, transposed in INVERSE.findall(match[0]))
+    return as_one(match) if ordered else match[0]
+
+
 PIECES_OF_ONE = re.compile(r"\\(?:cdot|text|mathrm|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
-INVERSE = re.compile(r"[A-Z]\}?\s*\^\s*\{?\s*-\s*\d|[A-DF-Za-df-z]\}?\s*\^\s*\{?\s*(?:T(?![A-Za-z])|\\top)")
-VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
+INVERSE = re.compile(r"([A-Za-z])\}?\s*\^\s*\{?\s*(?:-\s*\d|(T(?![A-Za-z])|\\top))")
+VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|bar|tilde|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
           r"(?<![A-Za-z\\{])[A-Z](?![A-Za-z]))(?:_\w|_\{[^{}]*\})?\s*")
-FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\\[A-Z][a-z]+|\([^()]*\))"
+FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\\(?:[A-Z][a-z]+|alpha|beta|sigma|tau|pi|rho)|\([^()]*\))"
           r"(?:\s*\^\s*(?:\{[^{}]*\}|\\?[A-Za-z]+|\d))?\s*")
-D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\partial(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
+D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\(?:partial|[Dd]elta)(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (rf"\\[dtc]?frac\s*\{{\s*(?P<before>[^{{}}+-]*?)(?P<one>{D}(?:{VARIABLE})?\}}\s*\{{\s*(?:{D}{VARIABLE})+)\}}",
      as_one),  # a derivative is not a fraction
     (r"(?<![A-Za-z\\])(?P<before>)(?P<one>d[a-z]\s*/\s*d[a-z])(?![A-Za-z])", as_one),
     (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
-    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)",
-     lambda match: as_one(match) if INVERSE.search(match[0]) else match[0]),  # A^{-1}B is not BA^{-1}
+    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
     (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one),
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
@@ -433,12 +436,12 @@ def each(op, *items):
     if any(item.kind != "value" for item in items):
         raise ValueError("arithmetic is for numbers")
     first, last = items[0], items[-1]
-    symbols = first.symbols | last.symbols
-    points, bits = (len(SPANS), MAX_BITS // 2) if symbols else (1, MAX_BITS)  # a constant is calculated once
+    symbols = first.symbols | last.symbols  # without any, it is calculated once
+    points, bits = (len(SPANS), MAX_BITS // 2) if symbols else (1, MAX_BITS)
     parts = tuple(bounded(value_at(point, op, first, last), bits) for point in range(points))
     result = Item("value", parts if symbols else parts * len(SPANS), symbols=symbols)
     if isinstance(result.parts[0], complex) and any(
-            item.rational and sum(map(int.bit_length, item.parts[0].as_integer_ratio())) > 33 for item in items):
+            sum(map(int.bit_length, item.factor.as_integer_ratio())) > 33 for item in items):
         raise ValueError("closer to another number than `ratio` can tell")  # 1.000000000001 pi
     factor, factors = 1, ()
     if result.rational:
@@ -700,8 +703,6 @@ def read_symbol(tokens, name):
     if call and tokens[-4:-2] == ["=", ")"] and tokens[-2] in SYMBOLS:
         argument = tokens[-2]
         del tokens[-3:]
-    elif call and tokens[-3:-2] == [")"]:
-        name += tokens.pop() + tokens.pop() + tokens.pop()
     elif call and tokens.pop() == "(":
         items = read_items(tokens, "(")
         tokens.pop()
@@ -863,9 +864,9 @@ def read(tokens):
     return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
 
-# Names of what was asked for, before its value: x_1 =, a + b =, |S| =, P(X = 3) =, Area =. Nothing in them
-# backtracks (++), because that could take exponential time.
-NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or"
+# What may precede a value: x_1 =, a + b =, |S| =, P(X = 3) =, Area =. Nothing backtracks (++), for linear time.
+NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or|errors?|bounds?|" \
+            "guess|estimate|inverse|reciprocal|logarithm|hint|suppose|assume|say|let|if|maybe|perhaps|possibly|probably"
 COMMANDS = "|".join(sorted({name[1:] for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
 NAME = (rf'(?>(?!n\ o\ t\ |"?(?i:{NO_LABELS})"?\ )(?:[A-Za-z]|"[A-Za-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|'
         r"det|dim|deg|lim|Pr|Var|triangle)|\\\w+\{[^{}\s]*\})\ (?:_\S+\ |'\ (?!t\ ))*)")
@@ -879,23 +880,12 @@ POWERS = r"([a-z])\ \^\ (\d)\ (?:[-+]\ (?!\1)[a-z]\ \^\ \2\ )++"  # x^2 + y^2
 LABEL, RATIO_LABEL = (re.compile(rf"^(?:(?:{POWERS}|{TERM}(?:(?:[-+*/{colon}]\ )?{TERM})*+)=\ )++", re.A)
                       for colon in ("", ":"))  # S : T = 7 : 32
 CALL_LABEL = re.compile(rf"^{CALL}=\ ", re.A)
-
-
-def names_nothing(label):
-    """Return True for a function, a power or another product of an unknown: x x =, x / y =, \\ln x =."""
-    tokens = re.sub(r"\(.*?\)", "", label).split()
-    unknown = [token for token in tokens if len(token) == 1 and token.islower()]
-    joined = not {"+", "-"} & {*tokens}
-    return bool({"\\ln", "\\log", "\\exp", "\\abs"} & {*tokens} or unknown and (FUNCTIONS.keys() | {"\\lvert"}) & {*tokens}
-                or joined and {"x", "y", "z"} & {*unknown} and len(unknown) > 1 or len({*unknown}) < len(unknown))
-
-
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
 SENTENCE = re.compile(  # "The answer is", "So the total area of ABC is equal to", "Answer:"
     r"[\s$*]*(\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
-    r"(?!error|bound|limit|guess|estimate|square|cube|root|half|twice|double|triple|opposite|negative|minus|inverse|reciprocal|"
-    r"logarithm|one|hint|question|problem|there|this|that|these|such|what|which|how|where|nobody|nothing)[A-Za-z]+"
+    rf"(?!(?:{NO_LABELS}|limit|square|cube|root|one|question|problem|there|this|that|these|such|what|which|how|where|nobody|"
+    r"nothing)(?!\w))[A-Za-z]+"
     r"(?:\s+(?:of|for|in|from|between|to|with)\s(?:(?!that\s(?!can|will))[^\d=<>≤≥,;:!≠±¬\\])*?)?\s*"
     r"(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
@@ -913,6 +903,16 @@ OTHERWISE = {  # another answer
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
         r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])"),
     VERDICT: re.compile(r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
+
+
+def names_nothing(label):
+    """Return True for a function, a power or another product of an unknown: x x =, x / y =, \\ln x =."""
+    called = FUNCTIONS.keys() & {*label.split()}
+    tokens = (label if called else re.sub(r"\(.*?\)", "", label)).split()
+    unknown = [token for token in tokens if len(token) == 1 and token.islower()]
+    return bool({"\\ln", "\\log", "\\exp", "\\abs"} & {*tokens} or unknown and (called or "\\lvert" in tokens)
+                or len(unknown) > 1 and {"x", "y", "z"} & {*unknown} and not {"+", "-"} & {*tokens}
+                or len({*unknown}) < len(unknown))
 
 
 def said_first(answer, gold):

@@ -112,12 +112,12 @@ def test_restated_questions_are_not_answers():
 
 
 def seconds(response, gold):
-    """Return the CPU time of a verdict, at best of several if it is long."""
+    """Return the CPU time of a verdict, at best of several if it is long: the machine may be busy."""
     times = [1e9]
-    while min(times) > 0.04 and len(times) < 5:  # retry: the machine may be busy
-        started = time.thread_time()
+    while min(times) > 0.02 and len(times) < 6:
+        started = time.process_time()
         correct(response, gold)
-        times.append(time.thread_time() - started)
+        times.append(time.process_time() - started)
     return min(times)
 
 
@@ -142,7 +142,7 @@ PIECES = [*r"""
 \frac1 \frac{1}{x+ \frac{x}{y} 1/x x^{163}+ x^{150}y^{149}+ (x+1) (x^7+1)^7 (xyz)^{.3} \ln(xyz) \log_x3+ \log_23+
 |x| |x-9| \lfloor{x}\rfloor \sin 10^{999} 1e999+ 1e-999* 3e300* 9 0 .1 0.1234567+ 1, 1,000 000, 9; \pm9, \pm \mp
 +- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
-0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= {\over {1\choose {\bf \begin{cases} \sin9° f(-1, mph {(9)_ \frac{"m" "kg"/ "mph"* 1,000, \{\{ é ﻿
+0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= {\over {1\choose {\bf \begin{cases} \sin9° f(-1, mph {(9)_ A^{-1}B A^TB x^{-1}yx u(t) u(t+ f(x)( \vec{a}\times A\times \frac{dx}{d dx/dx ABC, \angle{AB x_1= ≈1.41 ≠1, \frac{"m" "kg"/ "mph"* 1,000, \{\{ é ﻿
 """.split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & ", "5 \\text{ fives }", "x > 1 and "]
 
 
@@ -155,9 +155,11 @@ def test_no_answer_of_500_characters_takes_more_than_50_ms():
     texts += [sign.join(map(str, numbers)) for sign in ",+"]
     texts += ["+".join(f"{base}^{{{power}}}" for power in range(top, top - 45, -1))
               for base, top in (("x", 163), ("x", 340), ("7", 999), ("y", 99))]
-    backwards = ",".join(map(str, reversed(numbers)))
+    texts += [",".join(form.format(n) for n in range(10, 10 + count)) for form in ("{}", "{}+x", "\\sqrt{{{}}}", "x={}")
+              for count in (20, 40, 60)]
     for text in texts:
-        for answer, gold in ((text, "5"), ("5", text), (text, text + " "), (text, backwards)):
+        backwards = ",".join(text.split(",")[::-1])  # a list in the other order is compared item by item
+        for answer, gold in ((text, "5"), ("5", text), (text, text + " "), (text, backwards), (text, rng.choice(texts))):
             took = seconds(f"\\boxed{{{answer}}}", gold)
             assert took < 0.05, f"{took:.3f} s: {answer!r}, gold {gold!r}"
 
