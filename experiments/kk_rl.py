@@ -10,10 +10,12 @@ command continues.
 """
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import grpo_sg
 
@@ -71,6 +73,17 @@ def shorten(row):
     return {key: row[key] if row[key] is None else round(row[key], 5) for key in STEP}
 
 
+def count_answers(folder, step, split):
+    """Count the greedy answers of an evaluation, such as {"KKN": 12}; K is a knight."""
+    answers = Counter()
+    for row in read_lines(folder / "samples.jsonl"):
+        if (row["step"], row["split"]) == (step, split):
+            answer = row["completion"].rpartition("<answer>")[2]
+            answers["".join(re.findall("[KN]", answer.replace("knight", "K").replace("knave", "N")
+                                       ))] += 1
+    return dict(answers.most_common())
+
+
 def collect(runs, rows):
     """Write a row for each test and each run that there is, complete or not."""
     lines = []
@@ -83,9 +96,10 @@ def collect(runs, rows):
         if path.is_file():
             logged = read_lines(path)
             steps = [shorten(row) for row in logged if "split" not in row]
-            valid = [[row["step"], row["eval/accuracy"]] for row in logged
-                     if row.get("split") == "valid"]
-            lines.append({"run": name, "valid": valid, "steps": steps})
+            greedy = [{"step": row["step"], "split": row["split"], "accuracy": row["eval/accuracy"],
+                       "answers": count_answers(runs / name, row["step"], row["split"])}
+                      for row in logged if "split" in row]
+            lines.append({"run": name, "greedy": greedy, "steps": steps})
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

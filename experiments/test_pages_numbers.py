@@ -189,11 +189,15 @@ def puzzles_with_rl():
     yield EVIDENCE, (f"avg@4 is {in_words(cold, 'avg@4')} on {cold['problems']} validation puzzles "
                      f"and pass@4 {in_words(cold, 'pass@4')}")
     run, = (row for row in rows if row.get("run") == "lr5e-05-seed0")
-    steps = run["steps"]
+    steps, greedy = run["steps"], run["greedy"]
     yield EVIDENCE, f"{len(steps)} of its 200 steps"
+    yield EVIDENCE, f"{len(greedy[0]['answers'])} different answers to 64 test puzzles"
+    most = sum(sorted(greedy[-1]["answers"].values())[-2:])
+    yield EVIDENCE, f"after step {greedy[-1]['step']} it gives two answers to {most} of 64"
+    yield EVIDENCE, f"({greedy[-1]['accuracy']:.2f} of them correct)"
     for column, name in (("accuracy", "the accuracy of the samples is"), ("entropy", "the entropy"),
                          ("equal_groups", "and the fraction of groups with equal rewards")):
-        first, last = (mean(step[column] for step in part) for part in (steps[:5], steps[-5:]))
+        first, last = (mean(step[column] for step in part) for part in (steps[:10], steps[-10:]))
         yield EVIDENCE, f"{name} {first:.2f} and {last:.2f}"
 
 
