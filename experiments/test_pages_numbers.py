@@ -232,6 +232,9 @@ def words():
         for weight in ("GRPO-SG", "damping 11") for place in ("after", "before"))
     yield LESSON, (f"{len(seeds)} seeds, accuracy in steps 1 to 20 minus GRPO's is {after} for "
                    f"GRPO-SG after the name, and {before} before it ({after_11} and {before_11} with")
+    pairs = zip(*(differences[place, "damping 11", "training 1-20"] for place in ("after", "before")))
+    larger = words_figure.write_interval([after - before for after, before in pairs])
+    yield LESSON, f"with damping 11 it is larger by {larger}"
 
 
 def signal():
