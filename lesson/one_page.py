@@ -4,8 +4,8 @@
     python -m lesson.one_page MODEL [SEED]  another folder, or a name on the hub: a real model
                                             needs a large GPU and more steps
 
-The first takes less than a minute and ends with about "avg@4 after: 0.866". Five seeds ended at
-0.867 +- 0.009 (results/one_page.txt).
+The first takes less than a minute and ends with about "avg@4 after: 0.856". Four seeds ended at
+0.834 +- 0.008 (results/one_page.txt).
 
 tasks.py has the puzzles and their verifier; everything else is here. A comment in brackets
 names the function of grpo_sg.py that does the same more carefully, and what it does better.
