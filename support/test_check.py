@@ -19,7 +19,7 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
     said = capsys.readouterr().out
     for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
                   "agree with a plain forward pass", "<think> Ada,", "% begin an answer",
-                  "% well formed", "GB for an update", "tokens sampled a second",
+                  "% well formed", "timing an update", "tokens sampled a second",
                   "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said
     assert said.endswith("there is a signal to learn from: start a run with these flags\n")
