@@ -30,8 +30,8 @@ def draw_completion(decode, c, pi, w, y):
     grade = "correct" if c.solved else "wrong"
     color = UP if c.advantage > 0 else DOWN
     push = "made more likely" if c.advantage > 0 else "made less likely"
-    parts = [write_text(LEFT, y, f"R = {c.reward:g}, {grade}: A = {c.advantage:+.2f}, each token is "
-                        f"{push}", color, weight="bold")]
+    parts = [write_text(LEFT, y, f"R = {c.reward:g}, {grade}: A = {c.advantage:+.2f}, each token "
+                        f"is {push}", color, weight="bold")]
     x, y = LEFT, y + LINE
     for t, token in enumerate(c.tokens[:-1]):  # without the stop token
         word = decode([token])
@@ -76,8 +76,8 @@ def main():
     for c, pi, w in chosen:
         text, y = draw_completion(policy.tokenizer.decode, c, pi, w, y)
         parts.append(text)
-    note = ("Color: w A. Green tokens become more likely, red ones less. Unlikely tokens, with their "
-            "probability π below them, are paler: w = 1, and up to 1.4 for the others.")
+    note = ("Color: w A. Green tokens become more likely, red ones less. Unlikely tokens, with "
+            "their probability π below them, are paler: w = 1, and up to 1.4 for the others.")
     for line in textwrap.wrap(note, 108):
         parts.append(write_text(LEFT, y, line, "#555555", 12))
         y += 16
