@@ -122,7 +122,7 @@ def test_the_page_has_what_is_printed(capsys):
     printed = capsys.readouterr().out
     assert "decoded 'hello'" in printed
     for number in re.findall(r"\d+\.\d{2,}", printed):
-        assert number in PAGE or number == "0.00026", number
+        assert number in PAGE or number in ("0.00026", "0.26"), number  # the means
 
 
 @pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])

@@ -171,6 +171,7 @@ def test_every_import_is_declared():
 ALONE = '''
 from types import SimpleNamespace
 import grpo_sg
+import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 WORDS = ["<end>", "yes", "no", "maybe", "who", "what", "why"]
