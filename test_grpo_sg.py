@@ -127,6 +127,8 @@ def draw_rewards(rng, G, dtype):
         kinds = [[3, -1, -3], [1, 0], [10_000_000, 10_000_001], [1]]
     kind = rng.choice(kinds)
     group = [*kind, *rng.choices(kind, k=G)][:G] if rng.random() < 0.9 else [kind[0]] * G
+    if rng.random() < 0.1:  # one completion against all others: A is up to sqrt(G - 1)
+        group = [kind[0]] + [kind[-1]] * (G - 1)
     rng.shuffle(group)
     return torch.tensor(group, dtype=dtype).tolist()
 
@@ -359,7 +361,7 @@ def test_log_probabilities_are_computed_in_float32(dtype):
     model are a row of a table, so they are exact in any dtype."""
     for number in range(20):
         rng = random.Random(number)
-        table = 5 * torch.randn(40, 40, generator=torch.Generator().manual_seed(number))
+        table = 20 * torch.randn(40, 40, generator=torch.Generator().manual_seed(number))
         temperature = math.exp(rng.uniform(-3, 1.1))
         ids, mask, _ = draw_rows(rng, 40, 30)
         logps = token_logps(Bigrams(table.to(dtype)), ids, mask, temperature=temperature)
@@ -942,6 +944,15 @@ def test_a_model_in_training_mode_is_refused_or_warned_of():
     with pytest.warns(UserWarning, match="training mode"):
         grpo_sg.token_logps(model, *batch)
     grpo_sg.token_logps(model.eval(), *batch)
+
+
+def test_random_numbers_come_from_the_generators_own_device():
+    """It may be a CPU's beside a model on a GPU: every device then gets the same numbers."""
+    numbers = torch.zeros(1, 2)
+    with mock.patch.object(torch, "rand", return_value=numbers) as rand:
+        sample(build_model(), [[5]], max_new_tokens=2, stop_ids=[],
+               generator=mock.Mock(device="meta"))
+    assert rand.call_args.kwargs["device"] == "meta"
 
 
 def test_a_sampler_shows_its_bar_only_if_it_is_asked_to():
