@@ -197,7 +197,9 @@ def puzzles_with_rl():
     yield EVIDENCE, f"({greedy[-1]['accuracy']:.2f} of them correct)"
     for column, name in (("accuracy", "the accuracy of the samples is"), ("entropy", "the entropy"),
                          ("equal_groups", "and the fraction of groups with equal rewards")):
-        first, last = (mean(step[column] for step in part) for part in (steps[:10], steps[-10:]))
+        known = [[step[column] for step in part if step[column] is not None]  # None: no update
+                 for part in (steps[:10], steps[-10:])]
+        first, last = map(mean, known)
         yield EVIDENCE, f"{name} {first:.2f} and {last:.2f}"
 
 
