@@ -1166,7 +1166,8 @@ class Run:
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = load_state(out) if cfg.resume else {"step": 0}
+        resumed = bool(out and cfg.resume)
+        self.state = load_state(out) if resumed else {"step": 0}
         self.done = self.state["step"]
         self.rows = []          # of the training steps of this process
         self.trouble = ""       # what is wrong with the last steps
@@ -1175,9 +1176,9 @@ class Run:
         if out:
             os.makedirs(out, exist_ok=True)
             # "x" fails if another run has just begun in this folder.
-            mode = "w" if cfg.resume else "x"
+            mode = "w" if resumed else "x"
             write_json(os.path.join(out, "settings.json"), vars(cfg), mode)
-        if cfg.resume:
+        if resumed:
             cut_logs(out, self.done)
 
     def begin(self, optimizer):
@@ -1435,7 +1436,9 @@ def describe_change(rows, cfg):
     """Print how accuracy and reward of the tests changed, before -> after training."""
     before, after = ([row for row in rows if row.get("split") == "test"][i] for i in (0, -1))
     k = cfg.eval_samples
-    keys = (f"eval/avg@{k}", f"eval/reward@{k}") if k else ("eval/accuracy", "eval/reward")
+    keys = f"eval/avg@{k}", f"eval/reward@{k}"
+    if keys[0] not in before:  # no samples, or a resumed run with another k
+        keys = "eval/accuracy", "eval/reward"
     changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
                for key in keys]
     say(f"before -> after training: {', '.join(changes)}")
