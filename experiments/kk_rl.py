@@ -2,11 +2,12 @@
 
     git worktree add ../kk_rl b32b338
     cp experiments/kk_rl.py ../kk_rl/experiments/ && cd ../kk_rl
-    python -m experiments.kk_rl COLD RUNS ROWS
+    python -m experiments.kk_rl COLD RUNS ROWS [LR:SEED:STEPS ...]
 
 COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
-of the results, which is written again after each part. SIGTERM lets the current run save. The same
-command continues.
+of the results, which is written again after each part. Each run goes on to its number of steps,
+and is tested there. The runs are those of the rule unless others are named. SIGTERM lets the
+current run save. The same command continues.
 """
 import json
 import pathlib
@@ -19,21 +20,21 @@ from collections import Counter
 
 import grpo_sg
 
-ORDER = (5e-5, 0), (2e-5, 0), (5e-5, 1), (2e-5, 1)  # learning rate, seed
-FLAGS = ("--people 3 --temperature 1 --updates 2 --prompts 8 --group_size 8 --steps 200 "
+ORDER = "5e-5:0:200", "2e-5:0:200", "5e-5:1:200", "2e-5:1:200"  # learning rate, seed, steps
+FLAGS = ("--people 3 --temperature 1 --updates 2 --prompts 8 --group_size 8 "
          "--eval_every 20 --eval_samples 0").split()
 SAMPLES = 8
 STEP = ("step accuracy reward format_rate truncated completion_tokens equal_groups entropy "
         "clip_frac kl grad_norm weight_mean low_prob_frac seconds_sampling seconds_update").split()
 
 
-def make_run(cold, folder, lr, seed):
-    """Train for 200 steps, or continue the run in its folder."""
-    words = [sys.executable, "grpo_sg.py", "--out", str(folder)]
+def make_run(cold, folder, lr, seed, steps):
+    """Train until a step, or continue the run in its folder."""
+    words = [sys.executable, "grpo_sg.py", "--out", str(folder), "--steps", steps]
     if grpo_sg.find_checkpoint(str(folder)):
         words.append("--resume")
     else:
-        words += ["--model", cold, *FLAGS, "--lr", str(lr), "--seed", str(seed)]
+        words += ["--model", cold, *FLAGS, "--lr", lr, "--seed", seed]
     with open(f"{folder}.log", "a", encoding="utf-8") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -85,38 +86,33 @@ def count_answers(folder, step, split):
 
 
 def collect(runs, rows):
-    """Write a row for each test and each run that there is, complete or not."""
+    """Write a row for each test and each run that there is, complete or not. The test on "valid"
+    is that of the cold start, made by hand."""
     lines = []
-    for name in ["cold", *map(name_run, ORDER)]:
-        for split in ("valid", "test"):  # "valid" is that of the cold start, made by hand
-            path = runs / f"{name}.{split}.json"
-            if path.is_file():
-                lines.append({"model": name, split: json.loads(path.read_text())})
-        path = runs / name / "metrics.jsonl"
-        if path.is_file():
-            logged = read_lines(path)
-            steps = [shorten(row) for row in logged if "split" not in row]
-            greedy = [{"step": row["step"], "split": row["split"], "accuracy": row["eval/accuracy"],
-                       "answers": count_answers(runs / name, row["step"], row["split"])}
-                      for row in logged if "split" in row]
-            lines.append({"run": name, "greedy": greedy, "steps": steps})
+    for path in sorted(runs.glob("*.json")):
+        model, split, _ = path.name.rsplit(".", 2)
+        lines.append({"model": model, split: json.loads(path.read_text())})
+    for path in sorted(runs.glob("*/metrics.jsonl")):
+        logged = read_lines(path)
+        steps = [shorten(row) for row in logged if "split" not in row]
+        greedy = [{"step": row["step"], "split": row["split"], "accuracy": row["eval/accuracy"],
+                   "answers": count_answers(path.parent, row["step"], row["split"])}
+                  for row in logged if "split" in row]
+        lines.append({"run": path.parent.name, "greedy": greedy, "steps": steps})
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def name_run(job):
-    return f"lr{job[0]:g}-seed{job[1]}"
 
 
 def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cold, runs, rows = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     runs.mkdir(parents=True, exist_ok=True)
+    jobs = [job.split(":") for job in sys.argv[4:] or ORDER]
     try:
-        for lr, seed in ORDER:
-            folder = runs / name_run((lr, seed))
-            after = runs / f"{folder.name}.test.json"
+        for lr, seed, steps in jobs:
+            folder = runs / f"lr{float(lr):g}-seed{seed}"
+            after = runs / f"{folder.name}-step{steps}.test.json"
             if not after.is_file():
-                make_run(cold, folder, lr, seed)
+                make_run(cold, folder, lr, seed, steps)
             collect(runs, rows)
             for model, path in ((cold, runs / "cold.test.json"), (folder, after)):
                 if not path.is_file():
