@@ -270,7 +270,8 @@ def test_the_usual_number_of_groups_makes_sixteen_updates(flags, count, size):
 @pytest.mark.parametrize("flags, words", [
     ("--shaping none", "--shaping sg or ar"), ("--groups 8", "64 or more"),
     ("--prompts 128 --groups 128", "256 or more, at least 8 updates of 32 groups"),
-    ("--task missing.py --model org/name", "--task "), ("--model org/name", "the model org/name")])
+    ("--task missing.py --model org/name", "--task "),
+    ("--model .", "cannot be used")])  # a hub name would be looked for
 def test_a_mistake_is_reported_in_one_line(flags, words):
     with pytest.raises(SystemExit, match=f"^error: .*{re.escape(words)}") as error:
         look.main(flags.split())

@@ -27,7 +27,8 @@ def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, 
 
 
 @pytest.mark.parametrize("flags, words", [
-    ("--task missing.py --model org/name", "--task "), ("--model org/name", "org/name"),
+    ("--task missing.py --model org/name", "--task "),
+    ("--model .", "the model .* cannot be used"),  # a hub name would be looked for
     ("--group_size 1", "--group_size .*1")])
 def test_a_mistake_is_one_line(flags, words):
     with pytest.raises(SystemExit, match=f"^error: .*{words}") as error:

@@ -110,10 +110,12 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
     assert after.count("data-p=") == after.count(uniform) > 100 and uniform not in before
 
 
-def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path):
+def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "run", model="/gone/model")
-    done = subprocess.run([sys.executable, "-m", "support.page", run], capture_output=True, text=True)
-    assert done.stdout.endswith(f"{run}/report.html\n") and "the model /gone/model" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["page", str(run)])
+    page.main()
+    said = capsys.readouterr()
+    assert said.out.endswith(f"{run}/report.html\n") and "the model /gone/model" in said.err
     assert "<section" not in (run / "report.html").read_text("utf-8")
 
 
