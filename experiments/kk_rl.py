@@ -1,7 +1,7 @@
 """Does RL improve a real model on Knights and Knaves? results/kk_rl_rule.txt has the rule.
 
     git worktree add ../kk_rl b32b338
-    cp experiments/kk_rl.py ../kk_rl/experiments/ && cd ../kk_rl
+    cp experiments/kk_rl.py experiments/share_prompts.py ../kk_rl/experiments/ && cd ../kk_rl
     python -m experiments.kk_rl COLD RUNS ROWS [LR:SEED:STEPS ...]
 
 COLD is the folder of the model after its cold start, RUNS a folder for the runs, and ROWS the file
@@ -30,7 +30,8 @@ STEP = ("step accuracy reward format_rate truncated completion_tokens equal_grou
 
 def make_run(cold, folder, lr, seed, steps):
     """Train until a step, or continue the run in its folder."""
-    words = [sys.executable, "grpo_sg.py", "--out", str(folder), "--steps", steps]
+    words = [sys.executable, "-m", "experiments.share_prompts", "--out", str(folder),
+             "--steps", steps]
     if grpo_sg.find_checkpoint(str(folder)):
         words.append("--resume")
     else:

@@ -2,8 +2,11 @@
 import random
 
 import pytest
+import torch
 
-from experiments import analysis, baselines, bench
+import grpo_sg
+from experiments import analysis, baselines, bench, share_prompts
+from test_grpo_sg import build_model
 
 OWN_TASK = '''
 import itertools, random, grpo_sg, tasks
@@ -20,6 +23,30 @@ def make_task(cfg):
     return tasks.Task("sorting", "Sort.", problems[200:], problems[:100], problems[100:200], verify,
                       0.02, tokens=".")
 '''
+
+
+# ---- The prompt once a group ----
+
+def test_an_update_that_reads_each_prompt_once_has_the_same_logps_and_gradient():
+    model, completions, rng = build_model().double(), [], random.Random(0)
+    for size in (5, 1, 3):
+        prompt = [rng.randrange(2, 12) for _ in range(size)]
+        for length in (4, 1, 6):
+            tokens = [rng.randrange(2, 12) for _ in range(length)]
+            c = grpo_sg.Completion(None, prompt, tokens, [True] * length)
+            c.advantage = rng.gauss(0, 1)
+            completions.append(c)
+    rng.shuffle(completions)
+    batch = grpo_sg.make_batch(completions, "cpu")
+    found = []
+    for module in (grpo_sg, share_prompts):
+        logps = module.compute_logps(model, batch, grpo_sg.Config(temperature=0.7))
+        (logps * batch.advantages[:, None]).sum().backward()
+        found.append([logps.detach(), *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+    for theirs, ours in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert found[0][0].count_nonzero() == batch.mask.sum()
 
 
 # ---- Benchmarks ----
