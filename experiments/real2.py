@@ -27,10 +27,12 @@ def make_run(model, folder, lr, shaping, seed):
     shutil.rmtree(folder, ignore_errors=True)
     started = time.time()
     with open(f"{folder}.log", "w", encoding="utf-8") as log:
-        subprocess.run([sys.executable, "-m", "experiments.share_prompts",
-                        "--task", "lesson/real_model.py", "--model", model, "--lr", lr,
-                        "--shaping", shaping, "--seed", str(seed), "--out", str(folder)],
-                       stdout=log, stderr=log, check=True)
+        done = subprocess.run([sys.executable, "-m", "experiments.share_prompts",
+                               "--task", "lesson/real_model.py", "--model", model, "--lr", lr,
+                               "--shaping", shaping, "--seed", str(seed), "--out", str(folder)],
+                              stdout=log, stderr=log)
+    if done.returncode:
+        raise SystemExit(f"error: the run in {folder} failed; see {folder}.log")
     logged = analysis.read_rows(folder / "metrics.jsonl")
     steps = [row for row in logged if "split" not in row]
     tests = [row for row in logged if row.get("split") == "test"]
