@@ -1,6 +1,6 @@
 """Draw the figures of the pages. Needs matplotlib.
 
-    python -m experiments.figures                      method.svg and real.svg
+    python -m experiments.figures                      method.svg, real.svg and puzzles.svg
     python -m experiments.figures --report runs/NAME   report.png, from a run's page
 
 The last command takes a picture of the page's first two curves and of one group of completions.
@@ -18,7 +18,9 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
+from experiments import analysis
 from experiments.analysis import read
+from experiments.kk_rl import measure
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
@@ -78,6 +80,35 @@ def sums():
     save(figure, "real.svg")
 
 
+def puzzles():
+    """Plot two attempts of RL on Knights and Knaves with the real model: means of ten steps, and
+    what the test says of the second one."""
+    attempts = (("kk_rl2", "lr2e-05-seed0", "260 steps, 2e-5", BLUE),
+                ("kk_rl", "lr5e-05-seed0", "100 steps, 5e-5", GREY))
+    figure, axes = plt.subplots(1, 3, figsize=(8, 2.6))
+    for experiment, name, label, color in attempts:
+        run, = (row for row in read(experiment) if row.get("run") == name)
+        for axis, column in zip(axes, ("accuracy", "equal_groups")):
+            values = [step[column] for step in run["steps"]]
+            blocks = [values[i:i + 10] for i in range(0, len(values), 10) if len(values) >= i + 5]
+            xs = [10 * i + 5.5 for i in range(len(blocks))]
+            errors = [analysis.standard_error(block) for block in blocks]
+            axis.errorbar(xs, [statistics.fmean(block) for block in blocks], errors, color=color,
+                          marker="o", ms=3, lw=1.5, label=label)
+    axes[0].axhline(0.17, color=GREY, lw=0.8, ls=":")
+    axes[0].set(title="correct samples", xlabel="step", ylim=(0, None))
+    axes[1].set(title="groups with equal rewards", xlabel="step", ylim=(0, 1))
+    axes[0].legend(frameon=False, fontsize=7, loc="lower right", title="cold start, learning rate")
+    tests = {row["model"]: row["test"] for row in read("kk_rl2") if "test" in row}
+    for i, (name, color) in enumerate((("cold", GREY), ("lr2e-05-seed0-step60", BLUE))):
+        for x, values in enumerate(measure(tests[name]).values()):
+            average, low, _ = analysis.interval(values)
+            axes[2].errorbar(x + 0.2 * i - 0.1, average, average - low, color=color, fmt="o", ms=4)
+    axes[2].set(title="test: before, after", xticks=range(3), xticklabels=measure(tests["cold"]),
+                ylim=(0, 1), xlim=(-0.5, 2.5))
+    save(figure, "puzzles.svg")
+
+
 def report(run):
     """Take a picture of a run's page, without the parts that REPORT_STYLE hides."""
     text = (run / "report.html").read_text("utf-8")
@@ -104,6 +135,7 @@ def main():
                          "axes.spines.right": False, "figure.constrained_layout.use": True})
     method()
     sums()
+    puzzles()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,13 @@ def test(folder, path):
     path.write_text(json.dumps(content))
 
 
+def measure(content):
+    """Return a test's outcomes, each a list over puzzles: {"greedy": [1, 0, ..], "avg@8": [..]}."""
+    n = content["samples"]
+    return {"greedy": content["greedy"], f"avg@{n}": [count / n for count in content["correct"]],
+            f"pass@{n}": [int(count > 0) for count in content["correct"]]}
+
+
 def read_lines(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 

@@ -5,7 +5,7 @@
 All completions of a group have the same prompt, and token_logps reads it again for each of them.
 Here its keys and values are computed once in each micro-batch, with their gradient. The
 log-probabilities and gradients are the same up to rounding. The real model's prompts are longer
-than its completions, so this saves a third to a half of an update. On a GPU completions are longer,
+than its completions, so this saves about a third of an update. On a GPU completions are longer,
 and those of a group seldom meet in a micro-batch, so grpo_sg.py leaves it out.
 """
 import torch
