@@ -83,8 +83,8 @@ def sums():
 def puzzles():
     """Plot two attempts of RL on Knights and Knaves with the real model: means of ten steps, and
     what the test says of the second one."""
-    attempts = (("kk_rl2", "lr2e-05-seed0", "260 steps, 2e-5", BLUE),
-                ("kk_rl", "lr5e-05-seed0", "100 steps, 5e-5", GREY))
+    attempts = (("kk_rl2", "lr2e-05-seed0", "cold start of 260 steps, lr 2e-5", BLUE),
+                ("kk_rl", "lr5e-05-seed0", "cold start of 100 steps, lr 5e-5", GREY))
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.6))
     for experiment, name, label, color in attempts:
         run, = (row for row in read(experiment) if row.get("run") == name)
@@ -95,16 +95,21 @@ def puzzles():
             errors = [analysis.standard_error(block) for block in blocks]
             axis.errorbar(xs, [statistics.fmean(block) for block in blocks], errors, color=color,
                           marker="o", ms=3, lw=1.5, label=label)
-    axes[0].axhline(0.17, color=GREY, lw=0.8, ls=":")
-    axes[0].set(title="correct samples", xlabel="step", ylim=(0, None))
-    axes[1].set(title="groups with equal rewards", xlabel="step", ylim=(0, 1))
-    axes[0].legend(frameon=False, fontsize=7, loc="lower right", title="cold start, learning rate")
     tests = {row["model"]: row["test"] for row in read("kk_rl2") if "test" in row}
-    for i, (name, color) in enumerate((("cold", GREY), ("lr2e-05-seed0-step60", BLUE))):
+    constant = tests["cold"]["best constant answer"]
+    axes[0].axhline(constant, color=GREY, lw=0.8, ls=":")
+    axes[0].text(58, 0.02, "dotted: a constant answer", color=GREY, ha="right", fontsize=7)
+    axes[0].set(title="correct samples", xlabel="step", ylim=(0, 0.75))
+    axes[1].set(title="groups with equal rewards", xlabel="step", ylim=(0, 1))
+    axes[0].legend(frameon=False, fontsize=7, loc="upper left")
+    for shift, name, label, fill in ((-0.1, "cold", "before", "white"),
+                                     (0.1, "lr2e-05-seed0-step60", "after 60 steps", BLUE)):
         for x, values in enumerate(measure(tests[name]).values()):
             average, low, _ = analysis.interval(values)
-            axes[2].errorbar(x + 0.2 * i - 0.1, average, average - low, color=color, fmt="o", ms=4)
-    axes[2].set(title="test: before, after", xticks=range(3), xticklabels=measure(tests["cold"]),
+            axes[2].errorbar(x + shift, average, average - low, color=BLUE, fmt="o", ms=5, mfc=fill,
+                             label=label if x == 0 else None)
+    axes[2].legend(frameon=False, fontsize=7, loc="lower right")
+    axes[2].set(title="297 test puzzles", xticks=range(3), xticklabels=measure(tests["cold"]),
                 ylim=(0, 1), xlim=(-0.5, 2.5))
     save(figure, "puzzles.svg")
 

@@ -12,6 +12,7 @@ import pytest
 
 from experiments import analysis, words_figure
 from experiments.analysis import detectable, interval, read
+from experiments.kk_rl import measure
 
 ROOT = pathlib.Path(__file__).parents[1]
 EVIDENCE, LESSON = "experiments/README.md", "lesson/README.md"
@@ -178,7 +179,6 @@ def real_puzzles():
     yield EVIDENCE, f"z = {zs}"
     equal = " and ".join(f"{test['equal_groups@4']:.2f}" for test in after)
     yield EVIDENCE, f"from {before['equal_groups@4']:.2f} to {equal}"
-    yield "README.md", in_words(before, "avg@4")
 
 
 def puzzles_with_rl():
@@ -193,12 +193,36 @@ def puzzles_with_rl():
     most = sum(sorted(greedy[-1]["answers"].values())[-2:])
     yield EVIDENCE, f"after step {greedy[-1]['step']} it gives two answers to {most} of 64"
     yield EVIDENCE, f"({greedy[-1]['accuracy']:.2f} of them correct)"
-    for column, name in (("accuracy", "the accuracy of the samples is"), ("entropy", "the entropy"),
-                         ("equal_groups", "and the fraction of groups with equal rewards")):
+    yield EVIDENCE, f"largest KL of a step was {max(step['kl'] or 0 for step in steps):.1f} nats"
+    for text in first_and_last(steps):
+        yield EVIDENCE, text
+
+
+def first_and_last(steps):
+    for column, name in (("accuracy", "accuracy of the samples is"), ("entropy", "the entropy"),
+                         ("equal_groups", "the fraction of groups with equal rewards")):
         known = [[step[column] for step in part if step[column] is not None]  # None: no update
                  for part in (steps[:10], steps[-10:])]
         first, last = map(mean, known)
-        yield EVIDENCE, f"{name} {first:.2f} and {last:.2f}"
+        yield f"{name} {first:.2f} and {last:.2f}"
+
+
+def puzzles_after_a_longer_start():
+    rows = read("kk_rl2")
+    valid = {row["model"]: row["valid"] for row in rows if "valid" in row}
+    yield EVIDENCE, f"avg@4 was {in_words(valid['cold-200'], 'avg@4')}"
+    yield EVIDENCE, f"{in_words(valid['cold'], 'avg@4')}, with pass@4 {in_words(valid['cold'], 'pass@4')}"
+    tests = {row["model"]: measure(row["test"]) for row in rows if "test" in row}
+    before, after = tests["cold"], tests["lr2e-05-seed0-step60"]
+    for key, values in before.items():
+        differences = [b - a for a, b in zip(values, after[key], strict=True)]
+        changed = f"from {mean(values):.3f} by {in_brackets(differences)}"
+        yield EVIDENCE, f"{key} {changed}"
+        if key != "greedy":
+            yield "README.md", f"{key} {changed}"
+    run, = (row for row in rows if row.get("run") == "lr2e-05-seed0")
+    for text in first_and_last(run["steps"]):
+        yield EVIDENCE, text
 
 
 # ---- The default runs ----
@@ -390,7 +414,8 @@ def read_page(name):
 
 
 @pytest.mark.parametrize("numbers", [
-    main_comparison, real_sums, real_look, real_puzzles, puzzles_with_rl, default_runs, classes,
+    main_comparison, real_sums, real_look, real_puzzles, puzzles_with_rl,
+    puzzles_after_a_longer_start, default_runs, classes,
     signal, help_and_noisy, when, dose, mistakes, other_questions, baselines_and_bench])
 def test_the_pages_have_the_numbers_of_the_rows(numbers):
     missing = [f"{page}: {text}" for page, text in numbers() if plain(text) not in read_page(page)]
