@@ -150,6 +150,12 @@ def real_sums():
     yield "README.md", in_prose(difference)
 
 
+def real_sums_again():
+    runs = {(row["seed"], row["lr"], row["shaping"]) for row in read("real2")}
+    seeds = [seed for seed in range(101, 141) if sum(run[0] == seed for run in runs) == 4]
+    yield EVIDENCE, f"{len(seeds)} of its 40 seeds"
+
+
 def real_look():
     before, after = read("real_look")
     for row, text in ((before, "its efficiency is {}"), (after, "and the efficiency, {}, is open")):
@@ -253,12 +259,17 @@ def classes():
 def words():
     for row in words_figure.write_table(read("words_look")):
         yield LESSON, row
+        place, *_, efficiency, _ = row.strip("| ").split(" | ")
+        if place in ("before, step 0", "after, step 0"):
+            yield "README.md", efficiency
     differences, _, seeds = words_figure.find_differences(read("words_learn"))
     after, before, after_11, before_11 = (
         words_figure.write_interval(differences[place, weight, "training 1-20"])
         for weight in ("GRPO-SG", "damping 11") for place in ("after", "before"))
     yield LESSON, (f"{len(seeds)} seeds, accuracy in steps 1 to 20 minus GRPO's is {after} for "
                    f"GRPO-SG after the name, and {before} before it ({after_11} and {before_11} with")
+    prose = [text.replace(" [", ", 95% CI [") for text in (after, before)]
+    yield "README.md", "{} after the name and {} before it".format(*prose)
     pairs = zip(*(differences[place, "damping 11", "training 1-20"] for place in ("after", "before")))
     larger = words_figure.write_interval([after - before for after, before in pairs])
     yield LESSON, f"with damping 11 it is larger by {larger}"
@@ -414,9 +425,9 @@ def read_page(name):
 
 
 @pytest.mark.parametrize("numbers", [
-    main_comparison, real_sums, real_look, real_puzzles, puzzles_with_rl,
-    puzzles_after_a_longer_start, default_runs, classes,
-    signal, help_and_noisy, when, dose, mistakes, other_questions, baselines_and_bench])
+    main_comparison, real_sums, real_sums_again, real_look, real_puzzles, puzzles_with_rl,
+    puzzles_after_a_longer_start, default_runs, classes, words, signal, help_and_noisy, when, dose,
+    mistakes, other_questions, baselines_and_bench])
 def test_the_pages_have_the_numbers_of_the_rows(numbers):
     missing = [f"{page}: {text}" for page, text in numbers() if plain(text) not in read_page(page)]
     assert not missing, "\n".join(missing)
