@@ -54,7 +54,10 @@ def main():
     for seed, lr, shaping in itertools.product(seeds, RATES, ARMS):
         if (seed, lr, shaping) in done:
             continue
-        row = make_run(model, runs / f"{seed}-{lr}-{shaping}", lr, shaping, seed)
+        try:
+            row = make_run(model, runs / f"{seed}-{lr}-{shaping}", lr, shaping, seed)
+        except KeyboardInterrupt:
+            raise SystemExit("stopped; the same command continues") from None
         analysis.append_rows(rows, [row])
         print(json.dumps({key: row[key] for key in ("seed", "lr", "shaping", "avg@4", "seconds")}),
               flush=True)
