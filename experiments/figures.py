@@ -18,8 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import analysis
-from experiments.analysis import read
+from experiments.analysis import interval, read, standard_error
 from experiments.kk_rl import measure
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
@@ -92,7 +91,7 @@ def puzzles():
             values = [step[column] for step in run["steps"]]
             blocks = [values[i:i + 10] for i in range(0, len(values), 10) if len(values) >= i + 5]
             xs = [10 * i + 5.5 for i in range(len(blocks))]
-            errors = [analysis.standard_error(block) for block in blocks]
+            errors = [standard_error(block) for block in blocks]
             axis.errorbar(xs, [statistics.fmean(block) for block in blocks], errors, color=color,
                           marker="o", ms=3, lw=1.5, label=label)
     tests = {row["model"]: row["test"] for row in read("kk_rl2") if "test" in row}
@@ -105,7 +104,7 @@ def puzzles():
     for shift, name, label, fill in ((-0.1, "cold", "before", "white"),
                                      (0.1, "lr2e-05-seed0-step60", "after 60 steps", BLUE)):
         for x, values in enumerate(measure(tests[name]).values()):
-            average, low, _ = analysis.interval(values)
+            average, low, _ = interval(values)
             axes[2].errorbar(x + shift, average, average - low, color=BLUE, fmt="o", ms=5, mfc=fill,
                              label=label if x == 0 else None)
     axes[2].legend(frameon=False, fontsize=7, loc="lower right")

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 
 import grpo_sg
+from experiments.analysis import read_rows
 
 ORDER = "5e-5:0:200", "2e-5:0:200", "5e-5:1:200", "2e-5:1:200"  # learning rate, seed, steps
 FLAGS = ("--people 3 --temperature 1 --updates 2 --prompts 8 --group_size 8 "
@@ -73,10 +74,6 @@ def measure(content):
             f"pass@{n}": [int(count > 0) for count in content["correct"]]}
 
 
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 def shorten(row):
     """Return the columns of a step that are recorded; None is a mean over no update."""
     return {key: row[key] if row[key] is None else round(row[key], 5) for key in STEP}
@@ -85,7 +82,7 @@ def shorten(row):
 def count_answers(folder, step, split):
     """Count the greedy answers of an evaluation, such as {"KKN": 12}; K is a knight."""
     answers = Counter()
-    for row in read_lines(folder / "samples.jsonl"):
+    for row in read_rows(folder / "samples.jsonl"):
         if (row["step"], row["split"]) == (step, split):
             answer = row["completion"].rpartition("<answer>")[2]
             answers["".join(re.findall("[KN]", answer.replace("knight", "K").replace("knave", "N")
@@ -101,7 +98,7 @@ def collect(runs, rows):
         model, split, _ = path.name.rsplit(".", 2)
         lines.append({"model": model, split: json.loads(path.read_text())})
     for path in sorted(runs.glob("*/metrics.jsonl")):
-        logged = read_lines(path)
+        logged = read_rows(path)
         steps = [shorten(row) for row in logged if "split" not in row]
         greedy = [{"step": row["step"], "split": row["split"], "accuracy": row["eval/accuracy"],
                    "answers": count_answers(path.parent, row["step"], row["split"])}

@@ -1,10 +1,10 @@
 """Compare GRPO-SG and GRPO on a real model, with enough seeds. results/real2_rule.txt has the rule.
 
-    python -m experiments.real2 FOLDER RUNS ROWS [SEEDS]
+    python -m experiments.real2 FOLDER RUNS ROWS
 
 FOLDER has the real model (support/smollm.py makes it), RUNS gets the runs, and ROWS a line for each
 run that has ended. The same command continues: it leaves out the runs that ROWS has, and begins an
-interrupted one again. It ends after SEEDS seeds, all 40 by default.
+interrupted one again.
 """
 import itertools
 import json
@@ -17,7 +17,7 @@ import time
 
 from experiments import analysis
 
-FIRST, COUNT = 101, 40
+SEEDS = range(101, 141)
 RATES = "1e-5", "2e-5"
 ARMS = "sg", "none"
 
@@ -50,8 +50,7 @@ def main():
     model, runs, rows = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     runs.mkdir(parents=True, exist_ok=True)
     done = {(row["seed"], row["lr"], row["shaping"]) for row in analysis.read_rows(rows)}
-    seeds = range(FIRST, FIRST + (int(sys.argv[4]) if sys.argv[4:] else COUNT))
-    for seed, lr, shaping in itertools.product(seeds, RATES, ARMS):
+    for seed, lr, shaping in itertools.product(SEEDS, RATES, ARMS):
         if (seed, lr, shaping) in done:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Run grpo_sg.py with updates that read each prompt once.
+"""Run grpo_sg.py on a CPU with updates that read each prompt once.
 
     python -m experiments.share_prompts --task lesson/real_model.py --model FOLDER
 
@@ -16,8 +16,8 @@ import grpo_sg
 
 
 def compute_logps(model, batch, cfg):
-    """Compute what token_logps computes of a batch, for a causal language model that has its
-    decoder in model.model and completions without a tool's tokens."""
+    """Compute token_logps of a Batch on the CPU, (B, T) in nats, with each prompt read once. The
+    model has its decoder in model.model, and the completions have no tokens of a tool."""
     numbers, of_row, own = {}, [], []  # {prompt: its number}, that of each row, its completion
     for ids, mask in zip(batch.ids, batch.mask):
         start, end = mask.nonzero()[0].item(), mask.nonzero()[-1].item() + 1

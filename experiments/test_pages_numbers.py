@@ -6,6 +6,7 @@ text, in which line breaks and bold type do not count. Rules are in results/rule
 import functools
 import math
 import pathlib
+import re
 import statistics
 
 import pytest
@@ -238,6 +239,9 @@ def default_runs():
         row = select(read("default"), arm=arm)[0]
         before, after = (f"{test['eval/avg@4']:.3f}" for test in row["tests"])
         yield "README.md", f"{before} -> {after}"
+    printed = (analysis.RESULTS / "default_run.txt").read_text("utf-8")
+    for line in re.findall(r"^(?:step (?:1|2|59|60) |before ).*", printed, re.M):
+        yield "README.md", line
     rows = select(read("default"), arm="kk, words").values()
     before, after = (mean(row[key] for row in rows) for key in ("before", "avg@4"))
     yield "README.md", f"({len(rows)} seeds: {before:.3f} -> {after:.3f})"
