@@ -1382,8 +1382,7 @@ def load(cfg):
     import tasks
     device = find_device(cfg.device)
     say(f"preparing the problems of --task {cfg.task}")
-    make_task, _ = tasks.load_task(cfg.task)
-    task = make_task(cfg)
+    task = tasks.make_task(cfg)
     name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
     say(f"loading {name}")
     # transformers' bar would garble our lines. The hub's bar, of a download, stays.

@@ -1005,6 +1005,16 @@ def encode_problems(task, policy, cfg):
 
 # ---- A task by its name, or of your own: a Python file ----
 
+def make_task(cfg):
+    """Make the task that cfg.task names. Returns a Task. Raises UserError as load_task does."""
+    make, _ = load_task(cfg.task)
+    task = make(cfg)
+    if not isinstance(task, Task):
+        raise UserError(f"--task {cfg.task}: make_task(cfg) must return a tasks.Task, not "
+                        f"{task!r:.60}")
+    return task
+
+
 def load_task(name):
     """Load a task by its name, a key of TASKS, or from a Python file.
 

@@ -1568,6 +1568,13 @@ def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
         tasks.load_task("mat")
 
 
+def test_a_task_file_that_forgets_its_return_is_one_line(tmp_path):
+    path = tmp_path / "no.py"
+    path.write_text("def make_task(cfg):\n    'nothing'")
+    with pytest.raises(tasks.UserError, match="no.py: make_task.cfg. must return a tasks.Task, not None"):
+        tasks.make_task(grpo_sg.Config(task=str(path)))
+
+
 def test_an_error_in_a_task_file_keeps_its_traceback(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def f():\n    return 1 / 0\nf()")

@@ -196,8 +196,7 @@ def check_lengths(task, tokenizer, cfg):
 def make_task(cfg):
     """Make the task that cfg names. Raises UserError if it has problems without solutions."""
     grpo_sg.say(f"preparing the problems of --task {cfg.task}")
-    make_problems, _ = tasks.load_task(cfg.task)
-    task = make_problems(cfg)
+    task = tasks.make_task(cfg)
     missing = sum(not problem.solution for problem in task.train)
     if missing:
         raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "

@@ -69,8 +69,7 @@ def make_trainer(cfg, **others):
     """Return a trainer for the task. `others`: see make_config."""
     model, tokenizer = grpo_sg.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    make_task, _ = tasks.load_task(cfg.task)
-    task = tasks.encode_problems(make_task(cfg), policy, cfg)
+    task = tasks.encode_problems(tasks.make_task(cfg), policy, cfg)
     if task.write:
         raise UserError(f"--task {cfg.task} has a tool: train it with grpo_sg.py")
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
