@@ -20,6 +20,7 @@ import torch
 import grpo_sg
 from experiments.analysis import interval, read, standard_error
 from experiments.kk_rl import measure
+from experiments.real2 import RATES, select_complete
 
 FIGURES = pathlib.Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
@@ -60,23 +61,36 @@ def method():
 
 
 def sums():
-    """Plot the real model's runs on sums: means over seeds, and each seed as a thin line."""
-    panels = {"reward": "reward", "format_rate": "well formed", "accuracy": "correct"}
-    figure, axes = plt.subplots(1, len(panels), figsize=(8, 2.6))
-    for axis, (column, title) in zip(axes, panels.items()):
+    """Plot the real model's runs on sums: the accuracy of the samples at two learning rates, as a
+    mean over seeds and each seed as a thin line, and the test of each pair of runs."""
+    rows = select_complete(read("real2"))
+    figure, axes = plt.subplots(1, 3, figsize=(8, 2.6))
+    right = axes[2]
+    for axis, lr, marker in zip(axes, RATES, "ox"):
+        ends = {}
         for shaping, name, color in (("sg", "GRPO-SG", BLUE), ("none", "GRPO", ORANGE)):
-            curves = [[step[column] for step in row["steps"]] for row in read("real")
-                      if row["arm"] == f"shaping={shaping}"]
+            runs = [row for row in rows if row["lr"] == lr and row["shaping"] == shaping]
+            ends[shaping] = [row["avg@4"] for row in sorted(runs, key=name_seed)]
+            curves = [row["accuracy"] for row in runs]
             xs = range(1, len(curves[0]) + 1)
             for curve in curves:
                 axis.plot(xs, curve, color=color, lw=0.6, alpha=0.4)
             means = [statistics.fmean(values) for values in zip(*curves)]
             axis.plot(xs, means, color=color, lw=2, label=name)
-        axis.set(title=title, xlabel="step", xlim=(1, len(means)))
-        if column != "reward":
-            axis.set_ylim(0, 1.02)
-    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+        axis.set(title=f"accuracy of samples, rate {lr}", xlabel="step", xlim=(1, len(means)),
+                 ylim=(0, 0.9))
+        right.plot(ends["none"], ends["sg"], marker, color="black", ms=4, fillstyle="none",
+                   label=f"rate {lr}")
+    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    right.plot([0, 0.9], [0, 0.9], color=GREY, lw=0.8)
+    right.set(title="avg@4 after training", xlabel="GRPO", ylabel="GRPO-SG", xlim=(0, 0.9),
+              ylim=(0, 0.9), aspect="equal")
+    right.legend(frameon=False, fontsize=8, loc="lower right")
     save(figure, "real.svg")
+
+
+def name_seed(row):
+    return row["seed"]
 
 
 def puzzles():

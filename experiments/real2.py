@@ -6,6 +6,7 @@ FOLDER has the real model (support/smollm.py makes it), RUNS gets the runs, and 
 run that has ended. The same command continues: it leaves out the runs that ROWS has, and begins an
 interrupted one again.
 """
+import collections
 import itertools
 import json
 import pathlib
@@ -43,6 +44,12 @@ def make_run(model, folder, lr, shaping, seed):
             "seconds": round(time.time() - started), "before": tests[0]["eval/avg@4"],
             "avg@4": tests[-1]["eval/avg@4"], "greedy": tests[-1]["eval/accuracy"],
             **{key: [step[key] for step in steps] for key in columns}}
+
+
+def select_complete(rows):
+    """Return the rows of the seeds that have all four runs."""
+    runs = collections.Counter(row["seed"] for row in rows)
+    return [row for row in rows if runs[row["seed"]] == len(RATES) * len(ARMS)]
 
 
 def main():
