@@ -14,6 +14,7 @@ import csv
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -226,27 +227,22 @@ def draw_leaf(n, speaker, rng):
     return person, role
 
 
-def find_true(claim, knight, every):
-    """Return the assignments of roles that make the claim true.
-
-    An assignment is a number; a set of assignments is an integer with a bit for each.
-    knight[person] is the set in which the person is a knight, `every` the set of all.
-    """
+def is_true(claim, roles):
+    """Return True if a claim is true; roles[person] is "knight" or "knave"."""
     kind, *leaves = claim
-    said = [knight[person] if role == "knight" else every ^ knight[person] for person,
-            role in leaves]
+    said = [roles[person] == role for person, role in leaves]
     x, y = said[0], said[-1]
     if kind == "leaf":
         return x
     if kind == "not":
-        return every ^ x
+        return not x
     if kind == "and":
-        return x & y
+        return x and y
     if kind == "or":
-        return x | y
+        return x or y
     if kind == "if":
-        return (every ^ x) | y
-    return every ^ x ^ y
+        return not x or y
+    return x == y
 
 
 def put_in_words(claim, names, brief=False):
@@ -258,52 +254,37 @@ def put_in_words(claim, names, brief=False):
     return (BRIEF if brief else KINDS)[kind].format(*said)
 
 
-@functools.cache
-def list_assignments(n):
-    """Return (knight, every) for n people, the arguments of find_true. Bit `person` of an
-    assignment is 1 for a knave."""
-    numbers = range(2 ** n)
-    knight = [sum(1 << a for a in numbers if not a >> person & 1) for person in range(n)]
-    return knight, (1 << 2 ** n) - 1
-
-
 def narrow_down(claims):
-    """Return for each claim the set of assignments that are consistent with it and with
-    the claims before it."""
-    knight, left = list_assignments(len(claims))
-    every = left
-    sets = []
+    """Return for each claim the assignments, tuples of roles, that are consistent with it
+    and with the claims before it."""
+    # The first person's role changes fastest, the last one's slowest.
+    left = [roles[::-1] for roles in itertools.product(("knight", "knave"), repeat=len(claims))]
+    lists = []
     for speaker, claim in enumerate(claims):
-        left &= every ^ knight[speaker] ^ find_true(claim, knight, every)
-        sets.append(left)
-    return sets
+        left = [roles for roles in left if is_true(claim, roles) == (roles[speaker] == "knight")]
+        lists.append(left)
+    return lists
 
 
-@functools.lru_cache(10_000)
-def name_roles(assignment, n):
-    """Write an assignment as letters: KNK is knight, knave, knight."""
-    return "".join("N" if assignment >> person & 1 else "K" for person in range(n))
-
-
-def write_response(left, names, rng):
-    """Write a response that lists, for each person, the assignments left after their
-    claim. The last assignment is the answer. A random word of STYLE follows each name."""
+def write_response(lists, names, rng):
+    """Write a response that lists, for each person, the assignments left after their claim,
+    as letters: KNK is knight, knave, knight. The last assignment is the answer. A random
+    word of STYLE follows each name."""
     lines = []
-    for name, bits in zip(names, left):
-        words = [name_roles(a, len(names)) for a in range(2 ** len(names)) if bits >> a & 1]
+    for name, left in zip(names, lists):
+        words = ["".join("K" if role == "knight" else "N" for role in roles) for roles in left]
         lines.append(f"{name}, {rng.choice(STYLE)}: {' '.join(words)}.")
-    roles = ["knight" if letter == "K" else "knave" for letter in words[-1]]
-    answer = ", ".join(f"{name} is a {role}" for name, role in zip(names, roles))
+    answer = ", ".join(f"{name} is a {role}" for name, role in zip(names, lists[-1][-1]))
     return f"<think> {' '.join(lines)} </think> <answer> {answer} </answer>"
 
 
-@functools.lru_cache(10_000)
-def tabulate(claim, first, second=None):
-    """Return the claim's truth table over these people's roles, as the bits of an
-    integer."""
-    if second is None:
-        return find_true(claim, {first: 0b10}, 0b11)
-    return find_true(claim, {first: 0b1010, second: 0b1100}, 0b1111)
+def tabulate(claim, people):
+    """Return the claim's truth table over the roles of one or two people, as the bits of an
+    integer: the first person is a knight in every second case."""
+    table = 0
+    for case, roles in enumerate(itertools.product(("knave", "knight"), repeat=len(people))):
+        table += is_true(claim, dict(zip(people[::-1], roles))) << case
+    return table
 
 
 def hash_meaning(claims):
@@ -324,10 +305,10 @@ def hash_meaning(claims):
         x, *others = dict.fromkeys(person for person, _ in claim[1:])
         if others:
             y = others[0]
-            mentions.append((speaker, x, tabulate(claim, x, y), y))
-            mentions.append((speaker, y, tabulate(claim, y, x), x))
+            mentions.append((speaker, x, tabulate(claim, (x, y)), y))
+            mentions.append((speaker, y, tabulate(claim, (y, x)), x))
         else:
-            table = tabulate(claim, x)
+            table = tabulate(claim, (x,))
             always = table in (0b00, 0b11)  # a tautology or contradiction: about nobody
             mentions.append((speaker, speaker if always else x, table, None))
     colors = [0] * len(claims)
@@ -360,10 +341,10 @@ def kk_puzzle(n, rng, *, brief=False):
     if not 2 <= n <= 8:
         raise UserError(f"--people: a puzzle has 2 to 8 people, not {n}")
     names = NAMES[:n] if brief else rng.sample(NAMES, n)
-    left = [0]
-    while left[-1].bit_count() != 1:  # a third of the draws leave one assignment
+    lists = [[]]
+    while len(lists[-1]) != 1:  # a third of the draws leave one assignment
         claims = [draw_claim(n, speaker, rng) for speaker in range(n)]
-        left = narrow_down(claims)
+        lists = narrow_down(claims)
     words = [put_in_words(claim, names, brief) for claim in claims]
     if brief:
         question = " ".join(f"{name}: {claim}." for name, claim in zip(names, words))
@@ -371,11 +352,9 @@ def kk_puzzle(n, rng, *, brief=False):
         told = " ".join(rng.choice(SAYINGS).format(*pair) for pair in zip(names, words))
         people = ", ".join(names[:-1]) + " and " + names[-1]
         question = STORY.format(n=n, names=people, told=told)
-    word = name_roles(left[-1].bit_length() - 1, n)
-    roles = {name: "knight" if letter == "K" else "knave" for name, letter in zip(names, word)}
     style = random.Random(question)  # so that the words do not decide which puzzles are drawn
-    return Problem(question, roles,
-                   write_response(left, names, style), write_response(left[:-1], names, style),
+    return Problem(question, dict(zip(names, lists[-1][0])),
+                   write_response(lists, names, style), write_response(lists[:-1], names, style),
                    hash_meaning(claims))
 
 
