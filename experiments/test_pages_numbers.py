@@ -427,13 +427,6 @@ def baselines_and_bench():
         best[row["problems"]] = max(best.get(row["problems"], 0), row["accuracy"])
     yield EVIDENCE, f"at most {best.pop('kk, 3 people'):.3f} of puzzles with three people"
     yield EVIDENCE, f"and {max(best.values()):.3f} of other problems"
-    parts = analysis.read_json("bench.json")["cpu"]
-    sampling = [sides["generate / ours"][0] for name, sides in parts["sampling"].items()
-                if " words" in name]
-    yield "support/benchmarks.md", f"sampling took {from_to(sampling, 1)} times"
-    ratios = [sides[f"TRL, {rows} / ours"][0] for name, sides in parts["step"].items()
-              if name.startswith("beta") for rows in ("8 rows", "one batch")]
-    yield "support/benchmarks.md", f"step {from_to(ratios, 1)} times"
 
 
 # ---- The pages have them ----

@@ -24,7 +24,8 @@ import torch
 import grpo_sg
 import tasks
 from experiments.analysis import RESULTS, append_rows, name_commit, read, read_rows
-from lesson import look, words
+from lesson import words
+from support import look
 from support import tiny
 
 MODELS = {place: f"runs/words/{place}" for place in ("nowhere", "before", "after-4")}

@@ -8,7 +8,7 @@
     before-4    then so here now Ada: KNK NNK.
 
     python -m support.tiny lesson/words.py --data before --out runs/before     its tiny model
-    python -m lesson.look --task lesson/words.py --model runs/before
+    python -m support.look --task lesson/words.py --model runs/before
 """
 import dataclasses
 import random

@@ -1,27 +1,27 @@
-"""Look before you train: does the weight make updates point better, on your model and your
-task, and where is the signal?
+"""Measure before you train whether the weight makes updates point better on your model and task.
 
-    python -m lesson.look                       the pretrained tiny model: 20 seconds; its
-                                                efficiency is 1.083 +- 0.012
-    python -m lesson.look --model runs/NAME     again after training: the answer changes
-    python -m lesson.look --model Qwen/Qwen2.5-0.5B --task math --groups 256
-                                                takes every flag of grpo_sg.py; more groups,
-                                                smaller standard errors
-    python -m lesson.look --task my_task.py     a task of your own
+    python -m support.look                       the pretrained tiny model: 20 seconds; its
+                                                 alignment is 1.083 +- 0.012
+    python -m support.look --model runs/NAME     again after training: the answer changes
+    python -m support.look --model Qwen/Qwen2.5-0.5B-Instruct --task math --groups 256
+                                                 takes every flag of grpo_sg.py; more groups,
+                                                 smaller standard errors
+    python -m support.look --task my_task.py     a task of your own
 
 The command samples --groups groups (by default 16 updates' worth, at least 256), computes the
 gradient of each, and trains nothing. Let g be the gradient of one group without the weight, g_w
 the same with it, and mu the expectation of g. An update on n groups follows S = the sum of n
 gradients, and to first order the reward rises with how well S points along mu:
 
-    efficiency = mean cos(S_w, mu) / mean cos(S, mu)      above 1, updates point better with w
+    gradient alignment = mean cos(S_w, mu) / mean cos(S, mu)
+                                                 above 1, updates point better with w
 
 The groups are divided into updates of n groups, and mu is estimated from the groups outside of
-the update. The tokens are also divided into classes, by pi and the sign of A; a class whose
-gradients have the mean mu_c and the covariance Sigma_c has
+the update. The tokens are also divided into classes, by pi and the sign of A. For a class whose
+gradients have the mean mu_c and the covariance Sigma_c, the command prints its
 
-    share of the signal   <mu_c, mu> / |mu|^2: these add up to 1
-    share of the noise    tr Sigma_c / tr Sigma: these need not, because noises can cancel
+    share of the mean        <mu_c, mu> / |mu|^2: these add up to 1
+    share of the variance    tr Sigma_c / tr Sigma: these need not, because noises can cancel
 
 The estimates use products of different groups, so noise adds no bias. Standard errors are from a
 jackknife over the updates. Gradients are those at r = 1, before gradient clipping and AdamW, and
@@ -40,7 +40,7 @@ import grpo_sg
 import tasks
 
 SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
-RARE = 1/3        # pi of the tokens in a class of unlikely ones is below this
+RARE = 1/3        # below it, pi makes a low-probability token
 CLASSES = "A > 0, pi < 1/3", "A > 0, pi > 1/3", "A < 0, pi < 1/3", "A < 0, pi > 1/3"
 UPDATES = 8       # at least
 
@@ -173,14 +173,14 @@ def estimate(sums, kept):
     # The mean of cos(S_a, mu), times the length of mu, which both ways share. The mu of update k
     # is the mean of the other updates.
     norms = square.diagonal().T.sqrt()[:, None]  # (U, 1, W)
-    cosines = (along / norms).nan_to_num()  # an update without a signal points nowhere
+    cosines = (along / norms).nan_to_num()  # an update without a gradient points nowhere
     others = ~torch.eye(len(kept), dtype=torch.bool)
     cosine = cosines[others].mean(0)
 
-    values = {"efficiency": cosine[1] / cosine[0], "length": M[0]}
+    values = {"alignment": cosine[1] / cosine[0], "length": M[0]}
     for i, name in enumerate(CLASSES, start=2):
-        values[f"signal: {name}"] = M[i] / M[0]
-        values[f"noise: {name}"] = V[i] / V[0]
+        values[f"mean: {name}"] = M[i] / M[0]
+        values[f"variance: {name}"] = V[i] / V[0]
     return values
 
 
@@ -198,14 +198,14 @@ def describe(sums):
 
 
 def interpret(numbers, groups):
-    """Say in one sentence what the efficiency means for training now."""
-    value, error = numbers["efficiency"]
+    """Say in one sentence what the alignment means for training now."""
+    value, error = numbers["alignment"]
     length, length_error = numbers["length"]
     if not length > 2 * length_error:  # also if it is nan
         return ("too few groups to tell: the mean gradient is within two standard errors of 0; "
                 f"try --groups {4 * groups}")
     if not abs(value - 1) > 2 * error:
-        return ("no difference detected: the efficiency is within two standard errors of 1; "
+        return ("no difference detected: the alignment is within two standard errors of 1; "
                 "more --groups can detect smaller ones")
     better = "better" if value > 1 else "worse"
     return f"at this point of training, updates point {better} with the weight than without"
@@ -215,13 +215,14 @@ def report(numbers, tokens, cfg, groups, sketched):
     """Return the lines to print."""
     counted = "tokens" if cfg.loss_agg_mode == "token-mean" else "completions"
     text = {name: f"{value:.3f} +- {error:.3f}" for name, (value, error) in numbers.items()}
-    lines = [f"{groups} groups; {tokens.sum():,.0f} {counted} in those with a learning signal",
-             f"shares for GRPO:    {counted:>12}{'signal':>17}{'noise':>17}"]
+    lines = [f"{groups} groups; {tokens.sum():,.0f} {counted} in those with unequal rewards",
+             f"GRPO's gradient, shares of: {counted:>12}{'its mean':>17}{'its variance':>17}"]
     for name, count in zip(CLASSES, tokens):
-        lines.append(f"    {name:<16}{count / tokens.sum():>12.1%}{text[f'signal: {name}']:>17}"
-                     f"{text[f'noise: {name}']:>17}")
-    lines.append(f"efficiency of an update of {groups_per_update(cfg):g} groups: "
-                 f"{text['efficiency']} (above 1: updates point better with the weight)")
+        lines.append(f"    {name:<24}{count / tokens.sum():>12.1%}{text[f'mean: {name}']:>17}"
+                     f"{text[f'variance: {name}']:>17}")
+    lines.append(f"gradient alignment of an update of {groups_per_update(cfg):g} groups: "
+                 f"{text['alignment']} (its cosine with the mean gradient, divided by GRPO's: "
+                 "above 1, updates point better with the weight)")
     if sketched:
         lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
     return [*lines, f"what it means: {interpret(numbers, groups)}. This changes in training, so "
@@ -234,7 +235,7 @@ def report(numbers, tokens, cfg, groups, sketched):
 def read_arguments(argv):
     """Return (--groups, the Config of the other flags)."""
     parser = argparse.ArgumentParser(
-        prog="python -m lesson.look", usage="%(prog)s [--groups N] [--flag value ...]",
+        prog="python -m support.look", usage="%(prog)s [--groups N] [--flag value ...]",
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The other flags: python grpo_sg.py --help", allow_abbrev=False)
     parser.add_argument("--groups", type=int, metavar="N", help="how many groups to sample")
@@ -252,7 +253,7 @@ def read_arguments(argv):
 
 
 def look(policy, task, cfg, count):
-    """Return the lines to print. Raises SystemExit if no group has a learning signal."""
+    """Return the lines to print. Raises SystemExit if all groups are zero-variance."""
     groups = sample_groups(policy, task, cfg, count)
     if not any(c.advantage for group in groups for c in group):
         sys.exit("error: every group has equal rewards, so there is no gradient: raise --groups, "
