@@ -28,6 +28,13 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+try:
+    from verify.math_equal import math_equal
+except ModuleNotFoundError as error:
+    if error.name not in ("verify", "verify.math_equal"):
+        raise
+    math_equal = None  # verify/ is optional, and without it plain_equal compares plain numbers
+
 
 class UserError(ValueError):
     """A mistake by the user, told in one line: what was given, what is allowed, and what to do.
@@ -40,20 +47,21 @@ class UserError(ValueError):
 # ---- What a task is ----
 
 class Problem(NamedTuple):
-    question: str            # or a list of chat messages, which a prompt begins with
-    # passed to the verifier: a dict name -> role, one gold answer, or several
-    answer: object
-    # worked text that ends in the answer: the warm-up trains the tiny model on it
-    solution: str = ""
-    # a solution with a bad habit, also for the warm-up: RL can teach that it earns less
-    shortcut: str = ""
-    # a key that is equal for problems that differ only in wording or order: no two splits
-    # have one in common
+    # Every task sets these two.
+    question: str       # or a list of chat messages, which a prompt begins with
+    answer: object      # for the verifier: a dict name -> role, or one or several reference answers
+
+    # Only the supervised fine-tuning of a tiny model (support/tiny.py) reads these two.
+    solution: str = ""  # worked text that ends in the answer
+    shortcut: str = ""  # a solution with a bad habit: RL can teach that it earns less
+
+    # Optional: a key that is equal for problems that differ only in wording or order. No two
+    # splits have one in common.
     meaning: int = 0
-    # Both are set by encode_problems: the prompt's token ids, and the tag at its
-    # end, such as <think>. The tag counts as part of the response.
-    prompt: list[int] = ()
-    opening: str = ""
+
+    # encode_problems sets these two.
+    prompt: list[int] = ()  # token ids
+    opening: str = ""       # the tag at the prompt's end: it counts as part of the response
 
 
 class Verdict(NamedTuple):
@@ -71,23 +79,24 @@ def reward(completion):
 
 
 class Task(NamedTuple):
+    # Every task sets these.
     name: str
-    system: str              # the system prompt
+    system: str           # the system prompt
     train: list[Problem]
-    valid: list[Problem]     # for choosing settings and for the learning curve
+    valid: list[Problem]  # for choosing settings and for the learning curve
     test: list[Problem]
-    verify: Callable[[str, object], Verdict]      # (response, Problem.answer) -> Verdict
-    floor: float             # test accuracy of the best constant answer
-    # grpo_sg.Completion -> reward; your own function may give partial credit
-    reward: Callable[[object], float] = reward
-    # start of every response: a real model's prompt ends with it
-    opening: str = ""
-    # how completions are written, if not in one turn: support/tools.py has Tool
-    write: Callable | None = None
-    warmup: int = 300        # steps of the tiny model's warm-up
-    shortcuts: float = 0.0   # fraction of warm-up texts that are shortcuts
-    # pattern of the tiny model's tokens: words, each with the space before it
-    tokens: str = r"\s?\S+"
+    verify: Callable[[str, object], Verdict]  # (response, Problem.answer) -> Verdict
+    floor: float          # test accuracy of the best constant answer
+
+    # Optional
+    reward: Callable[[object], float] = reward  # of a grpo_sg.Completion; may give partial credit
+    opening: str = ""               # starts every response: a real model's prompt ends with it
+    write: Callable | None = None   # writes completions in several turns: see support/tools.py
+
+    # Only the supervised fine-tuning of a tiny model reads these.
+    warmup: int = 300         # steps
+    shortcuts: float = 0.0    # fraction of the texts that are shortcuts
+    tokens: str = r"\s?\S+"   # pattern of its tokens: words, each with the space before it
 
 
 def most_frequent(answers):
@@ -126,8 +135,14 @@ def verify_kk(response, roles):
     `</answer>`: each tag once and in lower case, with thoughts that are not empty, and
     nothing else but white space and a period at the end. It must not fake another turn
     of the dialogue. It is correct if it is also right about everybody and the answer, in
-    ASCII, says nothing else: "Final Answer:", "but" between two names, and italics are
-    rejected, which Logic-RL accepts.
+    ASCII, says nothing else. For example, if Zoe is a knight and Max a knave:
+
+        <think>Max lies.</think> <answer>Zoe is a knight, Max is a knave</answer>
+            (correct=True, formatted=True)
+        <think>Max lies.</think> <answer>Zoe is a knight but Max is a knave</answer>
+            (correct=False, formatted=True), because "but" is no role
+        <think>Max lies.</think> <answer>Zoe is a knight, Max is a knave</answer> I am sure
+            (correct=False, formatted=False), because the answer does not end the response
 
     Args:
         response: without the prompt, but with <think> if the prompt ends with it.
@@ -182,7 +197,7 @@ def digest(*parts):
 def split_of(meaning):
     """Return the split of a problem. For every seed, a seventh of all meanings is "test",
     and a seventh is "valid"."""
-    return ("test", "valid", *["train"] * 5)[meaning % 7]
+    return {0: "test", 1: "valid"}.get(meaning % 7, "train")
 
 
 NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil "
@@ -397,22 +412,22 @@ def kk_split(split, count, people, seed, *, brief=False):
     return problems
 
 
-# ---- Mathematics: the verifier ----
+# ---- Mathematics: the final answer of a response ----
 
 # Qwen2.5's prompt for mathematics
 MATH_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
-
-
-# ---- Mathematics: the final answer of a response ----
-
 MAX_CHARS = 500  # of an answer
 
 BOX = re.compile(r"\\boxed\s*")
-# What joins two boxes into a list: anything between them but another word, a number or an arrow.
-JOINED = re.compile(r"""(?: [^\w\\=] | (?:and|or)(?![A-Za-z]) | \\[^A-Za-z] | \\hspace\{[^{}]*\}
-    | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? [\s$]*=  # x_1 =
-    | \\(?!\w*arrow|implies|iff|to(?![a-z])|therefore|approx|equiv)[A-Za-z]+
-    | [0-9a-z]{1,2}[.)] | (?<=\{)rm(?![a-z]))*+""", re.X | re.I)
+# What may stand between two boxes of one list. It takes time linear in the text's length (*+).
+JOINED = re.compile(r"""(?:
+      [^\w\\=]                           # a comma, a space, a bracket
+    | (?:and|or)(?![A-Za-z])             # but no other word
+    | \\[^A-Za-z] | \\hspace\{[^{}]*\}   # white space in LaTeX
+    | \\?[A-Za-z]+ (?:_[A-Za-z0-9]|_\{\w+\}|')* (?:\([^()]{1,9}\))? [\s$]*=   # x_1 = or f(2) =
+    | \\(?!\w*arrow|implies|iff|to(?![a-z])|therefore|approx|equiv)[A-Za-z]+  # \quad, no arrow
+    | [0-9a-z]{1,2}[.)]                  # the 2. or b) of an item
+    )*+""", re.X | re.I)
 
 
 def final_answer(response):
@@ -450,7 +465,7 @@ def after_brace(text, at):
 
 # 1234, 1,234, 0.5 or 3/4, with a sign, a dollar or percent sign
 NUMBER = re.compile(r"""(-?) (\\?\$)? ((?:[0-9]+ | [1-9][0-9]{0,2}(?:,[0-9]{3})+)? (?:\.[0-9]+)?
-    | [0-9]+/[0-9]+) (\\?%)? \.?""", re.X)
+    | [0-9]+/[1-9][0-9]*) (\\?%)? \.?""", re.X)
 
 
 def plain_equal(answer, gold):
@@ -474,19 +489,10 @@ def read_number(text):
     if not number or not number[3] or number[2] and number[4]:
         return None, ""
     sign, dollar, digits, percent = number.groups("")
-    top, _, bottom = digits.partition("/")
-    value = Fraction(top.replace(",", "")) / Fraction(int(bottom or 1) or 1)
-    if bottom and str(value) != digits:
-        return None, ""  # 6/8 is not worked out, and 1/0 is not a number
+    value = Fraction(digits.replace(",", ""))
+    if "/" in digits and str(value) != digits:
+        return None, ""  # 6/8 is not worked out
     return -value if sign else value, (dollar + percent).strip("\\")
-
-
-try:
-    from verify.math_equal import math_equal
-except ModuleNotFoundError as error:
-    if error.name not in ("verify", "verify.math_equal"):
-        raise
-    math_equal = plain_equal  # verify/ is optional
 
 
 def verify_math(response, gold):
@@ -501,7 +507,8 @@ def verify_math(response, gold):
         gold: the bare answer, or a list of answers, any of which is accepted.
     """
     answer = final_answer(response)
-    right = bool(answer) and any(math_equal(answer, each) for each in as_answers(gold))
+    equal = math_equal or plain_equal
+    right = bool(answer) and any(equal(answer, each) for each in as_answers(gold))
     return Verdict(right, bool(answer))
 
 
@@ -714,15 +721,19 @@ def hold_out(problems, test, eval_data, cfg):
 def choose_eval_data(cfg, pairs):
     """Return the name of the set to test on. pairs: the default for each training set."""
     eval_data = cfg.eval_data or pairs.get(cfg.data, "")
-    for flag, name, known in (("data", cfg.data, pairs),
-                              ("eval_data", eval_data, pairs.values())):
-        if name == "":
-            raise UserError(f"--data {cfg.data} has no test problems: name a set or another "
-                            "file with --eval_data")
-        if name not in known and not name.endswith(FILES):
-            raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            f"({', '.join(FILES)})")
+    check_name("data", cfg.data, pairs)
+    if not eval_data:
+        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file "
+                        "with --eval_data")
+    check_name("eval_data", eval_data, pairs.values())
     return eval_data
+
+
+def check_name(flag, name, known):
+    """Raise UserError unless the value of a flag is a known set or a file of a known kind."""
+    if name not in known and not name.endswith(FILES):
+        raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
+                        f"({', '.join(FILES)})")
 
 
 # ---- The tasks kk and math ----
