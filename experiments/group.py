@@ -10,7 +10,7 @@ import torch
 
 import grpo_sg
 from experiments.analysis import RESULTS
-from support import tokens
+from support import page
 
 WIDTH, LEFT, LINE = 860, 14, 19
 LETTER = 7.6       # width of a letter of the text, in pixels
@@ -63,9 +63,9 @@ def choose(groups):
 def main():
     cfg = grpo_sg.read_settings(["--eval_problems", "200", "--train_problems", "100"])
     policy, task = grpo_sg.load(cfg)
-    tokens.GROUPS = tokens.TRIED = 20
+    page.GROUPS = page.TRIED = 20
     with torch.no_grad():
-        chosen = choose(tokens.watch(policy, task, cfg))
+        chosen = choose(page.watch(policy, task, cfg))
     question = chosen[0][0].problem.question
     y = 24
     parts = []

@@ -116,8 +116,8 @@ function change({target: {id, value}}) {
 }
 
 if (model) {
-  // Start with the first model that has a group with unequal rewards: before training more tokens
-  // are unlikely, so the weights differ most.
+  // Start with the first model that has a group with unequal rewards: before training there are
+  // more low-probability tokens, so the weights differ most.
   const unequal = all("section").findIndex(section => section.querySelector("[open]"));
   if (unequal >= 0) model.value = unequal;
   model.onchange = mode.onchange = color;

@@ -3,8 +3,8 @@
     python -m support.page runs/NAME            the page of a run, also of a killed one
     python -m support.page runs/A runs/B ...    compares the curves of runs, in runs/report.html
 
-A run ends with a page of its curves and transcripts. For one run, the command adds the tokens of
-some groups, which it samples with the run's first and last model (support/tokens.py).
+For one run, the page also shows the tokens of some groups. The command samples them with the
+run's first and last model, and controls on the page change their weight (page.js).
 
 Completions can contain any character: all text goes through `shown`, and the page allows no
 script but its own.
@@ -19,16 +19,34 @@ import math
 import os
 import sys
 from pathlib import Path
+from statistics import fmean as mean
+
+import grpo_sg
+import torch
 
 HERE = Path(__file__).parent
-# column of metrics.jsonl -> its title
-CURVES = {"reward": "Reward", "accuracy": "Accuracy; on validation and test, greedy",
-          "grad_norm": "Gradient norm before clipping", "entropy": "Entropy, nats per token",
-          "kl": "KL", "clip_frac": "Clip fraction",
-          "completion_tokens": "Completion length, tokens",
-          "truncated": "Truncated", "equal_groups": "Fraction of groups with equal rewards"}
-COLORS = 6        # CSS classes k0 to k5
-MOST_POINTS = 500  # of a curve
+# column of metrics.jsonl -> its title, and what a healthy and an unhealthy curve look like
+CURVES = {
+    "reward": ("Reward", "It should rise; if the accuracy falls meanwhile, it is reward hacking."),
+    "accuracy": ("Accuracy; on validation and test, greedy", "All lines should rise; if only the "
+                 "one of training does, the policy memorizes its problems."),
+    "grad_norm": ("Gradient norm before clipping", "It should stay of one size; if it grows many "
+                  "times over, lower --lr."),
+    "entropy": ("Entropy, nats per token", "It should change slowly; near 0 while the accuracy "
+                "is low, exploration has ended (entropy collapse)."),
+    "kl": ("KL", "It should stay small and steady; if it grows many times over, updates leave "
+           "the trust region, and a lower --lr helps."),
+    "clip_frac": ("Clip fraction", "A few percent are normal, and 0 with --updates 1; if it keeps "
+                  "growing, updates are too large, and a lower --lr helps."),
+    "completion_tokens": ("Completion length, tokens", "It should change slowly; if it grows to "
+                          "--max_new_tokens, completions no longer end."),
+    "truncated": ("Truncated", "It should be near 0; if it is not, raise --max_new_tokens, or "
+                  "look for completions that repeat themselves."),
+    "equal_groups": ("Zero-variance groups (all rewards equal)", "They give no gradient. A rise "
+                     "is normal as more is solved; near 1 from the start, nothing is learned.")}
+MOST_POINTS = 500   # of a curve
+MOST_TOKENS = 600   # of a completion
+GROUPS, TRIED = 3, 8  # groups shown, of the first validation problems
 
 
 # ---- A run's files ----
@@ -42,14 +60,6 @@ def read(folder, name, wanted=""):
             with contextlib.suppress(ValueError):
                 rows += [json.loads(line)] if wanted in line else []
     return rows
-
-
-def read_settings(folder):
-    """Read a run's settings, those of older versions too; {} if there are none."""
-    for name in ("settings.json", "config.json"):
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((folder / name).read_text(encoding="utf-8"))
-    return {}
 
 
 # ---- Text ----
@@ -68,22 +78,16 @@ def describe_grade(row):
     if row["truncated"]:
         return "truncated"
     if not row["formatted"]:
-        return "badly formed"
+        return "malformed"
     return "correct" if row["correct"] else "wrong"
-
-
-def with_error(row, key):
-    """Format a mean in a row of metrics.jsonl with its standard error, if it has one
-    (a single problem has none)."""
-    error = row[f"{key}_se"]
-    return f"{row[key]:.3f}" if error is None else f"{row[key]:.3f} ± {error:.3f}"
 
 
 def summary(settings, rows):
     """Describe the run in a sentence or two, and list its settings."""
     task, model, shaping, steps = map(settings.get, ("task", "model", "shaping", "steps"))
     seconds = [row["seconds"] for row in rows if "reward" in row]
-    tests = [with_error(row, "eval/accuracy") for row in rows if row.get("split") == "test"]
+    tests = [f"{row['eval/accuracy']:.3f} ± {row['eval/accuracy_se'] or 0:.3f}"
+             for row in rows if row.get("split") == "test"]
     text = (f"Task {task}, model {model or 'tiny'}, shaping {shaping}: {len(seconds)} of {steps} "
             f"steps, {sum(seconds):.0f} s. Greedy accuracy on the test, ± standard error: "
             f"{' → '.join(tests)}")
@@ -122,7 +126,7 @@ def axes(last, xs, ys):
     return drawn
 
 
-def chart(title, lines, last):
+def chart(title, advice, lines, last):
     """Draw a figure. lines: [(label, CSS class, {step: value})]."""
     ys = [y for *_, line in lines for y in line.values()] or [0]
     scale = ticks(min(ys), max(ys))
@@ -138,7 +142,8 @@ def chart(title, lines, last):
         labels += (f'<span class="{color}" title="{label}" data-points="{points}">'
                    f'{label} {points[-1][1]}</span> ')
     return (f'<figure><b>{title}</b><br>{labels}<svg viewBox="0 0 320 116">{drawn}'
-            '<path class="mark"/></svg></figure>')
+            '<path class="mark"/></svg>'
+            f'<p class="advice">{advice}</p></figure>')
 
 
 def curve(rows, key):
@@ -154,22 +159,21 @@ def curves(folders):
         rows = read(folder, "metrics.jsonl")
         label = shown(folder.name) if len(folders) > 1 else "training"
         for key, lines in charts.items():
-            lines.append((label, f"k{i % COLORS}", curve(rows, key)))
+            lines.append((label, f"k{i % 6}", curve(rows, key)))
     if len(folders) == 1:
         for split, label, color in ("valid", "validation", "k1"), ("test", "test", "k2"):
             evaluations = [row for row in rows if row.get("split") == split]
             charts["accuracy"].append((label, color, curve(evaluations, "eval/accuracy")))
-    for key, lines in charts.items():
-        charts[key] = [line for line in lines if line[2]]
+    charts = {key: [line for line in lines if line[2]] for key, lines in charts.items()}
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])
-    return "".join(chart(CURVES[key], lines, last) for key, lines in charts.items()), last
+    return "".join(chart(*CURVES[key], lines, last) for key, lines in charts.items()), last
 
 
 # ---- Transcripts ----
 
 def transcripts(folder):
-    """Show greedy completions of at most 200 test problems, before and after training side
-    by side, grouped by their grades."""
+    """Show greedy completions of at most 200 test problems, before and after training side by
+    side, grouped by their grades."""
     tests = {}
     for row in read(folder, "samples.jsonl", wanted='"split": "test"'):
         tests.setdefault(row["step"], []).append(row)
@@ -184,11 +188,92 @@ def transcripts(folder):
         kinds.setdefault(" → ".join(map(describe_grade, pair)), []).append(
             f'<p class="text">{shown(pair[0]["question"])}\nAnswer: {shown(pair[0]["answer"])}</p>'
             f'<div class="pair">{columns}</div><hr>')
-    groups = ""
-    for kind, texts in sorted(kinds.items()):
-        groups += f"<details><summary>{kind}: {len(texts)}</summary>{''.join(texts)}</details>"
+    groups = "".join(f"<details><summary>{kind}: {len(texts)}</summary>{''.join(texts)}</details>"
+                     for kind, texts in sorted(kinds.items()))
     return (f"<h2>Test problems, before → after</h2><p>{len(pairs)} of {len(both)}, greedy:</p>"
             f"{groups}")
+
+
+# ---- Tokens: what an update does to each ----
+
+@torch.no_grad()
+def watch(policy, task, cfg):
+    """Sample groups for the first validation problems, and choose GROUPS of them, those with
+    unequal rewards first. Returns for each a list of (completion, pi, w): pi and w have a
+    number for each token (a tool's tokens have pi = 1)."""
+    completions = grpo_sg.rollout(policy, task, task.valid[:TRIED], cfg, n=cfg.group_size,
+                                  temperature=cfg.temperature, seed=cfg.seed)
+    grpo_sg.set_advantages(completions, cfg.group_size)
+    groups = grpo_sg.split_groups(completions, cfg.group_size)
+    groups.sort(key=grpo_sg.has_signal, reverse=True)  # groups with equal keys keep their order
+    watched = []
+    for c in sum(groups[:GROUPS], []):
+        batch = grpo_sg.make_batch([c], policy.model.device)
+        logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
+        w = grpo_sg.weigh(logps, cfg)
+        w = torch.ones_like(logps) if w is None else w
+        watched.append((c, logps.exp().tolist(), w.tolist()))
+    return grpo_sg.split_groups(watched, cfg.group_size)
+
+
+def show_completion(tokenizer, c, pi, w):
+    """Write a completion as a list item with a box for each token."""
+    boxes = []
+    for t, token in enumerate(c.tokens):
+        word = shown(tokenizer.decode([token]), 100) or "∅"
+        kind = f"data-p={pi[t]:.4g} data-w={w[t]:.4g}" if c.mask[t] else "class=tool"
+        boxes.append(f"<b {kind}>{word}</b>")
+    if len(boxes) > MOST_TOKENS:
+        boxes[MOST_TOKENS // 2:-MOST_TOKENS // 2] = ["[... cut ...]"]
+    A = c.advantage
+    push = "▲ pushed up" if A > 0 else "▼ pushed down" if A < 0 else "not pushed"
+    grade = describe_grade(grpo_sg.verdict_of(c))
+    return (f'<li data-a={A}>A = {A:.3g}, {push}; reward {c.reward:g}, {grade}'
+            f'<div class="text">{"".join(boxes)}</div>')
+
+
+def show_groups(tokenizer, groups):
+    """Write groups that `watch` returns, those with unequal rewards unfolded."""
+    written = ""
+    for group in groups:
+        problem = group[0][0].problem
+        items = "".join(show_completion(tokenizer, *watched) for watched in group)
+        equal = not any(c.advantage for c, *_ in group)
+        written += (f'<details{"" if equal else " open"}><summary class="text">'
+                    f'{"Zero-variance group: " if equal else ""}{shown(problem.question)} '
+                    f'{shown(problem.answer)}</summary><ol>{items}</ol></details>')
+    return written
+
+
+def fill(sections, cfg, rows):
+    """Fill tokens.html. sections: a model's name -> its groups; rows: those of metrics.jsonl."""
+    run = {"shaping": cfg.shaping, "alpha": cfg.alpha, "tau": cfg.tau, "mu": cfg.mu, "L": cfg.low,
+           "U": cfg.high}
+    scale = ticks(0, max(2, run["U"]))
+    options = written = ""
+    for i, (name, groups) in enumerate(sections.items()):
+        options += f"<option value={i}>{name}"
+        written += f'<section{" hidden" if i else ""}>{groups}</section>'
+    low, w = (mean([*curve(rows, key).values()] or [0]) for key in ("low_prob_frac", "weight_mean"))
+    template = (HERE / "tokens.html").read_text(encoding="utf-8")
+    return template.format(low=low, w=w, run=shown(json.dumps(run)), top=scale[-1],
+                           axes=axes(1, [0, 0.25, 0.5, 0.75, 1], scale),
+                           options=options, sections=written)
+
+
+def view(folder):
+    """Sample with the first and the last model of the run in `folder`, and return the groups as
+    HTML. Raises SystemExit with a line that says what is missing: the task or the first model."""
+    # The page shows validation problems, so most training problems need not be generated.
+    saved = {**grpo_sg.read_saved(folder), "out": "", "resume": False, "train_problems": GROUPS}
+    cfg = grpo_sg.Config(**saved)
+    policy, task = grpo_sg.load(cfg)
+    sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
+    if last := grpo_sg.find_checkpoint(folder):
+        model, _ = grpo_sg.load_model(last)
+        policy.model = grpo_sg.prepare(model, policy.model.device)
+        sections["after training"] = show_groups(policy.tokenizer, watch(policy, task, cfg))
+    return fill(sections, cfg, read(Path(folder), "metrics.jsonl"))
 
 
 # ---- The page ----
@@ -199,13 +284,13 @@ def hash_of(text):
 
 def write(*folders, tokens=""):
     """Write the page of one run or several, and return its path. Works for killed runs.
-    tokens: HTML from support/tokens.py."""
+    tokens: HTML from `view`."""
     folders = [Path(folder).resolve() for folder in folders]
     folder = folders[0]
     path = (folder if len(folders) == 1 else folder.parent) / "report.html"
     about, texts = "", ""
     if len(folders) == 1:
-        about = summary(read_settings(folder), read(folder, "metrics.jsonl"))
+        about = summary(grpo_sg.read_saved(folder), read(folder, "metrics.jsonl"))
         texts = transcripts(folder)
     figures, last = curves(folders)
     template, style, script = (
@@ -233,7 +318,6 @@ def main():
                      "such as runs/NAME")
     tokens = ""
     if len(args.runs) == 1:
-        from support.tokens import view  # it needs torch
         try:
             tokens = view(args.runs[0])
         except (SystemExit, OSError, ValueError) as error:  # a model or data that are gone

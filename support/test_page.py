@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,11 @@ import torch
 import grpo_sg
 import tasks
 from grpo_sg import Completion, Config, group_advantages, token_weights, weigh
-from support import page, tokens
+from support import page
 
 HOSTILE = ["<script>document.title = 1</script>", "</script></style>", '"><img src=x onerror=a()>', "\0",
            "\u2028", "\ud800", "\u202egnp", "\x1b[2J", "{0}{style}%s", "&lt;b&gt;", "javascript:a()", ""]
 ADVANTAGES = group_advantages(torch.tensor([[3.0, -0.5, -3.0]]))[0]
-in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
 
 
 class Page(html.parser.HTMLParser):
@@ -59,27 +59,18 @@ def make_run(folder, words=("<think>", "KNK", "</answer>"), **settings):
     return folder
 
 
-class Words:
-    """A tokenizer whose ids are places in a list of words."""
-    def __init__(self, words):
-        self.words = words
-
-    def decode(self, ids):
-        return "".join(self.words[i] for i in ids)
-
-
-def show_tokens(words, cfg=None):
+def show_tokens(words):
     """Return the token view of one group before and after training. The last token is a tool's."""
-    cfg = cfg or Config()
     logps = torch.linspace(-6, 0, len(words))
     group = []
     for A in ADVANTAGES.tolist():
         c = Completion(tasks.Problem(words[0], {"Ada": words}), [1], list(range(len(words))),
                        [True] * (len(words) - 1) + [False], advantage=A)
         group.append((c, logps.exp().tolist(), token_weights(logps).tolist()))
-    groups = tokens.show_groups(Words(words), [group])
-    rows = [{"low_prob_frac": 0.01, "weight_mean": 1.39}]
-    return tokens.fill({"before training": groups, "after training": groups}, cfg, rows)
+    tokenizer = SimpleNamespace(decode=lambda ids: "".join(words[i] for i in ids))
+    groups = page.show_groups(tokenizer, [group])
+    rows = [{"step": 1, "low_prob_frac": 0.01, "weight_mean": 1.39}]
+    return page.fill({"before training": groups, "after training": groups}, Config(), rows)
 
 
 def test_a_page_matches_the_files(tmp_path):
@@ -90,8 +81,9 @@ def test_a_page_matches_the_files(tmp_path):
     torch.testing.assert_close(w, token_weights(pi.log()), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(A, ADVANTAGES.repeat(2))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
+    assert seen.values("class").count("advice") == len(page.CURVES)
     for text in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
-                 "training 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<'):
+                 "In training, 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<'):
         assert text in seen.text
 
 
@@ -103,40 +95,32 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
     model, _ = grpo_sg.load_model(run / "checkpoint-4")
     torch.nn.init.zeros_(model.get_output_embeddings().weight)  # so every token is as likely
     model.save_pretrained(run / "checkpoint-4")
-    seen = Page(run, tokens=tokens.view(run))
+    seen = Page(run, tokens=page.view(run))
     before, after = seen.text.split("<section")[1:]
     assert "KNK" in before and "▲ pushed up" in before
     uniform = f"data-p={1 / model.config.vocab_size:.4g} data-w=1"
     assert after.count("data-p=") == after.count(uniform) > 100 and uniform not in before
 
 
-def test_a_run_whose_model_is_gone_has_a_page_without_tokens(tmp_path, monkeypatch, capsys):
+def test_a_run_whose_model_is_gone_has_a_page_and_a_folder_that_is_no_run_is_named(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "run", model="/gone/model")
     monkeypatch.setattr(sys, "argv", ["page", str(run)])
     page.main()
     said = capsys.readouterr()
     assert said.out.endswith(f"{run}/report.html\n") and "the model /gone/model" in said.err
     assert "<section" not in (run / "report.html").read_text("utf-8")
+    monkeypatch.setattr(sys, "argv", ["page", str(run), str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"^error: {tmp_path} is not a run"):
+        page.main()
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0.6, 0.9, [0.6, 0.7, 0.8, 0.9]), (0.525, 0.915, [0.5, 0.6, 0.7, 0.8, 0.9, 1]), (0, 60, [0, 20, 40, 60]),
-    (0, 1, [0, 0.5, 1]), (-3, 2.6, [-4, -2, 0, 2, 4]), (2.1e-5, 6e-5, [2e-5, 3e-5, 4e-5, 5e-5, 6e-5]),
-    (0, 0, [0, 0.5]), (7, 7, [6, 8])])
-def test_an_axis_is_as_long_as_the_data_and_has_round_numbers(low, high, expected):
-    assert page.ticks(low, high) == pytest.approx(expected)
-
-
-def test_controls_that_need_javascript_are_hidden_without_it(tmp_path):
-    controls = "<(?:input|select|button|output)"
-    text = Page(make_run(tmp_path / "run"), tokens=show_tokens(["a", "b"])).text
-    assert len(re.findall(controls, text)) == 18
-    assert not re.search(controls, re.sub(r"<(span|div) class=.live. hidden>.*?</\1>(?=</p>|\s*<section)", "", text,
-                                          flags=re.S))
+def test_an_axis_is_as_long_as_the_data_and_has_round_numbers():
+    for ends, ticks in (((0.6, 0.9), [0.6, 0.7, 0.8, 0.9]), ((-3, 2.6), [-4, -2, 0, 2, 4]), ((7, 7), [6, 8])):
+        assert page.ticks(*ends) == pytest.approx(ticks)
 
 
 def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
-    words = [*HOSTILE * 60, "x" * 1_000_000]
+    words = [*HOSTILE * 60, "x" * 1_000_000 + "the end"]
     run = make_run(tmp_path / "<b>", words, model="<b>", shaping=HOSTILE[2])
     seen = Page(run, tokens=show_tokens(words))
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
@@ -144,20 +128,18 @@ def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
     assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
     assert "default-src 'none'; style-src 'sha256-" in seen.values("content")[1]
     assert len(seen.boxes) == 2 * 3 * 600 and "181 of 721, greedy" in seen.text
-    assert len(seen.text) < 3_000_000
+    assert len(seen.text) < 3_000_000 and "xthe end</div>" in seen.text  # where its answer is
 
 
-def test_a_killed_run_has_a_page(tmp_path):
-    for left in (None, 0, 1, 50, 1000, 1500):
+def test_a_killed_run_and_one_with_nan_have_a_page(tmp_path):
+    for left in (None, 0, 1, 1000, 1500):
         for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):
-            file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left])
+            file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left] + b"\xff")
         assert "<h2>" in Page(tmp_path / f"{left}").text
-
-
-def test_a_run_of_version_0_2_has_a_page(tmp_path):
-    run = make_run(tmp_path / "run", model="")
-    (run / "settings.json").rename(run / "config.json")
-    assert "Task kk, model tiny, shaping sg: 4 of 4 steps" in Page(run).text
+    path = make_run(tmp_path / "run") / "metrics.jsonl"
+    path.write_text(re.sub('("reward": )[^,]+', r"\1NaN", path.read_text(), count=1))
+    seen = Page(tmp_path / "run")
+    assert "nan" not in " ".join(seen.values("d")).lower() and seen.values("data-points")[0].startswith("[[2, ")
 
 
 def test_the_page_of_several_runs_has_their_curves_in_one_chart(tmp_path):
@@ -165,20 +147,6 @@ def test_the_page_of_several_runs_has_their_curves_in_one_chart(tmp_path):
     assert seen.values("title")[:3] == ["1", "2", "3"]
     assert [points[:11] for points in seen.values("data-points")[:3]] == ["[[1, 1.0], ", "[[1, 2.0], ", "[[1, 3.0], "]
     assert (tmp_path / "report.html").read_text("utf-8") == seen.text
-
-
-def test_a_folder_that_is_not_a_run_is_named(tmp_path):
-    (tmp_path / "none").mkdir()
-    done = subprocess.run([sys.executable, "-m", "support.page", make_run(tmp_path / "run"), tmp_path / "none"],
-                          capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}/none is not a run")
-
-
-def test_nan_in_the_logs_does_not_break_the_page(tmp_path):
-    path = make_run(tmp_path / "run") / "metrics.jsonl"
-    path.write_text(re.sub('("reward": )[^,]+', r"\1NaN", path.read_text(), count=1))
-    seen = Page(tmp_path / "run")
-    assert "nan" not in " ".join(seen.values("d")).lower() and seen.values("data-points")[0].startswith("[[2, ")
 
 
 def browse(path, script=""):
@@ -193,19 +161,6 @@ def browse(path, script=""):
                             capture_output=True, encoding="utf-8")
     assert "CONSOLE" not in result.stderr and "<title>run</title>" in result.stdout
     return result.stdout
-
-
-@pytest.mark.release
-@in_a_browser
-def test_in_a_browser_the_controls_work_and_nothing_else_runs(tmp_path):
-    run = make_run(tmp_path / "run", HOSTILE)
-    path = page.write(run, tokens=show_tokens(HOSTILE))
-    dom = browse(path)
-    assert 'class="up low" tabindex="0" style="--size: ' in dom and 'class="live" hidden' not in dom
-    clicks = "model.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()"
-    dom = browse(path, clicks)
-    assert "validation 0.5" in dom and dom.index("<section>") < dom.index("<section hidden") and 'class="level low"' in dom
-    assert "<section" not in browse(page.write(run))
 
 
 MOVES = """
@@ -223,20 +178,21 @@ function move(settings) {
 document.body.dataset.seen = JSON.stringify(%s.map(move));
 """
 # What is moved, and what then differs from the run's settings. tau's slider has its logarithm to the base 3.
-CASES = [({}, {}), ({"alpha": 3}, {"alpha": 3}), ({"alpha": 0.5}, {"alpha": 0.5}), ({"mu": 0.4}, {"mu": 0.4}),
-         ({"tau": 2}, {"tau": 9}), ({"tau": 0}, {"tau": 1}), ({"tau": -2}, {}), ({"L": 1.3}, {"low": 1.3}),
-         ({"U": 2}, {"high": 2}), ({"L": 1.6}, {"low": 1.6, "high": 1.6}), ({"U": 0.5}, {"low": 0.5, "high": 0.5}),
-         ({"L": 0, "U": 2, "mu": 0.5, "alpha": 4, "tau": 0},
-          {"low": 0, "high": 2, "mu": 0.5, "alpha": 4, "tau": 1}),
+CASES = [({}, {}), ({"alpha": 3}, {"alpha": 3}), ({"mu": 0.4}, {"mu": 0.4}), ({"tau": 2}, {"tau": 9}),
+         ({"L": 1.6}, {"low": 1.6, "high": 1.6}), ({"U": 0.5}, {"low": 0.5, "high": 0.5}),
          ({"shaping": "none"}, {"shaping": "none"}), ({"shaping": "ar"}, {"shaping": "ar"})]
 
 
 @pytest.mark.release
-@in_a_browser
-def test_in_a_browser_a_slider_changes_weights_colors_and_counts_as_grpo_sg_does(tmp_path):
-    run = make_run(tmp_path / "run", HOSTILE)
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_in_a_browser_the_sliders_change_weights_and_colors_as_grpo_sg_does_and_nothing_else_runs(tmp_path):
     shown = show_tokens(HOSTILE)
-    dom = browse(page.write(run, tokens=shown), MOVES % json.dumps([moved for moved, _ in CASES]))
+    path = page.write(make_run(tmp_path / "run", HOSTILE), tokens=shown)
+    dom = browse(path)
+    assert 'class="up low" tabindex="0" style="--size: ' in dom and 'class="live" hidden' not in dom
+    dom = browse(path, "model.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()")
+    assert "validation 0.5" in dom and dom.index("<section>") < dom.index("<section hidden") and 'class="level low"' in dom
+    dom = browse(path, MOVES % json.dumps([moved for moved, _ in CASES]))
     logps = torch.tensor([float(pi) for pi in re.findall("data-p=([^ ]*)", shown)]).log()
     logps = logps[:len(logps) // 2]  # one of the two models is shown
     A = ADVANTAGES.repeat_interleave(len(HOSTILE) - 1)
@@ -246,12 +202,7 @@ def test_in_a_browser_a_slider_changes_weights_colors_and_counts_as_grpo_sg_does
         cfg = Config(**settings)
         w, curve = (torch.ones_like(x) if weigh(x, cfg) is None else weigh(x, cfg) for x in (logps, grid))
         scale = 70 / (token_weights(logps) * A).abs().max()
-        low, high = (w <= cfg.low).sum(), ((w >= cfg.high) & (w > cfg.low)).sum()
-        clipped = f"The weight is L for {low} of them, between L and U for {len(w) - low - high}, and U for {high}."
-        assert (clipped in now["counts"]) == (cfg.shaping == "sg") and f"the {len(w)} tokens" in now["counts"]
-        times = "" if w[0] == 1 else f" with {w[0]:.4g} times the loss"
-        constant = f"every token has the weight {w[0]:.4g}: plain GRPO{times}."
-        assert (constant in now["counts"]) == bool(curve.max() == curve.min())
+        assert ("plain GRPO" in now["counts"]) == bool(curve.max() == curve.min())
         for seen_now, expected, error in (
                 ([float(re.search("below is ([0-9.]*[0-9])", now["counts"])[1])], w.mean()[None], 1e-3),
                 ([float(re.search("w = (.*?),", title)[1]) for title in now["titles"]], w, 1e-3),
