@@ -38,6 +38,7 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
     python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
     python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
 """
+import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -67,7 +68,87 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.hf_argparser import HfArg
 from transformers.trainer_utils import get_last_checkpoint
+
+# ---- Settings ----
+
+def setting(default, text):
+    """Return a field of Config with its default and its line in --help."""
+    shown = "" if default == "" else f" (default: {default})"
+    if isinstance(default, list):  # each Config gets its own
+        return HfArg(default_factory=default.copy, help=text + shown)
+    return HfArg(default=default, help=text + shown)
+
+
+@dataclasses.dataclass
+class Config:
+    """The settings, each a flag of the command line. These defaults are for a real model on a GPU.
+    settings.json in a model's folder has others: the first command's tiny model takes 60 steps
+    of 32 prompts with four updates each, lr 2e-4 and temperature 1. `train` and `evaluate` read
+    only the settings from shaping on, except device, out, eval_only and resume."""
+    # Model and task
+    model: str = setting("", "hub name, or folder of a model or a run; without it, the tiny model "
+                             "support/pretrained/TASK")
+    task: str = setting("", "kk, math, or a Python file with make_task(cfg); without it, what the "
+                            "model was made for, else kk")
+    data: str = setting("synthetic", "synthetic; kk: published; math: gsm8k, math, deepscaler, or "
+                                     "a .jsonl, .json, .csv or .parquet file")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24, or a file; without it, the test "
+                                 "set of --data")
+    train_problems: int = setting(4500, "size of a generated training set")
+    eval_problems: int = setting(200, "size of a generated test set and of any validation set")
+    people: list[int] = setting([3], "kk: sizes of the puzzles, 2 to 8; the paper has 3 4 5 6 7")
+    brief: bool = setting(False, "kk: puzzles without a story, which a tiny model can read")
+    system: str = setting("", "system prompt that replaces the task's own; none: the prompt is "
+                              "only the question")
+    chat_template_kwargs: str = setting("{}", "JSON for the chat template, such as "
+                                              "'{\"enable_thinking\": false}'")
+
+    # The weight
+    shaping: Literal["sg", "none", "ar"] = setting(
+        "sg", "token weights: GRPO-SG, none (GRPO), or AR-Lopti")
+    alpha: float = setting(2.0, "scale of the weight")
+    tau: float = setting(1/9, "pi is divided by tau in the weight's sigmoid: higher is flatter")
+    mu: float = setting(0.25, "offset of the weight")
+    low: float = setting(1.0, "L, the smallest weight")
+    high: float = setting(1.4, "U, the largest weight")
+
+    # The loss
+    clip_low: float = setting(0.2, "the ratio r is clipped at 1 - clip_low")
+    clip_high: float = setting(0.24, "the ratio r is clipped at 1 + clip_high")
+    beta: float = setting(0.0, "coefficient of the KL to the initial policy (a copy)")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
+        "token-mean", "mean over all tokens, or first over each completion's tokens")
+
+    # Training
+    lr: float = setting(1e-6, "learning rate of AdamW")
+    steps: int = setting(350, "training steps, each a rollout and its updates")
+    prompts: int = setting(64, "P, prompts in a rollout")
+    group_size: int = setting(8, "G, completions of each prompt")
+    updates: int = setting(2, "optimizer updates per rollout, each on its own minibatch")
+    temperature: float = setting(0.7, "for sampling and for all log-probabilities")
+    max_new_tokens: int = setting(2048, "max tokens per turn; a cut-off turn is malformed")
+
+    # Memory and evaluation
+    tokens_per_micro_batch: int = setting(3072, "maximum number of tokens in a backward pass; more "
+                                                "need more memory")
+    sample_batch: int = setting(256, "maximum number of completions sampled at once; more need "
+                                     "more memory")
+    gradient_checkpointing: bool = setting(False, "less memory in the backward pass, for a third "
+                                                  "more time")
+    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
+        "auto", "auto: cuda if PyTorch can use it, else cpu; mps is untested")
+    eval_every: int = setting(10, "steps between evaluations on the validation set")
+    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy only")
+
+    # The run
+    seed: int = setting(0, "of all random choices")
+    out: str = setting("", "folder for the run's files, new or empty; without it, one under runs/")
+    eval_only: bool = setting(False, "only run the test, no training")
+    resume: bool = setting(False, "continue the run in --out from its last checkpoint, with its "
+                                  "settings, which other flags change")
+
 
 # ---- 1. The algorithm: pure functions of tensors ----
 
@@ -437,73 +518,6 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
         logits = next_logits(model, token, attention, position, cache)  # (B, V)
     steps.close()
     return completions
-
-
-# ---- Settings ----
-
-def setting(default, text):
-    """Return a field of Config with its default and its line in --help."""
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
-@dataclasses.dataclass
-class Config:
-    """The settings, each a flag of the command line. These defaults are for a real model on a GPU.
-    settings.json in a model's folder has others: the first command's tiny model takes 60 steps
-    of 32 prompts with four updates each, lr 2e-4 and temperature 1. `train` and `evaluate` read
-    only the settings from shaping on, except device, eval_only, resume and out."""
-    model: str = setting("", "hub name, or folder of a model or a run; without it, the tiny model "
-                             "support/pretrained/TASK")
-    task: str = setting("", "kk, math, or a Python file with make_task(cfg); without it, what the "
-                            "model was made for, else kk")
-    data: str = setting("synthetic", "synthetic; kk: published; math: gsm8k, math, deepscaler, or "
-                                     "a .jsonl, .json, .csv or .parquet file")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24, or a file; without it, the test "
-                                 "set of --data")
-    system: str = setting("", "system prompt, in place of the task's own; none: the prompt is only "
-                              "the question")
-    people: list[int] = dataclasses.field(
-        default_factory=[3].copy,
-        metadata={"help": "kk: sizes of the puzzles, 2 to 8; the paper has 3 4 5 6 7"})
-    brief: bool = setting(False, "kk: puzzles without a story, which a tiny model can read")
-    train_problems: int = setting(4500, "size of a generated training set")
-    eval_problems: int = setting(200, "size of a generated test set and of any validation set")
-    chat_template_kwargs: str = setting("{}", "JSON for the chat template, such as "
-                                              "'{\"enable_thinking\": false}'")
-    shaping: Literal["sg", "none", "ar"] = setting(
-        "sg", "token weights: GRPO-SG, none (GRPO), or AR-Lopti")
-    alpha: float = setting(2.0, "scale of the weight")
-    tau: float = setting(1/9, "pi is divided by tau in the weight's sigmoid: higher is flatter")
-    mu: float = setting(0.25, "offset of the weight")
-    low: float = setting(1.0, "L, the smallest weight")
-    high: float = setting(1.4, "U, the largest weight")
-    clip_low: float = setting(0.2, "the ratio r is clipped at 1 - clip_low")
-    clip_high: float = setting(0.24, "the ratio r is clipped at 1 + clip_high")
-    beta: float = setting(0.0, "coefficient of the KL to the initial policy (a copy)")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
-        "token-mean", "mean over all tokens, or first over each completion's tokens")
-    lr: float = setting(1e-6, "learning rate of AdamW")
-    temperature: float = setting(0.7, "for sampling and for all log-probabilities")
-    steps: int = setting(350, "training steps, each a rollout and its updates")
-    prompts: int = setting(64, "P, prompts in a rollout")
-    group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "optimizer updates per rollout, each on its own minibatch")
-    max_new_tokens: int = setting(2048, "max tokens per turn; a cut-off turn is badly formed")
-    tokens_per_micro_batch: int = setting(3072, "maximum number of tokens in a backward pass; more "
-                                                "need more memory")
-    sample_batch: int = setting(256, "maximum number of completions sampled at once; more need "
-                                     "more memory")
-    gradient_checkpointing: bool = setting(False, "less memory in the backward pass, for a third "
-                                                  "more time")
-    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
-        "auto", "auto: cuda if PyTorch can use it, else cpu; mps is untested")
-    eval_every: int = setting(10, "steps between evaluations on the validation set")
-    eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy only")
-    eval_only: bool = setting(False, "only run the test, no training")
-    resume: bool = setting(False, "continue the run in --out from its last checkpoint, with its "
-                                  "settings, which other flags change")
-    seed: int = setting(0, "of all random choices")
-    out: str = setting("", "folder for the run's files, new or empty; without it, one under runs/")
 
 
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
@@ -1280,9 +1294,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def make_parser():
     """Return a parser with a flag for each field of Config."""
     return transformers.HfArgumentParser(
-        Config, description="Train a language model with GRPO-SG.", allow_abbrev=False,
-        usage="%(prog)s [--setting value ...]",
-        epilog="A model's folder may have a settings.json: its values replace these defaults.")
+        Config, allow_abbrev=False, usage="%(prog)s [--setting value ...]",
+        formatter_class=argparse.HelpFormatter,
+        description="Train a language model with GRPO-SG. settings.json in a model's folder "
+                    "replaces these defaults, so the tiny models have others.")
 
 
 def short_name(task):
