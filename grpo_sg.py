@@ -16,12 +16,11 @@ more likely, token by token, and the others less:
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
     KL = for each token, an estimate of how far pi_theta is from a reference policy
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is treated as a constant,
-without a gradient: it scales the advantage and is not itself maximized. It is never
-negative, so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in
-which every token has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
-1.4 at pi = 0.33, and stays there. Unlikely tokens have the largest gradients (their
-norms grow with 1 - pi); the weight makes them count for less than likely ones. The
+The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative,
+so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token
+has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
+1.4 at pi = 0.33, and stays there. Low-probability tokens have the largest gradients (their
+norms grow with 1 - pi), and the weight makes them count for less than the others. The
 loop is `train`, in section 5: sample, compare, learn.
 
 Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
@@ -171,9 +170,10 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
         low, high: the bounds L and U.
 
     Returns:
-        Weights >= low, shaped like logps: float32 and detached, because w says how much
-        a token's advantage counts and is not itself maximized.
+        Weights >= low, shaped like logps: float32 and detached.
     """
+    # It is a constant, not maximized: the policy must not raise its objective by making the
+    # tokens that it was rewarded for likely enough for a large w.
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
@@ -205,7 +205,11 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
     # The mean is subtracted in float64: in float32, 1e9 and 1e9 + 1 are equal.
     R = rewards.double()
+    # The group is the baseline. A reward of 3 is good only if the policy usually gets less for
+    # this prompt, and the group's mean estimates what it gets. PPO trains a value network to
+    # predict this number.
     difference = (R - R.mean(1, keepdim=True)).float()
+    # Dividing by the standard deviation gives every prompt the same scale, whatever its rewards.
     A = difference / (difference.std(1, keepdim=True) + eps)
     # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
     return A.masked_fill(are_equal(rewards), 0.0)
@@ -230,7 +234,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         advantages: (B,) or (B, T).
         mask: (B, T) bool, int or float: true on the tokens that the policy wrote; other
             positions are ignored.
-        weights: (B, T), treated as constants.
+        weights: (B, T); detached here.
         clip_low, clip_high: r is clipped to [1 - clip_low, 1 + clip_high]. GRPO has 0.2
             for both; 0.24 is AR-Lopti's (arXiv 2505.12929).
         beta: coefficient of the KL to the reference.
@@ -260,20 +264,33 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
 
+    # A rollout is expensive, so several updates share it. From the second update on, pi_theta is
+    # no longer the policy that sampled, and the ratio r corrects for that (importance sampling).
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
+    # The correction holds only near r = 1, so the clip bounds how far a rollout moves a token.
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
+    # The minimum keeps the gradient wherever it brings r back. Outside of the bounds, with
+    #   A > 0 and r too high, or A < 0 and r too low: the clipped term, no gradient: far enough;
+    #   A > 0 and r too low, or A < 0 and r too high: r A, because A pushes r back to 1.
     # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
     # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
+    # By default beta is 0. The KL is meant to keep the policy from exploiting a learned reward
+    # model. A verifier is none, and the reference would be a second model in memory.
     if beta:  # not times w, which scales only the advantage
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
-    by_completion = loss_agg_mode == "seq-mean-token-mean"
-    count = count_terms(mask.sum(1), loss_agg_mode)
+    lengths = mask.sum(1, keepdim=True)  # (B, 1): tokens of each completion
+    if loss_agg_mode == "token-mean":
+        # Every token counts the same. In a mean over completions a token of a long one counts
+        # less, so a wrong completion would be discouraged less the longer it is.
+        size, count = torch.ones_like(lengths), lengths.sum()
+    else:
+        size, count = lengths.clamp(min=1), (lengths > 0).sum()
     if denominator is None:
         denominator = count.clamp(min=1)
-    loss = -total(objective, mask, by_completion) / denominator
+    loss = -(objective / size).masked_fill(~mask, 0.0).sum() / denominator
 
     with torch.no_grad():
         statistics = {
@@ -283,11 +300,12 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
             # of the policy that sampled, in nats, estimated from the sampled tokens
             "entropies": -old_logps.to(logps.dtype),
             "weights": w,
-            # by default, roughly the tokens with w < U
+            # low-probability tokens. With the default settings these are the ones that w
+            # down-weights, because it reaches its maximum U at pi = 0.327.
             "unlikely": (logps < math.log(1/3)).float()}
         sums = {"count": count}
         for name, values in statistics.items():
-            sums[name] = total(values, mask, by_completion)
+            sums[name] = (values / size).masked_fill(~mask, 0.0).sum()
     return loss, sums
 
 
@@ -300,21 +318,6 @@ def estimate_kl(logps, ref_logps, mask):
     log_ratio = (ref_logps.detach() - logps).masked_fill(~mask, 0.0)  # log(pi_ref / pi_theta)
     # expm1(x) is more accurate near 0 than exp(x) - 1.
     return torch.expm1(log_ratio) - log_ratio
-
-
-def count_terms(lengths, loss_agg_mode):
-    """Count the terms of the loss's mean: tokens, or in the second mode completions. lengths: (B,),
-    the number of tokens that the policy wrote in each row."""
-    return (lengths > 0).sum() if loss_agg_mode == "seq-mean-token-mean" else lengths.sum()
-
-
-def total(x, mask, by_completion):
-    """Sum x, (B, T), over the tokens in the mask; by_completion: sum the token means of the
-    completions."""
-    x = x.masked_fill(~mask, 0.0)
-    if by_completion:
-        x = x / mask.sum(1, keepdim=True).clamp(min=1)
-    return x.sum()
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -723,9 +726,9 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         # Divide the loss by the number of all tokens that the policy wrote, also those with
         # A = 0. Otherwise a minibatch in which most groups have equal rewards would make an
         # equally large step, based only on its few other groups.
-        lengths = torch.tensor([sum(c.mask) for c in minibatch])
+        by_token = cfg.loss_agg_mode == "token-mean"
+        denominator = sum(sum(c.mask) for c in minibatch) if by_token else len(minibatch)
         if batches:  # else A = 0 everywhere
-            denominator = count_terms(lengths, cfg.loss_agg_mode).item()
             updates.append(update(model, optimizer, batches, denominator, cfg))
     return updates
 
