@@ -23,10 +23,10 @@ has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
 norms grow with 1 - pi), and the weight makes them count for less than the others. The
 loop is `train`, in section 5: sample, compare, learn.
 
-Sections 1 to 6 are the method, in about an hour: the algorithm, log-probabilities, sampling,
-rollouts, training, evaluation. Sections 7 to 9 are the program around it: loading a model, a
-run's folder, flags. Left out on purpose: trainer classes, value networks, reward models, several
-GPUs, inference engines.
+The settings come first. Sections 1 to 6 are the method, in about an hour: the algorithm,
+log-probabilities, sampling, rollouts, training, evaluation. Sections 7 to 10 are the program
+around it: what is logged, loading a model, a run's folder, flags. Left out on purpose: trainer
+classes, value networks, reward models, several GPUs, inference engines.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
@@ -41,7 +41,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import json
 import math
 import os
@@ -65,6 +64,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.hf_argparser import HfArg
@@ -179,8 +179,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
 
 
 def are_equal(rewards):
-    """Return for each group, (P, G), whether its rewards are equal up to the rounding of their
-    dtype, as 0.1 * 3 and 0.3 are: (P, 1)."""
+    """Return whether the rewards of each group are equal up to the rounding of their dtype, as
+    0.1 * 3 and 0.3 are. rewards: (P, G), a group in each row; the result is (P, 1)."""
     rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
     R = rewards.double()
     spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
@@ -409,18 +409,14 @@ def prefill(model, prompts):
     """Prefill B prompts: run the model once on each different prompt. Returns (logits,
     attention, position, cache): the logits of the first token (B, V), the attention mask
     (B, S), the last position (B, 1), and the keys and values of B rows."""
-    numbers = {}  # different prompt -> its number
-    index = [numbers.setdefault(tuple(p), len(numbers)) for p in prompts]
-    longest = max(map(len, numbers))
+    row_of = {}  # different prompt -> its row
+    index = [row_of.setdefault(tuple(p), len(row_of)) for p in prompts]
+    rows = [torch.tensor(p) for p in row_of]
     # Padded on the left, so that every row continues at the last column; positions
     # count real tokens only.
-    ids, real = [], []
-    for p in numbers:
-        pads = longest - len(p)
-        ids.append([0] * pads + list(p))
-        real.append([0] * pads + [1] * len(p))
-    ids = torch.tensor(ids, device=model.device)  # (different prompts, S)
-    attention = torch.tensor(real, device=model.device)
+    ids = pad_sequence(rows, batch_first=True, padding_side="left").to(model.device)
+    real = [torch.ones_like(row) for row in rows]
+    attention = pad_sequence(real, batch_first=True, padding_side="left").to(model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
@@ -496,9 +492,8 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     alive = torch.arange(len(prompts), device=model.device)  # (B,): unfinished rows
     drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
     completions = [[] for _ in prompts]
-    # disable=None shows a bar only in a terminal.
-    steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2,
-                 disable=None if progress else True)
+    hidden = None if progress else True  # None: hidden unless it is in a terminal
+    steps = tqdm(range(max_new_tokens), "sampling", leave=False, delay=2, disable=hidden)
     for t in steps:
         token = draw(logits, u[alive, t].unsqueeze(1), temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
@@ -716,10 +711,11 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
         # does, because the sampler rounds differently. In the first update pi_theta is still
         # pi_old: `update` then saves this forward pass.
-        for batch in itertools.chain(*split[1:]):
-            batch.old_logps = compute_logps(model, batch, cfg)
-        if cfg.beta:
-            for batch in itertools.chain(*split):
+        for batches in split[1:]:
+            for batch in batches:
+                batch.old_logps = compute_logps(model, batch, cfg)
+        for batches in split if cfg.beta else []:
+            for batch in batches:
                 batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
@@ -808,61 +804,19 @@ class Batch:
 
 def make_batch(completions, device):
     """Return completions and their advantages as a Batch."""
-    longest = max(c.length() for c in completions)
-    ids, mask = [], []
-    for c in completions:
-        pads = longest - c.length()
-        ids.append(c.prompt + c.tokens + [0] * pads)
-        # By position, never by `ids != pad`: many models pad with their stop token,
-        # which must be learned.
-        mask.append([False] * len(c.prompt) + c.mask + [False] * pads)
-    advantages = [c.advantage for c in completions]
-    return Batch(torch.tensor(ids, device=device), torch.tensor(mask, device=device),
-                 torch.tensor(advantages, dtype=torch.float32, device=device))
+    ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
+    # The mask goes by position, never by `ids != pad`: many models pad with their stop token,
+    # which must be learned.
+    mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
+    advantages = torch.tensor([c.advantage for c in completions], dtype=torch.float32)
+    return Batch(pad_sequence(ids, batch_first=True).to(device),
+                 pad_sequence(mask, batch_first=True).to(device), advantages.to(device))
 
 
 def compute_logps(model, batch, cfg):
     """Compute token_logps of a batch, on a GPU with bfloat16 matrix products."""
     with in_bfloat16(batch.ids.device):
         return token_logps(model, batch.ids, batch.mask, temperature=cfg.temperature)
-
-
-def make_step_row(step, completions, updates, group_size):
-    """Return the row of a training step: means over completions and over updates."""
-    groups = split_groups(completions, group_size)
-    return {"step": step, "reward": mean(c.reward for c in completions),
-            **average_completions(completions), **average_updates(updates),
-            # without a learning signal; TRL calls it frac_reward_zero_std
-            "equal_groups": 1 - mean(has_signal(group) for group in groups)}
-
-
-def split_groups(completions, n):
-    """Split a problem-major list into the groups of n that belong to each problem."""
-    return [completions[i:i + n] for i in range(0, len(completions), n)]
-
-
-def has_signal(group):
-    """Return whether the rewards of a group differ."""
-    return any(c.advantage != 0 for c in group)
-
-
-def average_updates(updates):
-    """Average what `learn` returns: grad_norm, the largest norm before gradient
-    clipping (0: nothing was trained on, or no update was finite); skipped, the number of
-    updates that were not finite; loss, the mean over updates; and the loss's statistics,
-    means over what was trained on. Statistics are None if there was no update, or if a
-    value is not finite."""
-    norms = [totals["norm"] for totals in updates if not totals["skipped"]]
-    means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
-    count = sum(totals["count"] for totals in updates)
-    columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
-               "weight_mean": "weights", "low_prob_frac": "unlikely"}
-    for column, key in columns.items():
-        means[column] = sum(totals[key] for totals in updates) / max(1, count)
-    for key, value in means.items():
-        if not updates or not math.isfinite(value):
-            means[key] = None  # JSON has no NaN
-    return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
 
 
 # ---- 6. Evaluation ----
@@ -920,15 +874,6 @@ def add_mean(row, key, values):
         row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
-def average_completions(completions):
-    """Return means over completions."""
-    return {"accuracy": mean(c.solved for c in completions),
-            "format_rate": mean(c.formatted for c in completions),
-            "truncated": mean(c.truncated for c in completions),
-            "completion_tokens": mean(sum(c.mask) for c in completions),
-            "tool_calls": mean(c.tool_calls for c in completions)}
-
-
 def evaluate_split(policy, task, cfg, run, step, split):
     """Evaluate on the problems of "valid" or "test" and log the row and the greedy
     completions. Returns the row."""
@@ -940,9 +885,58 @@ def evaluate_split(policy, task, cfg, run, step, split):
     return row
 
 
-# From here on it is loading, files and flags: a reader of the method can stop.
+# From here on it is rows, loading, files and flags: a reader of the method can stop.
 
-# ---- 7. The model: loading, its stop tokens, its device ----
+# ---- 7. What is logged ----
+
+def make_step_row(step, completions, updates, group_size):
+    """Return the row of a training step: means over completions and over updates."""
+    groups = split_groups(completions, group_size)
+    return {"step": step, "reward": mean(c.reward for c in completions),
+            **average_completions(completions), **average_updates(updates),
+            # without a learning signal; TRL calls it frac_reward_zero_std
+            "equal_groups": 1 - mean(has_signal(group) for group in groups)}
+
+
+def split_groups(completions, n):
+    """Split a problem-major list into the groups of n that belong to each problem."""
+    return [completions[i:i + n] for i in range(0, len(completions), n)]
+
+
+def has_signal(group):
+    """Return whether the rewards of a group differ."""
+    return any(c.advantage != 0 for c in group)
+
+
+def average_updates(updates):
+    """Average what `learn` returns: grad_norm, the largest norm before gradient
+    clipping (0: nothing was trained on, or no update was finite); skipped, the number of
+    updates that were not finite; loss, the mean over updates; and the loss's statistics,
+    means over what was trained on. Statistics are None if there was no update, or if a
+    value is not finite."""
+    norms = [totals["norm"] for totals in updates if not totals["skipped"]]
+    means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
+    count = sum(totals["count"] for totals in updates)
+    columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
+               "weight_mean": "weights", "low_prob_frac": "unlikely"}
+    for column, key in columns.items():
+        means[column] = sum(totals[key] for totals in updates) / max(1, count)
+    for key, value in means.items():
+        if not updates or not math.isfinite(value):
+            means[key] = None  # JSON has no NaN
+    return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
+
+
+def average_completions(completions):
+    """Return means over completions."""
+    return {"accuracy": mean(c.solved for c in completions),
+            "format_rate": mean(c.formatted for c in completions),
+            "truncated": mean(c.truncated for c in completions),
+            "completion_tokens": mean(sum(c.mask) for c in completions),
+            "tool_calls": mean(c.tool_calls for c in completions)}
+
+
+# ---- 8. The model: loading, its stop tokens, its device ----
 
 def load_model(name):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
@@ -1064,7 +1058,7 @@ def multiply_in_float32(head, hidden):
         return type(head).forward(head, hidden.float())
 
 
-# ---- 8. A run's folder ----
+# ---- 9. A run's folder ----
 
 SAVE_SECONDS = 600  # time between checkpoints
 LOGS = "metrics.jsonl", "samples.jsonl"
@@ -1289,7 +1283,7 @@ class Run:
             os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
 
 
-# ---- 9. The program ----
+# ---- 10. The program ----
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
