@@ -512,17 +512,6 @@ def verify_math(response, gold):
     return Verdict(right, bool(answer))
 
 
-# Signs that the answer was not extracted from its text.
-ANSWER_MARK = re.compile(r"####|\\boxed|\banswer\b|\A\s*=", re.I)
-
-
-def is_gold(answer):
-    """Return True if a completion can match this gold answer: it is only the
-    answer, and verify_math accepts it as an answer to itself in \\boxed{}."""
-    matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
-    return matched and not ANSWER_MARK.search(answer)
-
-
 def as_answers(gold):
     """Return one gold answer, or several, as a list of strings."""
     if isinstance(gold, (str, int, float)):
@@ -583,33 +572,34 @@ def arithmetic_split(split, count, seed):
 # ---- Data: problems from a file or the hub ----
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
-# What columns are called, in the order in which we look; case is ignored.
-COLUMNS = {"question": ("question", "problem", "prompt", "query", "input"),
-           "answer": ("answer", "answers", "ground_truth", "final_answer", "expected_answer",
-                      "target", "label", "solution")}
+# What a column may be called, in the order in which we look; case is ignored.
+QUESTION = ("question", "problem", "prompt")
+ANSWER = ("answer", "solution", "ground_truth")
 # What data sets write where there is no answer, in lower case.
-NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "n/a", "na",
-             "unknown", "-", "?")
+NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "inf", "n/a",
+             "na", "unknown", "-", "?")
+DATA = re.compile(r"\s*[\[{]\s*[{'\"]")  # the text of a list or a dict, instead of its values
 
 
 def load_hub(name, configuration, split):
     """Load a split of a set on the hub."""
     try:
         import datasets  # slow to import, and not needed for problems that are generated
-        return datasets.load_dataset(name, configuration, split=split)
-    except RuntimeError:
-        # The set is a script, which we never run. The hub has a copy of its rows on a branch,
-        # with a folder per configuration.
-        return datasets.load_dataset(name, data_dir=configuration, split=split,
-                                     revision="refs/convert/parquet")
+        try:
+            return datasets.load_dataset(name, configuration, split=split)
+        except RuntimeError:
+            # The set is a script, which we never run. The hub has a copy of its rows on a branch,
+            # with a folder per configuration.
+            return datasets.load_dataset(name, data_dir=configuration, split=split,
+                                         revision="refs/convert/parquet")
     except Exception as error:  # no such set, no access, no network: each has its own type
         raise UserError(f"cannot load {name} from the hub ({type(error).__name__}: {error}): "
-                        "check the network and that datasets is installed, or give a file "
-                        f"({', '.join(FILES)})") from None
+                        "check the network and that datasets is installed; without them, use "
+                        "--data synthetic or, with --task math, a file") from None
 
 
 def read_file(path):
-    """Read the rows of a file, a list of dicts."""
+    """Read the rows of a file, a list."""
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
@@ -618,68 +608,89 @@ def read_file(path):
         # numbers, reads 2020-01-01 as a time, and rounds long numbers.
         with open(path, encoding="utf-8-sig", newline="") as file:  # Excel adds a mark
             if path.endswith(".csv"):
-                return list(csv.DictReader(file))
+                csv.field_size_limit(2 ** 31 - 1)
+                # Without strict, a quote that is not closed swallows the rows after it.
+                return list(csv.DictReader(file, strict=True))
             if path.endswith(".json"):
-                return json.load(file)
+                rows = json.load(file)
+                return rows if isinstance(rows, list) else [rows]
             return [json.loads(line) for line in file if line.strip()]
     except UnicodeDecodeError:
         raise UserError(f"{path} is not in UTF-8: save it as UTF-8") from None
-    except ValueError as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         near = getattr(error, "doc", "")[:60]  # the line, if it is not JSON
         raise UserError(f"cannot read {path}: {near!r}: {error}") from None
 
 
 def read_rows(name, rows, read_golds):
-    """Return (question, golds, row) of each row with a question and a gold answer, the row with
-    its columns in lower case. Print how many rows are dropped.
+    """Return (question, golds, columns) of each row with a question and a reference answer.
+    Print how many other rows are dropped, and the first of them.
 
     Args:
         name: the set or the file.
-        rows: dicts. COLUMNS lists what the question and the answer may be called.
-        read_golds: a function of an answer's text that returns a list: the golds to accept, or
-            [] if no response could match it.
+        rows: dicts. QUESTION and ANSWER list what the columns may be called.
+        read_golds: a function of an answer's text that returns a list: the reference answers
+            to accept, or [] if no response could match it.
     """
-    chosen, lost, columns = [], [], {}
+    chosen, lost = [], []
     for row in tqdm(rows, name, leave=False, delay=2, disable=None):
-        if not isinstance(row, dict):
-            raise UserError(f"{name} must have rows such as {{\"question\": \"1 + 1?\", "
-                            f"\"answer\": \"2\"}}, not {row!r:.60}")
-        columns = {str(column).lower(): value for column, value in row.items()}
-        if isinstance(columns.get("reward_model"), dict):  # verl has ground_truth in it
-            columns = {**columns["reward_model"], **columns}
-        question, answer = find_value(columns, "question"), find_value(columns, "answer")
-        if question and columns.get("body"):  # what ASDiv and SVAMP tell before they ask
-            question = f"{columns['body']} {question}"
+        columns = read_columns(row)
+        question, answer = read_question(columns), find_value(columns, ANSWER)
         golds = [gold for text in list_answers(answer) for gold in read_golds(text)]
-        if golds and isinstance(question, (str, list)):
+        if question and golds:
             chosen.append((question, golds, columns))
         else:
-            lost.append(answer)
+            lost.append(answer if question else row)
     if not chosen:
-        names = {key: ", ".join(COLUMNS[key]) for key in COLUMNS}
-        raise UserError(f"{name} has no question with an answer that a response can match. Its "
-                        f"columns are {', '.join(columns) or 'none'}; a question may be "
-                        f"called {names['question']}; an answer {names['answer']}")
+        found = ", ".join(columns) if rows else ""
+        raise UserError(f"{name} has no row with a question and an answer that a response can "
+                        f"match. Its columns are {found or 'none'}: call the question "
+                        f"{' or '.join(QUESTION)}, and its answer {' or '.join(ANSWER)}")
     if lost:
         print(f"dropped {len(lost)} of {len(rows)} problems of {name}: no question, or no answer "
-              f"that a response can match, such as {lost[0]!r:.40}")
+              f"that a response can match, such as {lost[0]!r:.60}")
     return chosen
 
 
-def find_value(columns, key):
-    """Return the value of the first of COLUMNS[key] that has one, or None."""
-    for name in COLUMNS[key]:
-        if columns.get(name) not in (None, ""):
-            return columns[name]
+def read_columns(row):
+    """Return a row as a dict whose keys are in lower case; {} if it is not a dict, or if it has
+    more cells than the header of its CSV file."""
+    if not isinstance(row, dict) or None in row:  # csv puts the cells without a name under None
+        return {}
+    columns = {str(name).strip().lower(): value for name, value in row.items()}
+    if isinstance(columns.get("reward_model"), dict):  # as in data for verl
+        columns.setdefault("ground_truth", columns["reward_model"].get("ground_truth"))
+    return columns
+
+
+def find_value(columns, names):
+    """Return the value of the first of these columns that has one, or None."""
+    found = [columns[name] for name in names if columns.get(name) not in (None, "", [])]
+    return found[0] if found else None
+
+
+def read_question(columns):
+    """Return the question, a text or a chat; None if it is neither."""
+    question = find_value(columns, QUESTION)
+    if isinstance(question, str) and question.strip() and not DATA.match(question):
+        body = columns.get("body")  # what SVAMP and ASDiv tell before they ask
+        return f"{body} {question}" if body else question
+    if isinstance(question, list) and all(map(is_turn, question)):
+        return question if question[-1]["role"] == "user" else None
+    return None
+
+
+def is_turn(turn):
+    """Return True for the turn of a chat, which has a role and a text."""
+    return (isinstance(turn, dict) and isinstance(turn.get("role"), str)
+            and isinstance(turn.get("content"), str))
 
 
 def list_answers(value):
-    """Return the texts of an answer: a text, a number, or a list of these, also as JSON."""
-    if isinstance(value, str) and value.startswith('["'):  # as in Skywork-OR1
-        value = json.loads(value)
+    """Return the texts of an answer: a text, a number, or a list of these."""
     values = value if isinstance(value, list) else [value]
-    texts = [str(value).strip() for value in values if type(value) in (str, int, float)]
-    return [text for text in texts if text.lower() not in NO_ANSWER]
+    texts = [str(value) for value in values if type(value) in (str, int, float)]
+    return [text for text in texts if text.strip().lower() not in NO_ANSWER]
 
 
 def words_of(problem):
@@ -794,8 +805,13 @@ MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 
-COUNTED = re.compile(r"([-+$]*[0-9][0-9.,/]*%?)\s*\((?!mod\b)[A-Za-z][A-Za-z .'-]*\)")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # but not a command, such as \frac
+# A control character, or the rest of a LaTeX command: "\times" in JSON is a tab and "imes".
+EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
+# Signs that a text is more than an answer
+NO_GOLD = re.compile(r"""(?:\A|[\[({:=,])\s*['"`\u2018\u201c]+[^\s'"})\],]  # '7', {'value': 7}
+    | [0-9]%?\s*\((?!mod\b)(?:[^()]*[a-z]{4}|[a-z]{2,3}\)\s*\Z)             # 9 (apples)
+    | \\boxed | \b[Aa]nswer\b | \A\s*= | \n[a-z]""", re.X)
 
 
 def load_math(name, places):
@@ -805,23 +821,15 @@ def load_math(name, places):
 
 
 def read_golds(text):
-    """Return the golds that an answer in a data set stands for, a list; [] if a response could
-    not match it, because it is a sentence or the verifier cannot read it.
-
-    A worked solution stands for what follows #### or is in \\boxed{}, "9 (apples)" for 9, and
-    0.6666666667 also for 2/3.
-    """
-    gold = text.rpartition("####")[2].strip()
+    """Return the reference answer that an answer in a data set stands for, in a list; [] if no
+    response could match it, because it is a sentence or the verifier cannot read it. A worked
+    solution stands for what follows #### or is in \\boxed{}."""
+    gold = text.rpartition("####")[2]
     gold = final_answer(gold) or gold
-    if counted := COUNTED.fullmatch(gold):
-        gold = counted[1]
-    if len(WORD.findall(gold)) > 3 or not is_gold(gold):
+    if EATEN.search(text) or NO_GOLD.search(gold) or len(WORD.findall(gold)) > 3:
         return []
-    if re.fullmatch(r"-?[0-9]*\.[0-9]{8,}", gold):
-        fraction = Fraction(gold).limit_denominator(100)
-        if abs(fraction - Fraction(gold)) < Fraction(1, 10 ** 8):
-            return [gold, str(fraction)]
-    return [gold]
+    gold = gold.strip()
+    return [gold] if verify_math(f"\\boxed{{{gold}}}", gold).correct else []
 
 
 def math_task(cfg):

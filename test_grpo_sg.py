@@ -1513,8 +1513,8 @@ def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(respons
 def test_a_gold_with_signs_that_it_is_more_than_an_answer_is_dropped(monkeypatch):
     """verify/ compares such texts, and nothing else would equal them."""
     monkeypatch.setattr(tasks, "math_equal", operator.eq)
-    golds = ["5", "x=5", "= 5", "the answer 5", "so #### 5", "\\boxed{5} or 6", "Answers"]
-    assert [gold for gold in golds if tasks.is_gold(gold)] == ["5", "x=5", "Answers"]
+    golds = ["5", "x=5", "= 5", "the answer 5", "\\boxed{} 5", "Answers"]
+    assert [gold for gold in golds if tasks.read_golds(gold)] == ["5", "x=5", "Answers"]
 
 
 # ==== A task of one's own: a Python file ====

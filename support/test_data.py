@@ -33,15 +33,14 @@ READ = [("caf\u00e9?", ["5"])]
     ("a.jsonl", '{"question": "caf\u00e9?", "answer": "5"}'),
     ("a.jsonl", BOM + '{"question": "caf\u00e9?", "answer": 5}\r\n\r\n'),
     ("a.jsonl", '{"id": 7, "Problem": "caf\u00e9?", "Solution": "clear", "Answer": ["5"]}'),
-    ("a.jsonl", '{"query": "caf\u00e9?", "ground_truth": "5"}'),
-    ("a.jsonl", '{"input": "caf\u00e9?", "target": "5"}\n{"input": "caf\u00e9?", "label": "5"}'),
+    ("a.jsonl", '{"question": "caf\u00e9?", "prompt": "Q: caf\u00e9? A:", "ground_truth": "5"}'),
     ("a.jsonl", '{"question": "caf\u00e9?", "answer": "2 + 3 = 5\\n#### 5"}'),
     ("a.jsonl", '{"problem": "caf\u00e9?", "solution": "So \\\\boxed{4} + 1 is \\\\boxed{5}."}'),
-    ("a.jsonl", '{"body": "In a", "question": "caf\u00e9?", "answer": "5 (cups)"}'),
+    ("a.jsonl", '{"Body": "In a", "Question": "caf\u00e9?", "Answer": 5}'),
     ("a.jsonl", '{"prompt": "caf\u00e9?", "reward_model": {"style": "rule", "ground_truth": "5"}}'),
-    ("a.jsonl", '{"prompt": "caf\u00e9?", "reward_model": {"ground_truth": "[\\"5\\"]"}}'),
     ("a.json", '[\n{"question": "caf\u00e9?",\n"answer": "5"}]'),
-    ("a.csv", BOM + 'Question,Answer\r\n"caf\u00e9?",5\r\n')])
+    ("a.json", '{"question": "caf\u00e9?", "answer": "5"}'),
+    ("a.csv", BOM + 'Question, Answer\r\n"caf\u00e9?",5\r\n')])
 def test_a_question_and_its_gold_are_found_in_rows_of_many_forms(name, text, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8", newline="")
     problems = tasks.drop_repeats(tasks.load_math(str(tmp_path / name), {}), name)
@@ -77,16 +76,41 @@ def test_a_file_that_is_not_in_utf_8_is_refused(name, encoding, tmp_path):
 
 
 @pytest.mark.parametrize("name, text, words", [
-    ("a.jsonl", "", "columns are none"), ("a.jsonl", "[1]", "rows such as"),
+    ("a.jsonl", "", "columns are none"), ("a.jsonl", "[1]", "columns are none"), ("a.json", "5", "columns are none"),
     ("a.jsonl", '{"question": "1?", "answer": "1"}\n{"question": "2?', "2[?]"),
-    ("a.json", '{"data": []}', "rows such as"), ("a.csv", "question;answer\n1?;1", "columns are question;answer; .*reward|label"),
-    ("a.jsonl", '{"text": "1?", "result": "1"}', "columns are text, result; .*problem.*ground_truth"),
-    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "no question"), ("a.jsonl", '{"question": 5, "answer": 1}', "no question"), ("a.parquet", "PAR1", "a.parquet")])
+    ("a.json", '{"data": []}', "columns are data: call"), ("a.csv", "question;answer\n1?;1", "columns are question;answer: "),
+    ("a.csv", 'question,answer\n"1?,1\n2?,2\n', "unexpected end"), ("a.json", "[" * 99_999, "cannot read"),
+    ("a.jsonl", '{"text": "1?", "result": "1"}', "columns are text, result: call .*problem.*ground_truth"),
+    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "no row"), ("a.jsonl", '{"question": 5, "answer": 1}', "no row"), ("a.parquet", "PAR1", "a.parquet")])
 def test_a_file_that_cannot_be_used_is_one_line_that_says_what_was_found(name, text, words, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words) as error:
         tasks.load_math(str(tmp_path / name), {})
     assert name in str(error.value) and len(str(error.value)) < 500
+
+
+USER, BAD_TURNS = {"role": "user", "content": "1?"}, ({"content": "1?"}, {"role": "user", "content": [{"type": "text", "text": "1?"}]},
+                                                       {"role": "user", "content": None}, {"role": "assistant", "content": "1"}, "1?")
+
+
+@pytest.mark.parametrize("row", [
+    5, "1?", [1], {}, {"question": " ", "answer": "1"}, {"question": ["1?", "2?"], "answer": "1"}, {"question": [], "answer": "1"},
+    {"question": "[{'role': 'user', 'content': '1?'}]", "answer": "1"}, {"query": "1?", "target": "1"},
+    *({"question": [USER, turn], "answer": "1"} for turn in BAD_TURNS)], ids=ascii)
+def test_a_row_without_a_question_is_dropped_and_shown(row, tmp_path, capsys):
+    """One odd row must not end the load, and is never guessed at."""
+    problem, = tasks.load_math(lines(tmp_path / "a.jsonl", [row, {"question": "2?", "answer": "2"}, 7]), {})
+    assert problem.question == "2?"
+    assert f"dropped 2 of 3 problems of {tmp_path}/a.jsonl" in (printed := capsys.readouterr().out) and repr(row)[:20] in printed
+
+
+def test_a_csv_row_with_more_cells_than_the_header_is_dropped_and_shown(tmp_path, capsys):
+    """Its answer is cut at a comma: 1,234 was the reference answer 1."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"question,answer\n1?,1,234\n2?,2\n3?,\n{'x' * 140_000}?,4\n5?,\"1,234\"\n6?\n")
+    assert [problem.answer for problem in tasks.load_math(str(path), {})] == [["2"], ["4"], ["1,234"]]
+    printed = capsys.readouterr().out
+    assert "dropped 3 of 6 problems" in printed and "such as {'question': '1?', 'answer': '1', None: ['234']}" in printed
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -103,17 +127,20 @@ def test_data_that_does_not_exist_is_refused(settings, words):
 # ---- Golds ----
 
 @pytest.mark.parametrize("answer, golds", [
-    ("9 (apples)", ["9"]), ("1,200 (square feet)", ["1,200"]), ("0.6666666667", ["0.6666666667", "2/3"]),
-    (2 / 3, [str(2 / 3), "2/3"]), (-1.16666667, ["-1.16666667", "-7/6"]), ("0.12345678", ["0.12345678"]), ("0.333", ["0.333"]), (0, ["0"])])
-def test_a_gold_is_what_a_response_can_match(answer, golds, tmp_path):
+    ("1,200", ["1,200"]), ("0.6666666667", ["0.6666666667"]), (0.5, ["0.5"]), (0, ["0"]), ("5(x-y)", ["5(x-y)"]),
+    ("2(\\sin x)", ["2(\\sin x)"]), ("f'(x)", ["f'(x)"]), ("3 \\pmod 7", ["3 \\pmod 7"]), ("3 (mod 7)", ["3 (mod 7)"]),
+    (" 5\n", ["5"]), ("\\begin{cases}\n1\n\\end{cases}", ["\\begin{cases}\n1\n\\end{cases}"]), (["4", 5], ["4", "5"])])
+def test_a_gold_stays_what_it_is(answer, golds, tmp_path):
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", [{"question": "1?", "answer": answer}]), {})
     assert problem.answer == golds
     assert all(tasks.verify_math(f"\\boxed{{{gold}}}", problem.answer).correct for gold in golds)
 
 
 @pytest.mark.parametrize("answer", [
-    "proof", "notfound", "None", "nan", "N/A", "", " ", None, float("nan"), True, {"is": 5}, [], ["", None],
-    "The function increases on the whole line.", "so it is #### ", "As is easily seen by induction it holds"])
+    "proof", "notfound", "None", "unknown", "nan", "N/A", "", " ", None, float("nan"), True, {"is": 5}, [], ["", None],
+    "The function increases on the whole line.", "so it is #### ", "As is easily seen by induction it holds",
+    "['7']", '["7"]', '["7', "{'value': 7}", '{"value": 7}', "'7'", '"7"', "``7''", "array(['7'])", "9 (apples)", "2.5 (million)", "5 (cm)",
+    "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "3 \neq 4", "\begin{cases}1", "7\x00", float("inf")])
 def test_a_gold_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", rows), {})

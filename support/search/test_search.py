@@ -214,7 +214,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
     path = tmp_path / "my.jsonl"
     with path.open("w") as file:
         for i in range(20):
-            row = {"question": f"Who is {i}?", "answers": ["Ada"], "passages": [f"Person {i}"]}
+            row = {"question": f"Who is {i}?", "answer": ["Ada"], "passages": [f"Person {i}"]}
             file.write(json.dumps(row) + "\n")
     task = make_task("--model", "any", "--data", str(path), "--eval_data", "hotpotqa")
     assert len(task.train) == 18 and len(task.valid) == 2
@@ -225,7 +225,7 @@ def test_the_passages_of_all_questions_are_searched(hub, tmp_path):
 
 def test_passages_that_are_not_a_list_of_texts_are_refused(tmp_path):
     path = tmp_path / "my.jsonl"
-    path.write_text(json.dumps({"question": "Who ...?", "answers": ["Ada"], "passages": "Ada was ..."}))
+    path.write_text(json.dumps({"question": "Who ...?", "answer": ["Ada"], "passages": "Ada was ..."}))
     with pytest.raises(UserError, match="passages of 'Who ...[?]' must be a list of texts"):
         make_task("--model", "any", "--data", str(path), "--eval_data", "synthetic")
 
