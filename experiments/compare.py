@@ -1,28 +1,24 @@
 """Is B better than A on a task, or was it the learning rate, or luck?
 
     python -m experiments.compare --task kk --seeds 8 --a shaping=none --b shaping=sg
-    python -m experiments.compare --task my_task.py --seeds 8 --a shaping=none --b clip_high=0.28 \
-        --model FOLDER --lr 5e-6 1e-5 2e-5 --tune_seeds 4
 
 A and B are settings of grpo_sg.py; all other flags go to both. Each run is one of `python
-grpo_sg.py`. A and B have equal budgets:
+grpo_sg.py`. With --tune_seeds both arms first run at each rate of --lr. An arm's own rate has the
+highest accuracy on validation problems, averaged over a run's validations and over these seeds.
+Then both arms run at both own rates, or without tuning at each rate of --lr, with seeds 0, 1, ...
+Choose --seeds before you see a result. Differences are paired by seed. At equal rates they show
+the effect of B, and at own rates they include the luck of the tuning.
 
-1. Tuning, with --tune_seeds: both arms run at each rate of --lr. An arm's own rate has the highest
-   accuracy on validation problems, averaged over a run's validations and over these seeds.
-2. Counted runs: both arms at both own rates, or without tuning at each rate of --lr, with seeds 0,
-   1, ..., which tuning does not use. Choose --seeds before you see a result.
-
-Differences are paired by seed: both arms have the same problems. At equal rates they show the
-effect of B. At own rates they include the luck of the tuning.
-
-The file --rows gets a line for each run. After a kill the same command continues, also within a
-run. Runs with other settings or other code are not used. --show runs nothing. It prints the rows of
-A and B that have the given flags, --lr and --seeds; those of other settings or code separately.
+--rows gets a line for each run. After a kill the same command continues, also within a run. Runs
+with other settings, code, model or data are not used. --show runs nothing. It prints the rows of
+A and B that have the given flags, --lr and --seeds; those of other settings separately.
 """
 import argparse
 import datetime
+import functools
 import hashlib
 import json
+import math
 import pathlib
 import shutil
 import signal
@@ -31,18 +27,43 @@ import subprocess
 import sys
 import time
 
+import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 import grpo_sg
 import tasks
-from experiments import analysis
 
 ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "experiments" / "results"
 FOLDERS = pathlib.Path("runs/compare")
 TUNING = 1000   # the first seed of tuning
 FEW = 5         # with fewer seeds there is a warning
 OUTCOMES = {"end": "accuracy of samples, after training", "reward": "reward, mean over training",
             "mean": "accuracy, mean over validations"}
+
+
+# ---- Rows ----
+
+def read_rows(path):
+    """Read a file of JSON lines, without a half-written last line; [] if there is none yet."""
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def append_rows(path, rows):
+    """Append JSON lines, in the place of a half-written last line."""
+    with open(path, "ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def name_commit():
+    """Return the commit of the program, with "changed" if a script differs from it."""
+    commit, changed = (
+        subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for command in ("git rev-parse --short HEAD", "git status --porcelain -- :/*.py"))
+    return f"{commit} changed" if changed else commit
 
 
 # ---- Runs ----
@@ -60,12 +81,16 @@ def write_command(args, job):
     return ["grpo_sg.py", *args.flags, *flags, *rate, f"--seed={job['seed']}"]
 
 
-def hash_code(task):
-    """Return a hash of what decides a run besides its command."""
-    files = {ROOT / "grpo_sg.py", ROOT / "tasks.py"}
-    if task.endswith(".py"):
-        files.add(pathlib.Path(task).absolute())
-    return make_hash(b"".join(path.read_bytes() for path in sorted(files)))
+def hash_files(args):
+    """Return a hash of the program, and of the task, the model and the data of both arms."""
+    paths = {ROOT / "grpo_sg.py", ROOT / "tasks.py"}
+    paths |= {*(ROOT / "verify").rglob("*.py"), *(ROOT / "support").rglob("*.py")}
+    for job in list_jobs(args, [None], [0], False):
+        cfg = grpo_sg.read_settings(write_command(args, job)[1:])
+        for path in map(pathlib.Path, filter(None, (cfg.task, cfg.model, cfg.data, cfg.eval_data))):
+            paths |= {path.absolute(), *path.absolute().rglob("*")}
+    hashes = sorted(make_hash(path.read_bytes()) for path in paths if path.is_file())
+    return make_hash(" ".join(hashes).encode())
 
 
 def make_hash(content):
@@ -75,7 +100,7 @@ def make_hash(content):
 def find_rows(args, jobs):
     """Return the rows of these jobs."""
     commands = {" ".join(write_command(args, job)) for job in jobs}
-    return [row for row in analysis.read_rows(args.rows)
+    return [row for row in read_rows(args.rows)
             if row["command"] in commands and row["code"] == args.code]
 
 
@@ -94,13 +119,11 @@ def run_jobs(args, jobs, later=0):
         make_run(words, folder)
         row = {**job, **read_run(folder)}
         if job["tuning"] and row["mean"] is None:
-            raise SystemExit("error: there was no validation to tune by: give an --eval_every "
-                             "below --steps")
+            raise SystemExit("error: no validation to tune by: give an --eval_every below --steps")
         seconds.append(time.time() - started)
-        analysis.append_rows(args.rows, [
-            {**row, "command": " ".join(words), "code": args.code,
-             "commit": analysis.name_commit(), "date": str(datetime.date.today()),
-             "minutes": round(seconds[-1] / 60, 2)}])
+        append_rows(args.rows, [
+            {**row, "command": " ".join(words), "code": args.code, "commit": name_commit(),
+             "date": str(datetime.date.today()), "minutes": round(seconds[-1] / 60, 2)}])
         left = round(statistics.fmean(seconds) * (len(missing) - i + later))
         kind, outcome = ("tuning run", "mean") if job["tuning"] else ("run", "end")
         print(f"{kind} {i} of {len(missing)}: {row['arm']}, lr {row['lr']:g}, seed {row['seed']}: "
@@ -135,7 +158,7 @@ def make_run(words, folder):
 
 def read_run(folder):
     """Return the outcomes of a run."""
-    rows = analysis.read_rows(folder / "metrics.jsonl")
+    rows = read_rows(folder / "metrics.jsonl")
     settings = json.loads((folder / "settings.json").read_text("utf-8"))
     k = settings["eval_samples"]
     last = [row for row in rows if row.get("split") == "test"][-1]
@@ -156,70 +179,60 @@ def choose(rows, arm):
     return max(sorted(outcomes), key=lambda lr: statistics.fmean(outcomes[lr]))
 
 
-def select(rows, arm, lr):
-    """Return {seed: row} of an arm's counted runs at a rate."""
-    return {row["seed"]: row for row in rows
-            if (row["arm"], row["lr"], row["tuning"]) == (arm, lr, False)}
-
-
-def compare_arms(ours, theirs):
-    """Return lines that compare B's runs, ours, with A's, each {seed: row}, by each outcome."""
+def compare_arms(rows, args, lr_a, lr_b):
+    """Return lines that compare B's counted runs at the rate lr_b with A's at lr_a."""
+    theirs, ours = ({row["seed"]: row for row in rows
+                     if (row["arm"], row["lr"], row["tuning"]) == (arm, lr, False)}
+                    for arm, lr in ((args.a, lr_a), (args.b, lr_b)))
     seeds = sorted(ours.keys() & theirs.keys())
     lines = [f"  left out: seed {seed}, which has no run of {'AB'[seed in theirs]}"
              for seed in sorted(ours.keys() ^ theirs.keys())]
     if len(seeds) < 2:
         return [*lines, "  fewer than two seeds that both arms have: nothing to say"]
-    equal = True  # in all outcomes
+    equal = True  # in every outcome
     for key, name in OUTCOMES.items():
-        a, b = ([rows[seed][key] for seed in seeds] for rows in (theirs, ours))
+        a, b = ([runs[seed][key] for seed in seeds] for runs in (theirs, ours))
         if None in a + b:  # a run without validations
             continue
         equal = equal and a == b
         differences = [y - x for x, y in zip(a, b)]
-        mean, low, high = analysis.interval(differences)
+        mean, low, high = interval(differences)
         lines.append(f"  {name}: A {statistics.fmean(a):.3f}, B {statistics.fmean(b):.3f}, B minus "
                      f"A {mean:+.3f}, 95% CI [{low:+.3f}, {high:+.3f}], MDE "
-                     f"{analysis.detectable(differences):.3f}")
+                     f"{detectable(differences):.3f}")
         if key == "end":
             end = low, high
-            lines += [f"    A: {list_values(a)}", f"    B: {list_values(b)}"]
+            lines += [f"    {arm}: {' '.join(f'{value:.3f}' for value in values)}"
+                      for arm, values in (("A", a), ("B", b))]
     lines.append(f"  {interpret(*end, len(seeds), equal)}")
     if len(seeds) < FEW:
         lines.append(f"  warning: {len(seeds)} seeds say little: take {FEW} or more")
     return lines
 
 
-def list_values(values):
-    return " ".join(f"{value:.3f}" for value in values)
-
-
 def interpret(low, high, n, equal):
-    """Say in a sentence what an interval of B minus A means. equal: A and B are, in everything
-    that was measured."""
+    """Say what an interval of B minus A means. equal: the arms are, in every outcome."""
     if equal:
         return f"A and B are equal for each of {n} seeds: does the setting have an effect?"
     if high - low < 1e-9:
         return (f"each of {n} seeds has the difference {low:+.3f}, so the interval has no width: "
                 "it says nothing about other seeds")
-    if low > 0:
-        return f"B is better: the true difference is probably {low:.3f} to {high:.3f} ({n} seeds)"
-    if high < 0:
-        return f"B is worse: the true difference is probably {low:.3f} to {high:.3f} ({n} seeds)"
+    if low > 0 or high < 0:
+        return (f"B is {'better' if low > 0 else 'worse'}: the true difference is probably "
+                f"{low:.3f} to {high:.3f} ({n} seeds)")
     return (f"{n} seeds cannot tell: the true difference is probably between {low:+.3f} and "
             f"{high:+.3f}")
 
 
 def describe_tuning(args, rows):
-    """Return ({arm: own rate}, lines with warnings)."""
-    own, lines = {}, []
-    rates = {row["lr"] for row in rows if row["tuning"]}
-    seeds = {row["seed"] for row in rows if row["tuning"]}
-    for name, arm in (("A", args.a), ("B", args.b)):
-        own[arm] = choose(rows, arm)
-        lines.append(f"{name}, {arm}: own rate {own[arm]:g}, by {len(seeds)} seeds")
-        if own[arm] in (min(rates), max(rates)):
+    """Return (the own rates of A and B, lines with warnings)."""
+    own, lines = [choose(rows, args.a), choose(rows, args.b)], []
+    rates, seeds = ({row[key] for row in rows if row["tuning"]} for key in ("lr", "seed"))
+    for name, arm, rate in zip("AB", (args.a, args.b), own):
+        lines.append(f"{name}, {arm}: own rate {rate:g}, by {len(seeds)} seeds")
+        if rate in (min(rates), max(rates)):
             lines.append(f"warning: {name}'s rate is at an end of --lr: add rates beyond it")
-    if own[args.a] != own[args.b]:
+    if own[0] != own[1]:
         lines.append("warning: the own rates differ, so the difference at own rates may come from "
                      "the rates: trust the one at equal rates")
     return own, lines
@@ -233,36 +246,32 @@ def describe(args, rows):
     if {row["arm"] for row in rows if row["tuning"]} == {args.a, args.b}:
         own, lines = describe_tuning(args, rows)
     elif len(rates_a) == len(rates_b) == 1:
-        own = {args.a: min(rates_a), args.b: min(rates_b)}
+        own = [*rates_a, *rates_b]
     lines.append(f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by "
                  "Student's t. 80% of such comparisons would detect a true difference of the MDE. "
                  "Each run's value is listed in the order of the seeds.")
-    differ = own and own[args.a] != own[args.b]
+    differ = own and own[0] != own[1]
     for lr in sorted(rates_a & rates_b if differ else rates_a | rates_b):
-        lines += [f"at equal rates, lr {lr:g}:",
-                  *compare_arms(select(rows, args.b, lr), select(rows, args.a, lr))]
+        lines += [f"at equal rates, lr {lr:g}:", *compare_arms(rows, args, lr, lr)]
     if differ:
-        lines.append(f"at own rates, A {own[args.a]:g}, B {own[args.b]:g}:")
-        lines += compare_arms(select(rows, args.b, own[args.b]), select(rows, args.a, own[args.a]))
+        lines += [f"at own rates, A {own[0]:g}, B {own[1]:g}:", *compare_arms(rows, args, *own)]
     return lines
 
 
 def carry_out(args):
-    """Tune, make the counted runs, and return the lines of the result."""
-    rates, tuning = args.lr or [None], []
-    seeds = 8 if args.seeds is None else args.seeds
+    """Make the runs that are missing, and return the lines of the result."""
+    rates, seeds, tuning = args.lr or [None], 8 if args.seeds is None else args.seeds, []
     if args.tune_seeds:
         jobs = list_jobs(args, rates, range(TUNING, TUNING + args.tune_seeds), True)
         tuning = run_jobs(args, jobs, later=2 * seeds)
-        rates = sorted({choose(tuning, args.a), choose(tuning, args.b)})
+        rates = sorted({choose(tuning, arm) for arm in (args.a, args.b)})
     return describe(args, tuning + run_jobs(args, list_jobs(args, rates, range(seeds), False)))
 
 
 def show(args):
-    """Return the lines of what the file has with the given flags, for each group of rows with
-    equal settings and code."""
+    """Return lines about the file's rows with the given flags, by their settings and code."""
     groups = {}
-    for row in analysis.read_rows(args.rows):
+    for row in read_rows(args.rows):
         own = ("--seed=", "--lr=", *(f"--{setting}" for setting in row["arm"].split()))
         settings = [word for word in row.get("command", "").split() if not word.startswith(own)]
         wanted = (row["arm"] in (args.a, args.b) and {*args.flags} <= {*settings}
@@ -274,6 +283,50 @@ def show(args):
     for (settings, code), rows in groups.items():
         lines += [f"rows of: {settings or 'unnamed settings'}; code {code}", *describe(args, rows)]
     return lines or [f"{args.rows} has no rows of A or B with these flags"]
+
+
+# ---- Statistics ----
+
+@functools.cache
+def t_quantile(p, degrees, steps=1_000_000):
+    """Return Student's t quantile, for p of at least 0.5.
+
+    With x = sqrt(n) tan(a), the density over the angle a is proportional to cos(a)^(n-1)."""
+    angles = torch.linspace(0, math.pi / 2, steps, dtype=torch.float64)
+    area = (angles.cos() ** (degrees - 1)).cumsum(0)
+    angle = angles[torch.searchsorted(area, (2 * p - 1) * area[-1])]
+    return math.sqrt(degrees) * angle.tan().item()
+
+
+def interval(values):
+    """Return (mean, low, high): the 95% confidence interval by Student's t."""
+    n, average = len(values), statistics.fmean(values)
+    half = t_quantile(0.975, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return average, average - half, average + half
+
+
+def detectable(values):
+    """Return the minimum detectable effect: 80% of such experiments would detect a true
+    difference of this size, with an interval that excludes 0."""
+    n = len(values)
+    return errors_to_detect(n - 1) * statistics.stdev(values) / math.sqrt(n)
+
+
+@functools.cache
+def errors_to_detect(degrees, power=0.8):
+    """Return that effect in standard errors, as an earlier sample of this size estimates them."""
+    t = t_quantile(0.975, degrees)
+    # A sample's standard deviation, where the true one is 1, is chi / sqrt(degrees).
+    spread = 5 / math.sqrt(2 * degrees)
+    x = max(0.0, 1 - spread) + spread * (torch.arange(100, dtype=torch.float64) + 0.5) / 50
+    chance = x ** (degrees - 1) * torch.exp(-degrees * (x * x - 1) / 2)
+    chances = torch.outer(chance, chance) / chance.sum() ** 2
+    low, high = t, 20 * t
+    while high - low > 1e-4 * low:
+        middle = (low + high) / 2
+        detected = (chances * torch.special.ndtr(middle * x[:, None] - t * x)).sum()
+        low, high = (middle, high) if detected < power else (low, middle)
+    return low
 
 
 # ---- The command line ----
@@ -288,8 +341,7 @@ def read_arguments(argv):
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="learning rates")
     parser.add_argument("--tune_seeds", type=int, default=0, help="0: no tuning")
     parser.add_argument("--seeds", type=int, help="counted runs of each arm and rate; default: 8")
-    parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl",
-                        help="file of the results")
+    parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl", help="results")
     parser.add_argument("--show", action="store_true", help="print what the file has, run nothing")
     parser.add_argument("--task", default="", help="a name or a file, as for grpo_sg.py")
     args, args.flags = parser.parse_known_args(argv)
@@ -298,7 +350,13 @@ def read_arguments(argv):
             parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
     if args.task:
         args.flags.insert(0, f"--task={args.task}")
-    check_names(parser, args, [*args.flags, *(f"--{setting}" for setting in args.a + args.b)])
+    flags = [flag[2:] for flag in args.flags if flag.startswith("--")]
+    for flag in (*flags, *args.a, *args.b):
+        name = flag.partition("=")[0].replace("-", "_")
+        if name in ("seed", "out", "resume", "eval_only") or name == "lr" and args.lr:
+            parser.error(f"--{name}: compare sets it")
+        if name not in vars(grpo_sg.Config()):
+            parser.error(f"there is no setting --{name}: python grpo_sg.py --help lists all")
     args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
     if args.a == args.b:
         parser.error("--a and --b are equal")
@@ -306,23 +364,10 @@ def read_arguments(argv):
         parser.error("--tune_seeds needs two rates or more in --lr")
     if not args.show:
         try:
-            tasks.load_task(args.task or "kk")
+            args.code = hash_files(args)
         except tasks.UserError as error:
             parser.error(str(error))
-        args.code = hash_code(args.task)
     return args
-
-
-def check_names(parser, args, words):
-    """Refuse flags that are no settings, and those that compare sets itself."""
-    reserved = {"seed", "out", "resume", "eval_only", *(["lr"] if args.lr else [])}
-    for word in words:
-        if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("-", "_")
-            if name in reserved:
-                parser.error(f"--{name}: compare sets it")
-            if name not in vars(grpo_sg.Config()):
-                parser.error(f"there is no setting --{name}: python grpo_sg.py --help lists all")
 
 
 def main(argv=None):

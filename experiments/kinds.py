@@ -15,7 +15,7 @@ import torch
 
 import grpo_sg
 from experiments import noise
-from experiments.analysis import RESULTS, append_rows, name_commit
+from experiments.compare import RESULTS, append_rows, name_commit
 
 SEEDS = 200, 201, 202
 KINDS = "filler", "shortcut", "claim", "rest"

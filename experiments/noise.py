@@ -22,7 +22,7 @@ import torch
 
 import grpo_sg
 import tasks
-from experiments.analysis import RESULTS, append_rows, name_commit, read_rows
+from experiments.compare import RESULTS, append_rows, name_commit, read_rows
 
 ROWS = RESULTS / "noise.jsonl"
 FACTORS = 0, 1, 5, 15     # of the filler words' push; 1 is GRPO
