@@ -1,6 +1,4 @@
-# %% [markdown]
-"""
-# From REINFORCE to GRPO-SG: one training loop. Each rung changes one line of it.
+"""From REINFORCE to GRPO-SG: one training loop, and each rung changes one line of it.
 
     python -m lesson.ladder 1                  the first rung, three seeds: five seconds
     python -m lesson.ladder 1 --try            and the change that it names under Try
@@ -9,17 +7,16 @@
 
 A small untrained model learns to continue counting. Its prompt is one token, say 3, and the best
 completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
-first batch. It prints the mean reward of each step as a bar (0 is blank, 1 a full block), then the
-mean of the last five steps with its standard error over the seeds, then what ten seeds gave
-(results/ladder_10.txt). Three seeds are few: rungs whose ten-seed means differ by less than 0.05
-can change places. The last line is rung 8's, which must equal rung 7's.
+first batch. Read a rung up to its question and write down what you expect. Then run the rung. It
+prints the question again, the mean reward of each step as a bar (0 is blank, 1 a full block), and
+the mean of the last five steps with its standard error over the seeds. The answer stands below.
+
+Three seeds are few, and rungs whose ten-seed means differ by less than 0.05 can change places. So
+an answer gives the mean of ten seeds (lesson/results/ladder_10.txt).
 
 Symbols: P prompts with G completions each make B = P * G rows of T tokens. R is a reward, A an
-advantage, pi the policy's probability of a sampled token. Each rung ends with a question. Answer
-it before you run the next rung, whose text begins with the answer.
+advantage, pi the policy's probability of a sampled token.
 """
-
-# %%
 import argparse
 import copy
 import os
@@ -31,10 +28,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-# The project's folder: a script sees only its own, and a notebook starts in lesson/.
-PROJECT = os.path.abspath("." if os.path.exists("grpo_sg.py") else "..")
-sys.path.append(PROJECT)
-from grpo_sg import group_advantages, grpo_sg_loss, sample, token_logps, token_weights
+# The project's folder, because a script sees only its own.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from grpo_sg import group_advantages, sample, token_logps, token_weights
 
 STEPS = 30
 P, G = 16, 8
@@ -58,24 +54,19 @@ def reward(prompt, completion):
     return sum(steps) / len(steps)
 
 
-# %% [markdown]
-# ## Which rungs run, and how one is shown
+# ---- Which rungs run, and how one is shown ----
 
-# %%
-NAMES = "1 2 3 3b 4 4b 5a 5b 5c 5d 6 7 8".split()
-RUNGS = NAMES if __name__ == "__main__" else []  # imported: no rung runs
-SEEDS = range(3)
-TRIES = False  # True: also run the changes that a rung names under "Try"
+NAMES = "1 2 3 3b 4 4b 5a 5b 5c 5d 6 7".split()
 SHOWN = 1, 5, 10, 20, 30  # steps of which more than the reward is printed
 BLOCKS, PLUS_MINUS = " ▁▂▃▄▅▆▇█", "±"
 
 
 def read_arguments():
-    """(rungs, seeds, whether to run the tries) of the command line."""
+    """Return (rungs, seeds, whether to run the tries) of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m lesson.ladder", description="From REINFORCE to GRPO-SG, in rungs.")
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help=" ".join(NAMES))
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N",
+    parser.add_argument("--seeds", type=int, default=3, metavar="N",
                         help="how many, from 0 on")
     parser.add_argument("--try", action="store_true", dest="tries",
                         help="also run the changes that these rungs name under Try")
@@ -90,32 +81,20 @@ def read_arguments():
     return args.rungs or NAMES, range(args.seeds), args.tries
 
 
-def read_recorded(path):
-    """{title: mean and error} of lines that ten seeds printed; {} if there is no such file."""
-    if not os.path.exists(path):
-        return {}
-    results = {}
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            title, _, rest = line.partition("|" if "|" in line else ": ")
-            results[title.strip()] = rest.rpartition("| ")[2].strip()
-    return results
-
-
-if __name__ == "__main__" and "ipykernel" not in sys.modules:
+RUNGS, SEEDS, TRIES = [], range(3), False  # an import runs no rung
+if __name__ == "__main__":
     RUNGS, SEEDS, TRIES = read_arguments()
 try:
     (BLOCKS + PLUS_MINUS).encode(sys.stdout.encoding or "utf-8")
 except UnicodeEncodeError:  # an ASCII terminal
     BLOCKS, PLUS_MINUS = " 12345678", "+-"
-recorded = {} if len(SEEDS) == 10 else read_recorded(f"{PROJECT}/lesson/results/ladder_10.txt")
 curves = {}  # title of a rung that ran -> the mean rewards (seeds, STEPS)
 
 
-def beside(title):
-    """What ten seeds gave, to print beside a result."""
-    known = recorded.get(title, "").replace("±", PLUS_MINUS)
-    return f"   ten seeds: {known}" if known else ""
+def predict(rung, question):
+    """Print the question of a rung that runs."""
+    if rung in RUNGS:
+        print(f"\nPredict: {question}\n", flush=True)
 
 
 def climb(title, run, **choices):
@@ -123,28 +102,21 @@ def climb(title, run, **choices):
     rung, is_try = re.match(r"(\w+)( try)?", title).groups()
     if rung not in RUNGS or is_try and not TRIES:
         return
-    try:
-        seeds = tqdm(SEEDS, title, leave=False, delay=3, disable=None)
-        rewards = torch.tensor([run(seed, **choices) for seed in seeds])
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted") from None
+    seeds = tqdm(SEEDS, title, leave=False, delay=3, disable=None)
+    rewards = torch.tensor([run(seed, **choices) for seed in seeds])
     curves[title] = rewards
     bars = "".join(BLOCKS[int(8.99 * x)] for x in rewards.mean(0).tolist())
     last = rewards[:, -5:].mean(1)
     error = last.std() / len(last) ** 0.5
-    print(f"{title:38}|{bars}| {last.mean():.3f} {PLUS_MINUS} {error:.3f}{beside(title)}",
-          flush=True)
+    print(f"{title:38}|{bars}| {last.mean():.3f} {PLUS_MINUS} {error:.3f}", flush=True)
 
 
-# %% [markdown]
-# ## The loop
-#
+# ---- The loop ----
 # A step samples G completions of each of P prompts, and maximizes an objective by gradient ascent.
 # A rung chooses the advantages, the objective of a token, how tokens are averaged, how many
 # updates are made on the same completions, and the learning rate. Every update clips its gradient
 # to norm 1, as is usual. (`beta` and `notes` are for rung 5d.)
 
-# %%
 def over_tokens(x, mask):
     return (x * mask).sum() / mask.sum()
 
@@ -195,8 +167,7 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
     return curve
 
 
-# %% [markdown]
-# ## 1. REINFORCE: raise the probability of what was rewarded
+# ---- 1. REINFORCE: raise the probability of what was rewarded ----
 #
 #     objective of a token = R log pi
 #
@@ -205,7 +176,6 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
 # But no reward here is negative: every sampled token becomes more likely, and the good ones have to
 # outrun the bad ones.
 
-# %%
 def raw_rewards(R):  # (P, G) -> (P, G)
     return R
 
@@ -214,23 +184,18 @@ def log_likelihood(logps, old_logps, A):
     return A * logps
 
 
+predict("1", """what happens if every reward is 10 higher? No completion gets better or worse.
+Try: python -m lesson.ladder 1 --try""")
 climb("1. REINFORCE: R log pi", train,
       advantages_of=raw_rewards, objective_of=log_likelihood)
 climb("1 try: every reward plus 10", train, plus=10,
       advantages_of=raw_rewards, objective_of=log_likelihood)
 
-# %% [markdown]
-# **Predict:** what happens if every reward is 10 higher? No completion gets better or worse.
-# **Try:** `python -m lesson.ladder 1 --try`.
+# The answer to rung 1. Nothing is learned (0.131 instead of 0.683). Every sampled token becomes
+# more likely, good or bad.
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 1</summary>
-#
-# Nothing is learned (0.131). Every sampled token becomes more likely, good or bad.
-# </details>
-#
-# ## 2. Minus the mean of the group: better than what?
+# ---- 2. Minus the mean of the group: better than what? ----
 #
 #     A = R - mean R        objective = A log pi
 #
@@ -238,67 +203,51 @@ climb("1 try: every reward plus 10", train, plus=10,
 # below the mean become less likely. This is the baseline of policy gradients. It makes the gradient
 # less noisy, and a group provides it without a value network.
 
-# %%
 def minus_mean(R):
     return R - R.mean(1, keepdim=True)
 
 
+predict("2", """with this baseline, what happens if every reward is 10 higher?
+Try: python -m lesson.ladder 2 --try""")
 climb("2. minus the group's mean", train,
       advantages_of=minus_mean, objective_of=log_likelihood)
 climb("2 try: every reward plus 10", train, plus=10,
       advantages_of=minus_mean, objective_of=log_likelihood)
 
-# %% [markdown]
-# **Predict:** with this baseline, what happens if every reward is 10 higher? **Try:**
-# `python -m lesson.ladder 2 --try`.
+# The answer to rung 2. The result is 0.778 instead of 0.781: the advantages are the same up to
+# rounding.
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 2</summary>
-#
-# The result is 0.778 instead of 0.781: the advantages are the same up to rounding.
-# </details>
-#
-# ## 3. Divided by the standard deviation of the group: GRPO's advantage
+# ---- 3. Divided by the standard deviation of the group: GRPO's advantage ----
 #
 #     A = (R - mean R) / std R
 #
 # Now a group counts the same whether its rewards range from 0 to 1 or from -3 to 3, and whether
-# they differ much or little. Here all rewards have one scale, so it makes no difference.
+# they differ much or little.
 
-# %%
+predict("3", "all rewards here have one scale, from 0 to 1. Does the division help?")
 climb("3. over its deviation", train,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
-# %% [markdown]
-# The lesson's page has the derivation of these three rungs. Read it now, then come back for 3b.
+# The answer to rung 3. Because all rewards have one scale, it makes no difference (0.776).
 #
-# **Predict:** this is slow. What does the same update do at four times the learning rate?
+# The lesson's page has the derivation of these three rungs. Read it now, then come back for 3b.
 
 
-# %% [markdown]
-# ## 3b. The same with four times the rate
+# ---- 3b. The same with four times the rate ----
 #
 #     AdamW(..., lr=4 * 6e-3)
 #
 # This is a control for the next rung: one update that moves about as far as four.
 
-# %%
+predict("3b", "rung 3 is slow. What does the same update do at four times the learning rate?")
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
-# %% [markdown]
-# **Predict:** next come four updates on the same completions, at the old rate. Will they end above
-# rung 3, which makes one?
+# The answer to rung 3b. It is worse (0.612 instead of 0.776), because the step is too long.
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 3</summary>
-#
-# It is worse (0.612 instead of 0.776), because the step is too long.
-# </details>
-#
-# ## 4. Four updates on the same completions
+# ---- 4. Four updates on the same completions ----
 #
 #     for update in range(4): ...
 #
@@ -306,7 +255,6 @@ climb("3b. one update, the rate times four", train, rate=4,
 # completion. But after the first update the completions are no longer samples of the current
 # policy.
 
-# %%
 def good_only(logps, old_logps, A):
     return A.clamp(min=0) * logps
 
@@ -315,6 +263,10 @@ def bad_only(logps, old_logps, A):
     return A.clamp(max=0) * logps
 
 
+predict("4", """will four updates on the same completions, at the old rate, end above rung 3, which
+makes one? Which tokens are pushed too far, those of good completions or those of bad ones?
+Try: python -m lesson.ladder 4 --try, which learns only from the good ones, then only from
+the bad ones.""")
 climb("4. four updates, nothing else", train, updates=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 climb("4b. and a quarter of the rate", train, updates=4, rate=1/4,
@@ -324,71 +276,41 @@ climb("4 try: good completions only", train, updates=4,
 climb("4 try: bad completions only", train, updates=4,
       advantages_of=group_advantages, objective_of=bad_only)
 
-# %% [markdown]
-# <details><summary>The answer to rung 3b</summary>
+# The answer to rung 4. No: it ends below rung 3 (0.516 instead of 0.776). But at a quarter of the
+# rate four updates end above it (0.877, rung 4b). So reusing a completion is not wrong. What is
+# missing is a rule for when to stop.
 #
-# No: rung 4 ends below rung 3 (0.516 instead of 0.776). But at a quarter of the rate four updates
-# end above it (0.877). So reusing a completion is not wrong. What is missing is a rule for when to
-# stop.
-# </details>
-#
-# **Predict:** which tokens are pushed too far, those of good completions or those of bad ones?
-# **Try:** `python -m lesson.ladder 4 --try`, which learns only from the good ones, then only from
-# the bad ones.
+# The tokens of bad completions are pushed too far: log pi has no lower bound, and a token's
+# gradient stays as large as ever after the token has become impossible. Good completions by
+# themselves end at 0.990, bad ones at 0.080.
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 4</summary>
-#
-# The tokens of bad completions are: log pi has no lower bound, and a token's gradient stays as
-# large as ever after the token has become impossible. Good completions by themselves end at 0.990,
-# bad ones at 0.080.
-# </details>
-#
-# ## 5a. The ratio
+# ---- 5a. The ratio ----
 #
 #     r = pi / pi_old        objective = r A
 #
 # In the first update r = 1, and the gradient of r is that of log pi. Later it is r times that: r
-# corrects for the fact that the old policy wrote the tokens. A bad token that has become rare has a
-# small r and is left alone. A good one has a growing r, and nothing stops it.
+# corrects for the fact that the old policy wrote the tokens.
 
-# %%
 def ratio(logps, old_logps, A):
     return (logps - old_logps).exp() * A
 
 
+predict("5a", """a bad token has become rare, so its r is small, and a good one has a growing r.
+Which of the two does the factor r hold back?""")
 climb("5a. the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=ratio)
 
-# %% [markdown]
-# **Predict:** PPO takes min(r A, clip(r) A), where clip(r) is r cut to the range from 0.8 to 1.2.
-# Fill in: does a token still have a gradient?
-#
-# | | r below 0.8 | r inside | r above 1.2 |
-# |---|---|---|---|
-# | A > 0 | | yes | |
-# | A < 0 | | yes | |
+# The answer to rung 5a. A bad token that has become rare has a small r and is left alone. A good
+# one has a growing r, and nothing stops it. It ends far above rung 4 (0.888 instead of 0.516).
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 5a</summary>
-#
-# | | r below 0.8 | r inside | r above 1.2 |
-# |---|---|---|---|
-# | A > 0 | yes | yes | no |
-# | A < 0 | no | yes | yes |
-#
-# A token stops only where it has gone far enough in the direction in which A pushes it.
-# </details>
-#
-# ## 5b. The clip: PPO's objective; with the group's advantage, GRPO's
+# ---- 5b. The clip: PPO's objective; with the group's advantage, GRPO's ----
 #
 #     objective = min(r A, clip(r, 0.8, 1.2) A)
 #
 # The clip is the rule for when to stop.
 
-# %%
 def clipped_ratio(logps, old_logps, A, high=1.2):
     r = (logps - old_logps).exp()
     return torch.minimum(r * A, r.clamp(0.8, high) * A)
@@ -399,50 +321,55 @@ def no_minimum(logps, old_logps, A):
     return r.clamp(0.8, 1.2) * A
 
 
+predict("5b", """fill in: does a token still have a gradient?
+
+             r below 0.8   r inside   r above 1.2
+    A > 0                    yes
+    A < 0                    yes
+
+And why the minimum, and not only clip(r) A? Think of a good token that another token's update
+has made half as likely. Try: python -m lesson.ladder 5b --try
+The difference can hide in the noise of three seeds, and ten show it.""")
 climb("5b. ratio and clip: GRPO", train, updates=4,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 climb("5b try: clip(r) A, no minimum", train, updates=4,
       advantages_of=group_advantages, objective_of=no_minimum)
 
-# %% [markdown]
-# **Predict:** why the minimum, and not only `clip(r) A`? Think of a good token that another token's
-# update has made half as likely. **Try:** `python -m lesson.ladder 5b --try`. The difference can
-# hide in the noise of three seeds; ten show it.
+# The answer to rung 5b.
+#
+#             r below 0.8   r inside   r above 1.2
+#     A > 0   yes           yes        no
+#     A < 0   no            yes        yes
+#
+# A token stops only where it has gone far enough in the direction in which A pushes it.
+#
+# Without the minimum, clip(r) A has no gradient at r = 1/2, so the good token cannot come back. Ten
+# seeds end at 0.929 ± 0.024 instead of 0.986 ± 0.004.
 
 
-# %% [markdown]
-# <details><summary>The answer to rung 5b</summary>
-#
-# `clip(r) A` has no gradient at r = 1/2, so the good token cannot come back. Ten seeds end at
-# 0.929 ± 0.024 instead of 0.986 ± 0.004.
-# </details>
-#
-# ## 5c. What is the ratio for, then?
+# ---- 5c. What is the ratio for, then? ----
 #
 #     objective = A log pi, where the clip lets it learn
 #
 # The same tokens stop at the same place, but the others have the gradient of log pi, without the
-# factor r. Ten seeds see no difference. As a factor r matters little, because most tokens that
-# still learn have an r close to 1. (A token that went the other way may have any r, as the table
-# says.) The use of r is to tell the clip how far a token has moved.
+# factor r.
 
-# %%
 def clip_alone(logps, old_logps, A):
     r = (logps - old_logps).exp()
     held_back = r.clamp(0.8, 1.2) * A < r * A
     return (A * logps).masked_fill(held_back, 0.0)
 
 
+predict("5c", "if the clip stops the tokens, what is lost without r as a factor?")
 climb("5c. the clip without the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=clip_alone)
 
-# %% [markdown]
-# **Predict:** while rung 5b learns, what happens to the policy's entropy, the mean of -log pi? And
-# to its KL divergence from the policy before training, the mean of log pi - log pi_ref?
+# The answer to rung 5c. Ten seeds see no difference. As a factor r matters little, because most
+# tokens that still learn have an r close to 1. (A token that went the other way may have any r, as
+# the table says.) The use of r is to tell the clip how far a token has moved.
 
 
-# %% [markdown]
-# ## 5d. Entropy and KL
+# ---- 5d. Entropy and KL ----
 #
 #     objective = min(r A, clip(r) A) - beta k3
 #
@@ -454,7 +381,6 @@ climb("5c. the clip without the ratio", train, updates=4,
 # k1 and k3 have the KL as their mean; k2 has not. k3 is never negative, and GRPO's loss uses it:
 # beta times k3 keeps the policy near the reference. RLHF put beta k1 into the reward instead.
 
-# %%
 def measure(model, reference, ids, mask):
     """Return (entropy, exact KL, k1, k2, k3): means over the sampled tokens' positions."""
     with torch.no_grad():
@@ -481,59 +407,49 @@ def climb_and_measure(title, objective_of, beta=0.0):
             print(f"    {name:8}{', '.join(shown)}")
 
 
+predict("5d", """while rung 5b learns, what happens to the policy's entropy, the mean of -log pi?
+And to its KL divergence from the policy before training, the mean of log pi - log pi_ref? Which
+of the three estimates comes closest to the KL at the end? What does beta = 0.04 change, and what
+a higher upper clip? Try: python -m lesson.ladder 5d --try""")
 climb_and_measure("5d. rung 5b, measured", clipped_ratio)
 climb_and_measure("5d try: beta = 0.04", clipped_ratio, beta=0.04)
 climb_and_measure("5d try: clip(r, 0.8, 1.28)", higher_clip)
 
-# %% [markdown]
-# **Predict:** which of the three estimates comes closest to the KL at the end? What does
-# beta = 0.04 change, and what a higher upper clip? **Try:** `python -m lesson.ladder 5d --try`.
-
-
-# %% [markdown]
-# <details><summary>The answer to rung 5d (means of ten seeds)</summary>
-#
-# The entropy falls from 2.06 to 0.05. (log 8 is the most that eight words allow.) The KL
-# rises to 2.09, and k1 comes closest to it. k2 is too large, 2.30. k3 is 1.64 here and 4.23 with
-# the higher clip, where the KL is 2.11. Its mean is right, but once the policy is sure, most of
-# this mean is in tokens that are almost never sampled and then have a huge x.
+# The answer to rung 5d. The entropy falls from 2.06 to 0.05. (log 8 is the most that eight words
+# allow.) The KL rises to 2.09, and k1 comes closest to it. k2 is too large, 2.30. k3 is 1.64 here
+# and 4.23 with the higher clip, where the KL is 2.11. Its mean is right, but once the policy is
+# sure, most of this mean is in tokens that are almost never sampled and then have a huge x.
 #
 # With beta = 0.04 the entropy stays at 0.26, and the reward ends lower, at 0.951. The higher clip
 # learns a little faster. DAPO raised it in order to keep the entropy up. This toy does not show
 # that: the entropy ends at 0.04.
-# </details>
-#
-# ## 6. The mean over completions instead of tokens
+
+
+# ---- 6. The mean over completions instead of tokens ----
 #
 #     mean over completions of (mean over tokens of the objective)
 #
 # This is GRPO's original form. A token of a long completion counts less, so a long wrong answer is
-# punished less per token than a short one. Here it is slower, and ends at 0.944 ± 0.017 instead of
-# 0.986 ± 0.004.
+# punished less per token than a short one.
 
-# %%
 def over_completions(x, mask):
     return ((x * mask).sum(1) / mask.sum(1)).mean()
 
 
+predict("6", "is this mean better or worse than rung 5b's, which counts every token the same?")
 climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
-# %% [markdown]
-# **Predict:** rung 7 multiplies the objective of a token by w = clip(2 (sigmoid(9 pi) - 1/4), 1,
-# 1.4), which is larger for likely tokens. What is the mean of w when all tokens are equally likely
-# (pi = 1/8), and what at the end? Is 7 better than 5b?
+# The answer to rung 6. Here it is slower, and ends at 0.944 ± 0.017 instead of 0.986 ± 0.004.
 
 
-# %% [markdown]
-# ## 7. The weight w: GRPO-SG
+# ---- 7. The weight w: GRPO-SG ----
 #
 #     w = clip(alpha * (sigmoid(pi / tau) - mu), L, U), without a gradient
 #     objective = w min(r A, clip(r) A)
 #
-# Unlikely tokens have the largest gradients. With w they count less, 1 against 1.4.
+# Low-probability tokens have the largest gradients. With w they count less, 1 against 1.4.
 
-# %%
 mean_w = []  # for each update, the mean over its tokens
 
 
@@ -543,6 +459,9 @@ def weighted(logps, old_logps, A):
     return w * clipped_ratio(logps, old_logps, A)
 
 
+predict("7", """w = clip(2 (sigmoid(9 pi) - 1/4), 1, 1.4) is larger for likely tokens. What is the
+mean of w when all tokens are equally likely (pi = 1/8), and what at the end? Is 7 better
+than 5b?""")
 climb("7. times w: GRPO-SG", train, updates=4,
       advantages_of=group_advantages, objective_of=weighted)
 
@@ -553,86 +472,9 @@ if mean_w:
     difference = curves["7. times w: GRPO-SG"] - curves["5b. ratio and clip: GRPO"]
     difference = difference[:, -5:].mean(1)  # (seeds,)
     error = difference.std() / len(difference) ** 0.5
-    title = "7 minus 5b, paired by seed"
-    print(f"{title}: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}{beside(title)}")
+    print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
 
-# %% [markdown]
-# <details><summary>The answer to rung 6</summary>
-#
-# At pi = 1/8, w is 1.01. (The command prints the mean over a step's four updates, and pi has moved
-# after the first of them.) Once the policy is sure of nearly all tokens, nearly all have the weight
-# 1.4: it is then a common factor. Neither three nor ten seeds show a difference on this model. The
-# lesson's page, "When does the weight help?", continues from here.
-# </details>
-
-
-# %% [markdown]
-# ## 8. The same in one piece: a training script
-#
-# To copy it, put this cell and the first two cells of code into a file next to grpo_sg.py, which
-# needs nothing else of this project. The loop is the one above with its choices written out;
-# `grpo_sg_loss` computes rung 7's objective and takes its mean over the mask. Here all four updates
-# see all completions. grpo_sg.py divides a step's completions into minibatches and learns from each
-# in one update, so r differs from 1 only because of the updates on other minibatches.
-
-# %%
-TEMPERATURE = 1.0  # of sampling and of log-probabilities: both describe one policy
-
-
-def grpo_sg(seed):
-    torch.manual_seed(seed)
-    model = new_model()
-    optimizer = new_optimizer(model)
-    curve = []
-    for step in range(STEPS):
-        # Sample.
-        prompts = torch.randint(1, 8, (P, 1)).tolist()  # P lists of token ids
-        completions = sample(model, prompts, n=G, max_new_tokens=8, stop_ids={0},
-                             temperature=TEMPERATURE)
-        prompts = [prompt for prompt in prompts for _ in range(G)]
-        pairs = list(zip(prompts, completions))
-        rewards = torch.tensor([reward(*pair) for pair in pairs])  # (B,)
-        curve.append(rewards.mean().item())
-
-        # Compare.
-        advantages = group_advantages(rewards.view(P, G)).flatten()  # (B,)
-
-        # Learn.
-        ids = [torch.tensor(p + c) for p, c in pairs]
-        mask = [torch.tensor([False] * len(p) + [True] * len(c)) for p, c in pairs]
-        ids = pad_sequence(ids, batch_first=True)  # (B, T)
-        mask = pad_sequence(mask, batch_first=True)  # (B, T)
-        for update in range(4):
-            # log pi (B, T), with gradient
-            logps = token_logps(model, ids, mask, temperature=TEMPERATURE)
-            if update == 0:
-                old_logps = logps.detach()
-            w = token_weights(logps)  # (B, T); without weights=w it is GRPO
-            loss, sums = grpo_sg_loss(logps, old_logps, advantages, mask, weights=w,
-                                       clip_low=0.2, clip_high=0.2)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-    return curve
-
-
-climb("8. rung 7 in one piece", grpo_sg)
-
-
-# %% [markdown]
-# ## The rungs as a figure
-#
-# Only a notebook draws it.
-
-# %%
-if "ipykernel" in sys.modules:
-    import matplotlib.pyplot as plt
-    plt.figure(figsize=(9, 4), dpi=80, layout="tight")
-    plt.gca().set_prop_cycle(color=plt.cm.tab20.colors)
-    for title, rewards in curves.items():
-        plt.plot(range(1, STEPS + 1), rewards.mean(0), label=title)
-    plt.xlabel("step")
-    plt.ylabel("mean reward")
-    plt.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    plt.show()
+# The answer to rung 7. At pi = 1/8, w is 1.01. (The command prints the mean over a step's four
+# updates, and pi has moved after the first of them.) Once the policy is sure of nearly all tokens,
+# nearly all have the weight 1.4: it is then a common factor. Neither three nor ten seeds show a
+# difference on this model. The lesson's page, "When does the weight help?", continues from here.
