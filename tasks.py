@@ -872,20 +872,33 @@ def list_messages(system, question):
 
 def render_chat(tokenizer, messages, kwargs):
     """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
-    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts."""
-    kwargs = {**kwargs, "add_generation_prompt": True, "tokenize": False}
+    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts.
+    Raises UserError if a text is missing then, too."""
+    attempts = [messages]
     system, *turns = messages
-    if system["role"] != "system" or not turns:
-        return tokenizer.apply_chat_template(messages, **kwargs)
-    try:
-        text = tokenizer.apply_chat_template(messages, **kwargs)
-    except Exception:  # a template is a program: it can raise anything
-        text = ""
+    if system["role"] == "system" and turns:
+        both = system["content"] + "\n\n" + turns[0]["content"]
+        attempts.append([{**turns[0], "content": both}, *turns[1:]])
+    reason = "it does not show all texts"
+    for attempt in attempts:
+        try:
+            text = tokenizer.apply_chat_template(attempt, **kwargs)
+        except Exception as error:  # a template is a program: it can raise anything
+            reason = error
+            continue
+        if shows_all(text, messages):
+            return text
+    raise UserError(f"the model's chat template cannot be used ({reason}), so the model would not "
+                    f"see the question {messages[-1]['content']!r:.60}: name a --model whose "
+                    "template takes plain texts")
+
+
+def shows_all(text, messages):
+    """Return True if a prompt has the texts of all messages. White space may differ, and
+    templates may leave out what the assistant thought."""
     words = " ".join(text.split())
-    if all(" ".join(part["content"].split()) in words for part in (system, turns[-1])):
-        return text
-    both = system["content"] + "\n\n" + turns[0]["content"]
-    return tokenizer.apply_chat_template([{**turns[0], "content": both}, *turns[1:]], **kwargs)
+    return all(" ".join(message["content"].split()) in words for message in messages
+               if message["role"] != "assistant")
 
 
 def write_prompt(tokenizer, task, question, kwargs):
@@ -918,13 +931,15 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     Args:
         tokenizer, task, questions: the task gives the system prompt and the opening.
         template_kwargs: JSON with further variables for the template, such as
-            {"enable_thinking": false}.
+            {"enable_thinking": false}. A template that writes today's date, as Llama 3.2's
+            does, gives another prompt each day, unless the command line fixes the date:
+            --chat_template_kwargs '{"date_string": "26 Jul 2024"}'.
 
     Returns:
         A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
     try:
-        kwargs = {**json.loads(template_kwargs)}
+        kwargs = {**json.loads(template_kwargs), "add_generation_prompt": True, "tokenize": False}
     except (ValueError, TypeError):
         raise UserError("--chat_template_kwargs must be a JSON object, such as "
                         f"'{{\"enable_thinking\": false}}', not {template_kwargs}") from None
@@ -940,16 +955,17 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
 
-def check_words(tokenizer, prompts, size):
+def check_words(policy, prompts, size):
     """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
     does not know many of their words, as a tiny model's does not know those of another task."""
     ids = [token for prompt, _ in prompts[:100] for token in prompt]
     if max(ids, default=0) >= size:
         raise UserError(f"the tokenizer has tokens that the model lacks, such as "
-                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
+                        f"{policy.tokenizer.decode([max(ids)])}: resize the model's embeddings and "
                         "train them, or name another --model")
-    unknown = ids.count(tokenizer.unk_token_id)
-    if unknown > len(ids) / 20:
+    # GPT-2's token for unknown words ends a text as well, so templates may write it.
+    unknown = ids.count(policy.tokenizer.unk_token_id)
+    if policy.tokenizer.unk_token_id not in policy.stop_ids and unknown > len(ids) / 20:
         raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
                         "model was made for another task or other settings; name another --model")
 
@@ -985,7 +1001,7 @@ def encode_problems(task, policy, cfg):
             raise UserError(f"--task {task.name} has no {split} problems: give some")
         questions = [problem.question for problem in problems]
         prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        check_words(policy.tokenizer, prompts, config.vocab_size)
+        check_words(policy, prompts, config.vocab_size)
         encoded[split] = [problem._replace(prompt=prompt, opening=opening)
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]
@@ -1010,6 +1026,10 @@ def make_task(cfg):
     if not isinstance(task, Task):
         raise UserError(f"--task {cfg.task}: make_task(cfg) must return a tasks.Task, not "
                         f"{task!r:.60}")
+    for problem in (*task.train, *task.valid, *task.test):
+        if not isinstance(problem, Problem) or not isinstance(problem.question, (str, list)):
+            raise UserError(f"--task {cfg.task}: a problem must be a tasks.Problem whose question "
+                            f"is a text or a chat, not {problem!r:.60}")
     return task
 
 
@@ -1043,7 +1063,8 @@ def load_task(name):
 
 @functools.cache
 def run_file(path):
-    """Run a Python file as a module, which can import the project and the files next to it."""
+    """Run a Python file as a module, which can import the project and the files next to it. A
+    process has one module of each name: if two tasks have a helper.py, both get the first."""
     sys.path += [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(path)]
     name = os.path.basename(path).removesuffix(".py")
     while name in sys.modules:  # a file may be called math.py

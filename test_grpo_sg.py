@@ -1316,6 +1316,10 @@ def test_what_a_verifier_of_puzzles_accepts():
         assert tasks.verify_kk(response, ROLES) == (False, True), response
     for response in BADLY_FORMED:
         assert tasks.verify_kk(response, ROLES) == (False, False), response
+    examples = re.findall(r"(<think>.*</answer>.*)\n *\(correct=(.*), formatted=(.*?)\)", tasks.verify_kk.__doc__)
+    verdicts = [tasks.verify_kk(response, {"Zoe": "knight", "Max": "knave"}) for response, *_ in examples]
+    assert [(str(correct), str(formatted)) for correct, formatted in verdicts] == [tuple(said) for _, *said in examples]
+    assert len(examples) == 3
 
 
 @pytest.mark.parametrize("names", [
@@ -1505,7 +1509,8 @@ def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
 @pytest.mark.parametrize("response, gold, verdict", [
     ("\\boxed{5}", "5", (True, True)), ("\\boxed{42}", 42, (True, True)), ("\\boxed{5}", ["4", "5"], (True, True)),
     ("<think> \\boxed{5} </think> \\boxed{6}", "6", (True, True)), ("<think> so \\boxed{5}", "5", (False, False)),
-    ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False))])
+    ("\\boxed{6}", ["4", "5"], (False, True)), ("\\boxed{5}", [], (False, True)), ("5", ["5"], (False, False)),
+    ("\\boxed{0.5}", 0.5, (True, True)), ("\\boxed{ }", "", (False, False))])
 def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(response, gold, verdict):
     assert tasks.verify_math(response, gold) == verdict
 
@@ -1568,10 +1573,14 @@ def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
         tasks.load_task("mat")
 
 
-def test_a_task_file_that_forgets_its_return_is_one_line(tmp_path):
+@pytest.mark.parametrize("made, words", [
+    ("None", "must return a tasks.Task, not None"), ("[1]", "must return a tasks.Task, not .1."),
+    ("tasks.Task('', '', [('1?', '1')], [], [], None, 0)", "must be a tasks.Problem .*not .'1[?]', '1'."),
+    ("tasks.Task('', '', [], [], [tasks.Problem(1, '1')], None, 0)", "a text or a chat, not Problem.question=1")])
+def test_a_task_file_with_a_usual_mistake_is_one_line(made, words, tmp_path):
     path = tmp_path / "no.py"
-    path.write_text("def make_task(cfg):\n    'nothing'")
-    with pytest.raises(tasks.UserError, match="no.py: make_task.cfg. must return a tasks.Task, not None"):
+    path.write_text(f"import tasks\ndef make_task(cfg): return {made}")
+    with pytest.raises(tasks.UserError, match=f"no.py: .*{words}"):
         tasks.make_task(grpo_sg.Config(task=str(path)))
 
 
@@ -1626,6 +1635,18 @@ def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
     tokenizer = byte_tokenizer(template)
     (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"])
     assert tokenizer.decode(ids) == prompt and opening == "<think>"
+
+
+@pytest.mark.parametrize("template", [
+    "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",  # of a vision model
+    "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}", "{{ messages[-1].content[:3] }}",
+    "{{ messages[-1].content }}", "{{ raise_exception('no') }}"])
+@pytest.mark.parametrize("system", ["", "Be good."])
+def test_a_template_that_leaves_out_a_question_is_refused(template, system):
+    """The model would be asked nothing, and answer all the same."""
+    chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}, {"role": "user", "content": "Why?"}]
+    with pytest.raises(tasks.UserError, match="chat template.* 'Why[?]'"):
+        tasks.encode_prompts(byte_tokenizer(template), chat_task(system=system), [chat])
 
 
 def test_a_template_that_closes_the_thoughts_is_reported_in_one_line():
@@ -1759,7 +1780,9 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     cfg.max_new_tokens = 4095
     short = tasks.encode_problems(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
-    assert "1 of 3 train problems" in capsys.readouterr().out
+    assert "1 of 3 train problems" in (printed := capsys.readouterr().out)
+    cfg.max_new_tokens = 4095 - int(re.search(r"lower --max_new_tokens by (\d+) to keep", printed)[1])
+    assert len(tasks.encode_problems(task, policy, cfg).train) == 3 and capsys.readouterr().out == ""
     cfg.max_new_tokens = 6
     tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
     assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
@@ -1780,6 +1803,8 @@ def test_a_tokenizer_that_does_not_know_the_words_is_refused():
         problems = [tasks.Problem(words, "yes")]
         with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
             tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
+    policy.stop_ids.add(policy.tokenizer.unk_token_id)  # as GPT-2's, which templates write
+    tasks.encode_problems(task._replace(train=problems), policy, cfg)
 
 
 # ==== The model: loading and its device ====
