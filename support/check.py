@@ -2,12 +2,14 @@
 
     python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
 
-Shows what the model reads, and measures on training problems whether there is a learning signal
-and how long a run takes. The flags are those of grpo_sg.py. Nothing is trained or written.
+Shows what the model reads, warns of rewards that pay for the wrong thing, and measures on training
+problems whether there is something to learn from and how long a run takes. The flags are those of
+grpo_sg.py. Nothing is trained or written.
 """
 import datetime
 import sys
 import time
+from collections import Counter
 from statistics import fmean as mean
 
 import grpo_sg  # before torch: it configures PyTorch's allocator
@@ -79,7 +81,72 @@ def check_passes(model, prompt):
     say("sampling and token_logps agree with a plain forward pass")
 
 
-# ---- Is there a signal? ----
+# ---- Does the reward pay for answers without reasoning? ----
+
+FORMS = [("\\boxed{", "}"), ("<think> Hm. </think> <answer> ", " </answer>"), ("", "")]
+OFTEN = 0.25   # verify accepts too much if it accepts all answers at once more often
+GIVE_UP = 0.1  # of the reward between a wrong and a correct answer: giving up may earn this much
+
+
+def write_answer(problem, other):
+    """Write the answer of another problem as one to this problem. (Puzzles differ in names.)"""
+    answer = other.answer
+    if isinstance(answer, dict):
+        roles = zip(problem.answer, answer.values())
+        return ", ".join(f"{name} is a {role}" for name, role in roles)
+    return str(answer[0] if isinstance(answer, list) and answer else answer)
+
+
+def score(task, problem, response):
+    """Return (whether it is correct, the reward) of a response."""
+    c = grpo_sg.Completion(problem, [], [0], [True], transcript=response, response=response)
+    c.correct, c.formatted = task.verify(response, problem.answer)
+    return c.solved, float(task.reward(c))
+
+
+def find_form(task):
+    """Return what stands before and after an answer so that verify accepts it; None if neither a
+    solution shows it nor one of FORMS fits."""
+    problem = task.train[0]
+    answer = write_answer(problem, problem)
+    before, found, after = problem.solution.rpartition(answer)
+    for form in [(before, after)] * bool(found) + FORMS:
+        if score(task, problem, answer.join(form))[0]:
+            return form
+
+
+def check_reward(task):
+    """Return what responses to the test problems earn that need no reasoning, as lines."""
+    form = find_form(task)
+    if not form:
+        return []
+    example = {write_answer(task.train[0], problem): problem for problem in task.train}
+    counts = Counter(write_answer(task.train[0], problem) for problem in task.train)
+    ranked = [example[answer] for answer, _ in counts.most_common(1000)]
+    scores = {name: [] for name in ("right", "constant", "wrong", "every", "none")}
+    for problem, other in zip(task.test, task.train[1:] + task.train[:1]):
+        every = ", ".join(write_answer(problem, one) for one in ranked)
+        answers = (write_answer(problem, one) for one in (problem, ranked[0], other))
+        for name, answer in zip(scores, (*answers, every, "")):
+            scores[name].append(score(task, problem, answer.join(form)))
+    rate = {name: mean(correct for correct, _ in pairs) for name, pairs in scores.items()}
+    lines = [f"the best constant answer is correct in {rate['constant']:.1%} of the test problems: "
+             "a policy that is no better has learned nothing"]
+    if rate["every"] > OFTEN:
+        lines.append("warning: verify accepts a response that lists all answers in "
+                     f"{rate['every']:.0%} of the test problems, and RL can learn to list them: "
+                     "let verify read only one answer")
+    right = mean(reward for _, reward in scores["right"])
+    wrong = mean([reward for correct, reward in scores["wrong"] if not correct] or [right])
+    none = mean(reward for _, reward in scores["none"])
+    if none - wrong > GIVE_UP * (right - wrong):
+        lines.append(f"warning: a response without an answer earns {none:+.2f}, and a wrong answer "
+                     f"{wrong:+.2f}, so a policy that is seldom correct earns more by giving up: "
+                     "pay both the same")
+    return lines
+
+
+# ---- Is there something to learn from? ----
 
 def begins_answer(c, task):
     """Return whether the completion has the beginning of an answer, such as \\boxed{; None if
@@ -95,11 +162,12 @@ def repeats_itself(c):
 
 
 def describe_rates(row):
-    """Return the rates that decide whether there is a learning signal, in words."""
+    """Return the rates that decide whether there is something to learn from, in words."""
     formed, cut, equal = (row[f"eval/{name}@{SAMPLES}"]
                           for name in ("format_rate", "truncated", "equal_groups"))
-    return (f"{SAMPLES} samples per problem: {formed:.0%} well formed, {cut:.0%} truncated; in "
-            f"{equal:.0%} of the groups all rewards are equal: no learning signal")
+    return (f"{SAMPLES} samples per problem: {formed:.0%} have the correct format, {cut:.0%} are "
+            f"truncated; {equal:.0%} of the groups give no gradient, because all their rewards are "
+            "equal")
 
 
 def advise(row, completions, task, cfg):
@@ -113,16 +181,16 @@ def advise(row, completions, task, cfg):
         return (f"completions are cut off {where}: raise --max_new_tokens, now "
                 f"{cfg.max_new_tokens}, and check again")
     if formed < 0.05:
-        return ("completions do not have the form that is asked for, and more tokens would not "
-                "help: show the form by an example in --system, take a larger Instruct model, or "
-                "fine-tune this one on worked solutions: python -m support.tiny "
+        return ("completions do not have the format that is asked for, and more tokens would not "
+                "help: show the format by an example in --system, take a larger Instruct model, or "
+                "fine-tune this one on worked solutions (a cold start): python -m support.tiny "
                 f"{cfg.task} --model {cfg.model}")
     if cut > 0.5 and formed > 0.8 * (1 - cut):
-        return ("most completions are truncated, and nearly all others are well formed: raise "
-                "--max_new_tokens")
+        return ("most completions are truncated, and nearly all others have the correct format: "
+                "raise --max_new_tokens")
     if correct == 0 and formed < 0.8:
-        return ("no completion is correct yet: the model learns the form first, and then perhaps "
-                "the task")
+        return ("no completion is correct yet: the model learns the format first, and then "
+                "perhaps the task")
     if correct == 0:
         return ("no completion is correct, so there is little to learn from: use easier problems "
                 "(kk: --people 2 3) or a better model")
@@ -131,7 +199,7 @@ def advise(row, completions, task, cfg):
     if equal > 0.9:
         return ("the model solves too few problems: use easier ones (kk: --people 2 3), or raise "
                 "--group_size")
-    return "there is a signal to learn from: start a run with these flags"
+    return "there is something to learn from: start a run with these flags"
 
 
 # ---- How long does it take? ----
@@ -172,12 +240,14 @@ def estimate_time(policy, task, completions, seconds, cfg):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
-        return print(__doc__)
+        print(f"{__doc__}\nThe flags:\n")
     try:
         cfg = grpo_sg.read_settings(argv)
         policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)
+        for line in check_reward(task):
+            say(line)
         started = time.time()
         completions = grpo_sg.rollout(policy, task, task.train[:PROBLEMS], cfg, n=SAMPLES,
                                       temperature=cfg.temperature, seed=cfg.seed)

@@ -13,36 +13,49 @@ from test_grpo_sg import build_model
 SMALL = "--train_problems 40 --eval_problems 8".split()
 
 
-def test_a_check_describes_prompt_model_and_signal_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_a_check_describes_prompt_model_and_rates_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     check.main(["--task", "kk", *SMALL])
     said = capsys.readouterr().out
-    for words in ("a prompt, 1", "Ada: ", "a completion ends with <|im_end|> (0)", "there is no system prompt",
-                  "agree with a plain forward pass", "<think> Ada,", "% begin an answer",
-                  "% well formed", "timing an update", "tokens sampled a second",
+    for words in ("a prompt, 1", "a completion ends with <|im_end|> (0)", "there is no system prompt",
+                  "agree with a plain forward pass", "the best constant answer is correct in", "<think> Ada,",
+                  "% begin an answer", "% have the correct format", "tokens sampled a second",
                   "a step of 256 completions takes 0:0", "60 steps with their tests"):
         assert words in said
-    assert said.endswith("there is a signal to learn from: start a run with these flags\n")
+    assert said.endswith("there is something to learn from: start a run with these flags\n") and "warning" not in said
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("flags, words", [
-    ("--task missing.py --model org/name", "--task "),
-    ("--model .", "the model .* cannot be used"),  # a hub name would be looked for
-    ("--group_size 1", "--group_size .*1")])
-def test_a_mistake_is_one_line(flags, words):
-    with pytest.raises(SystemExit, match=f"^error: .*{words}") as error:
-        check.main(flags.split())
+    with pytest.raises(SystemExit, match="^0$"):
+        check.main(["--help"])
+    assert "--max_new_tokens" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="^error: the model .* cannot be used") as error:
+        check.main(["--model", "."])  # a hub name would be looked for
     assert "\n" not in str(error.value)
+
+
+def accepts_a_list(response, answer):
+    return tasks.Verdict(answer in response.split(", "), True)
+
+
+def pays_silence(completion):
+    return 3.0 * completion.correct - (completion.transcript != "")
+
+
+@pytest.mark.parametrize("change, words", [
+    ({}, []), ({"verify": accepts_a_list}, ["lists all answers in 100%"]),
+    ({"reward": pays_silence}, ["without an answer earns +0.00, and a wrong answer -1.00"])])
+def test_a_reward_that_pays_without_reasoning_is_warned_of(change, words):
+    def verify(response, answer):
+        return tasks.Verdict(response == answer, True)
+    problems = [tasks.Problem(f"{n}?", str(n // 2)) for n in (2, 3, 4, 6)]
+    task = tasks.Task("half", "", problems, problems, problems, verify, 0.5)._replace(**change)
+    first, *warnings = check.check_reward(task)
+    assert "is correct in 50.0%" in first and len(warnings) == len(words)
+    assert all(map(str.__contains__, warnings, words))
 
 
 def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
     model = build_model()
-    sample, lengths = grpo_sg.sample, []
-    monkeypatch.setattr(grpo_sg, "sample", lambda model, prompts, **settings: (
-        lengths.extend(map(len, prompts)) or sample(model, prompts, **settings)))
     check.check_passes(model, [2, 3, 4, 5])
-    assert len(set(lengths)) == 2  # so one prompt is padded
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):
@@ -58,25 +71,21 @@ def test_a_model_with_nan_or_that_looks_ahead_is_refused():
         check.compare_passes(model, [2, 3, 4, 5], [6])
 
 
-def groups_of(transcript, *, truncated, formatted=False, rewards=(-3, -3, -3, -3)):
-    """Return two groups of completions with this transcript."""
+def groups_of(transcript, *, truncated):
+    """Return two groups of malformed completions with this transcript."""
     problem = tasks.Problem("1 + 1", "2", solution="\\boxed{2}")
-    return [grpo_sg.Completion(problem, [1], transcript=transcript, truncated=truncated, mask=[True], reward=reward,
-                               formatted=formatted, correct=reward > 0) for reward in rewards * 2]
+    return [grpo_sg.Completion(problem, [1], transcript=transcript, truncated=truncated, mask=[True], reward=-3.0)
+            for _ in range(8)]
 
 
 @pytest.mark.parametrize("completions, advice", [
-    # No completion has a box, though most ended: the model does not know the form.
-    (groups_of("The answer is 2.", truncated=False), "show the form by an example in --system, .* support.tiny kk --model"),
-    (groups_of("The answer is 2.", truncated=False) + 3 * groups_of("\\boxed{", truncated=True), "show the form"),
+    # No completion has a box, though most ended: the model does not know the format.
+    (groups_of("The answer is 2.", truncated=False) + 3 * groups_of("\\boxed{", truncated=True),
+     "show the format by an example in --system, .* support.tiny kk --model"),
     # One that repeats itself to the end did not run out of room.
-    (groups_of("<answer>\n" * 99, truncated=True), "more tokens would not help: show the form"),
-    (groups_of("\\boxed{1}" * 99, truncated=True), "more tokens would not help: show the form"),
+    (groups_of("<answer>\n" * 20, truncated=True), "more tokens would not help: show the format"),
     (groups_of("First, we add the ones,", truncated=True), "before an answer begins: raise --max_new_tokens, now 64"),
-    (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64"),
-    (groups_of("\\boxed{3}", truncated=False, formatted=True, rewards=(-0.5,) * 4), "no completion is correct"),
-    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3,) * 4), "use harder ones"),
-    (groups_of("\\boxed{2}", truncated=False, formatted=True, rewards=(3, 3, -0.5, 3)), "a signal to learn from")])
+    (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64")])
 def test_advice_follows_from_the_rates(completions, advice):
     task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
     row = {}
@@ -86,12 +95,12 @@ def test_advice_follows_from_the_rates(completions, advice):
 
 
 @pytest.mark.parametrize("formed, cut, right, equal, words", [
-    (0.97, 0.02, 0.66, 0.41, "a signal to learn from"),
-    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),  # those that end are well formed
-    (0.20, 0.10, 0.00, 0.60, "the model learns the form first"),
+    (0.97, 0.02, 0.66, 0.41, "something to learn from"),
+    (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),  # those that end have the format
+    (0.20, 0.10, 0.00, 0.60, "the model learns the format first"),
     (0.80, 0.10, 0.00, 0.60, "no completion is correct, .* easier problems"),
     (1.00, 0.00, 0.98, 0.95, "use harder ones"), (1.00, 0.00, 0.02, 0.95, "use easier ones .*--group_size")])
 def test_each_reason_for_no_signal_has_its_advice(formed, cut, right, equal, words):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     assert re.search(words, check.advise(row, [], None, None))
-    assert f"{formed:.0%} well formed, {cut:.0%} truncated; in {equal:.0%}" in check.describe_rates(row)
+    assert f"{formed:.0%} have the correct format, {cut:.0%} are truncated; {equal:.0%}" in check.describe_rates(row)
