@@ -247,17 +247,8 @@ def is_true(claim, roles):
     kind, *leaves = claim
     said = [roles[person] == role for person, role in leaves]
     x, y = said[0], said[-1]
-    if kind == "leaf":
-        return x
-    if kind == "not":
-        return not x
-    if kind == "and":
-        return x and y
-    if kind == "or":
-        return x or y
-    if kind == "if":
-        return not x or y
-    return x == y
+    return {"leaf": x, "not": not x, "and": x and y, "or": x or y, "if": not x or y,
+            "iff": x == y}[kind]
 
 
 def put_in_words(claim, names, brief=False):
@@ -317,15 +308,12 @@ def hash_meaning(claims):
     # (speaker, person, the claim's truth table with that person first, the other person)
     mentions = []
     for speaker, claim in enumerate(claims):
-        x, *others = dict.fromkeys(person for person, _ in claim[1:])
-        if others:
-            y = others[0]
-            mentions.append((speaker, x, tabulate(claim, (x, y)), y))
-            mentions.append((speaker, y, tabulate(claim, (y, x)), x))
-        else:
-            table = tabulate(claim, (x,))
-            always = table in (0b00, 0b11)  # a tautology or contradiction: about nobody
-            mentions.append((speaker, speaker if always else x, table, None))
+        people = dict.fromkeys(person for person, _ in claim[1:])
+        for person, *others in itertools.permutations(people):
+            table = tabulate(claim, (person, *others))
+            if not others and table in (0b00, 0b11):
+                person = speaker  # a tautology or a contradiction is about nobody
+            mentions.append((speaker, person, table, others[0] if others else None))
     colors = [0] * len(claims)
     for _ in claims:
         seen = [[] for _ in claims]
@@ -770,8 +758,9 @@ def kk_task(cfg):
     eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
     Validation puzzles are always generated."""
     if cfg.data not in ("synthetic", "published"):
-        raise UserError(f"--data {cfg.data} is not one of synthetic, published; files of problems "
-                        "need --task math")
+        raise UserError("--task kk makes its puzzles (--data synthetic) or loads published ones "
+                        f"(--data published), and reads no files: leave out --data {cfg.data}, "
+                        "or make a task of your own")
     if cfg.eval_data:
         raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
                         f"{cfg.eval_data}")
@@ -1045,11 +1034,9 @@ def load_task(name):
     """
     if name in TASKS:
         return TASKS[name], {}
-    if not name.endswith(".py"):
-        raise UserError(f"there is no --task {name}: give one of {', '.join(TASKS)}, or a Python "
-                        "file with a function make_task(cfg)")
-    if not os.path.isfile(name):
-        raise UserError(f"--task {name}: there is no such file")
+    if not name.endswith(".py") or not os.path.isfile(name):
+        raise UserError(f"--task {name}: there is no such file or task; give one of "
+                        f"{', '.join(TASKS)}, or a Python file with a function make_task(cfg)")
     module = run_file(os.path.abspath(name))
     settings = getattr(module, "SETTINGS", {})
     if not callable(getattr(module, "make_task", None)):

@@ -1560,7 +1560,7 @@ def test_a_task_file_is_found_from_any_folder_and_imports_the_project_and_its_ne
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, ["no.py", "no such file"]), ("x = 5", ["no.py", "make_task(cfg)"]),
+    (None, ["no.py", "no such file or task"]), ("x = 5", ["no.py", "make_task(cfg)"]),
     ("make_task = 5", ["no.py", "make_task(cfg)"]), ("def make_task(cfg): pass\nSETTINGS = [1]", ["no.py", "SETTINGS", "[1]"])])
 def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
     path = tmp_path / "no.py"
@@ -1569,7 +1569,7 @@ def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
     with pytest.raises(tasks.UserError) as error:
         tasks.load_task(str(path))
     assert all(word in str(error.value) for word in words)
-    with pytest.raises(tasks.UserError, match="--task mat: give one of kk, math.* make_task"):
+    with pytest.raises(tasks.UserError, match="--task mat: there is no such file or task.* kk, math.* make_task"):
         tasks.load_task("mat")
 
 

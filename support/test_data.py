@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+from unittest import mock
 
 import datasets
 import huggingface_hub
@@ -116,7 +117,7 @@ def test_a_csv_row_with_more_cells_than_the_header_is_dropped_and_shown(tmp_path
 @pytest.mark.parametrize("settings, words", [
     (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--data no.jsonl.* --eval_data"),
     (dict(eval_data="aime"), "--eval_data aime "), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.txt"), "--eval_data my.txt "),
-    (dict(task="kk", data="gsm8k"), "--data gsm8k"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
+    (dict(task="kk", data="my.jsonl"), "reads no files: leave out --data my.jsonl"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
     (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
 def test_data_that_does_not_exist_is_refused(settings, words):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
@@ -240,7 +241,15 @@ def test_a_set_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, monkeypat
     # as HF_HUB_OFFLINE=1 would, if it were set before these are loaded
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="cannot load openai/gsm8k from the hub .*OfflineModeIsEnabled"):
+    with pytest.raises(UserError, match="cannot load openai/gsm8k from the hub .*OfflineModeIsEnabled.* --task math, a file"):
+        tasks.load_math("gsm8k", tasks.MATH_TEST)
+    with pytest.raises(UserError, match="cannot load K-and-K/.* use --data synthetic or, with --task math, a file"):
+        tasks.kk_task(grpo_sg.Config(data="published", people=[3], eval_problems=5))
+
+
+def test_an_error_in_the_second_attempt_at_a_set_is_one_line_as_well(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=RuntimeError("scripts are not supported")))
+    with pytest.raises(UserError, match="cannot load openai/gsm8k .*scripts are not supported"):
         tasks.load_math("gsm8k", tasks.MATH_TEST)
 
 
