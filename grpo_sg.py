@@ -49,11 +49,12 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 import types
 import warnings
 from statistics import fmean as mean
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 # Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
 if "microsoft" not in platform.release():
@@ -68,7 +69,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.hf_argparser import HfArg
-from transformers.trainer_utils import get_last_checkpoint
 
 # ---- Settings ----
 
@@ -684,8 +684,7 @@ def train(policy, task, cfg, run=None, reference=None):
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         row = make_step_row(step, completions, updates, cfg.group_size)
         run.log_step(row, completions, sampled - started, time.time() - sampled)
-        run.save_if_due(step, optimizer)
-        if run.stopped_by:  # a signal, such as Ctrl-C
+        if run.save_if_due(step, optimizer):  # after a signal, such as Ctrl-C
             break
     return run.rows
 
@@ -881,7 +880,7 @@ def evaluate_split(policy, task, cfg, run, step, split):
     row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
     row = {"step": step, "split": split, **row}
     run.log(row, greedy)
-    say(f"{split} after step {step}: {in_words(row)}")
+    say(f"{split} after step {step}: greedy {in_words(row)}")
     return row
 
 
@@ -1062,51 +1061,60 @@ def multiply_in_float32(head, hidden):
 
 SAVE_SECONDS = 600  # time between checkpoints
 LOGS = "metrics.jsonl", "samples.jsonl"
-PATIENCE = 5  # steps without a learning signal before a warning
+PATIENCE = 5  # steps without a gradient before a warning
+ONE_START = "out", "eval_only", "resume"  # settings of one start, which a folder does not keep
+SIGHUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # a closed terminal; Windows has none
+
+
+def list_checkpoints(out):
+    """Return the numbers of a run's whole checkpoints, the newest last."""
+    names = os.listdir(out) if os.path.isdir(out) else []
+    numbers = [name.removeprefix("checkpoint-") for name in names if "checkpoint-" in name]
+    return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def find_checkpoint(out):
     """Return the folder of a run's newest whole checkpoint, or ""."""
-    return os.path.isdir(out) and get_last_checkpoint(out) or ""
+    steps = list_checkpoints(out)
+    return os.path.join(out, f"checkpoint-{steps[-1]}") if steps else ""
 
 
 def load_state(out):
-    """Load the state of the training of the run in `out`: a dict of step and optimizer. Without
-    a checkpoint, the run begins again."""
+    """Load the state of the training of the run in `out`, a dict: step, optimizer, and logs, the
+    sizes of the logs in bytes."""
     folder = find_checkpoint(out)
-    if not folder and os.path.isdir(os.path.join(out, "checkpoint")):
-        raise SystemExit(f"error: --out {out} is a run of an older version: start a new run with "
-                         f"--model {out}/checkpoint")
-    if not folder:
-        return {"step": 0}
     try:
-        return torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
     except Exception as error:  # no such file, half a file: each has its own type
         raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
                          f"start a new run with --model {folder}")
+    if "logs" not in state:
+        raise SystemExit(f"error: {folder} was saved by an older version, which cannot be resumed: "
+                         f"start a new run with --model {folder}")
+    return state
 
 
 def read_rows(path):
-    """Read the rows of a .jsonl file, without a line that is only half written; [] if there is
-    no file."""
-    if not os.path.isfile(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    """Read the rows of a .jsonl file. A computer that went down may have left half a line."""
+    rows = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return rows
 
 
-def cut_logs(out, done):
-    """Remove what was logged after step `done`, half a line, too. Evaluations of that step are
-    removed because they come again."""
-    for name in LOGS:
-        path = os.path.join(out, name)
-        kept = []
-        for row in read_rows(path):
-            if (row["step"], row.get("split", "train") != "train") < (done, True):
-                kept.append(json.dumps(row) + "\n")
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.writelines(kept)
-        os.replace(f"{path}.new", path)
+def measure_logs(out):
+    """Return the sizes of a run's logs in bytes, those that there are."""
+    paths = {name: os.path.join(out, name) for name in LOGS}
+    return {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
+
+
+def cut_logs(out, sizes):
+    """Cut the logs to their sizes at the checkpoint: what was logged after it comes again."""
+    for name, size in measure_logs(out).items():
+        if size > sizes.get(name, 0):
+            os.truncate(os.path.join(out, name), sizes.get(name, 0))
 
 
 def write_json(path, content, mode="w"):
@@ -1114,22 +1122,14 @@ def write_json(path, content, mode="w"):
         json.dump(content, file, indent=1)
 
 
+def kept_settings(cfg):
+    """Return the settings that a run's folder keeps, as a dict."""
+    return {name: value for name, value in vars(cfg).items() if name not in ONE_START}
+
+
 def verdict_of(c):
     return {"reward": c.reward, "advantage": c.advantage, "correct": c.correct,
             "formatted": c.formatted, "truncated": c.truncated, "solved": c.solved}
-
-
-def find_trouble(rows):
-    """Return what is wrong with a run's last training rows, or ""."""
-    if len(rows) < PATIENCE:
-        return ""
-    advice = "read samples.jsonl; python -m support.check helps to find the cause"
-    if min(row["equal_groups"] for row in rows) == 1 and rows[-1]["accuracy"] < 0.9:
-        return (f"for {PATIENCE} steps rewards were equal within every group, so nothing is "
-                f"learned: {advice}")
-    if min(row["truncated"] for row in rows) > 0.5:
-        return f"for {PATIENCE} steps most completions were truncated: {advice}"
-    return ""
 
 
 def say(text):
@@ -1177,20 +1177,23 @@ class Run:
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        resumed = bool(out and cfg.resume)
-        self.state = load_state(out) if resumed else {"step": 0}
-        self.done = self.state["step"]
+        self.state = {"step": 0}
         self.rows = []          # of the training steps of this process
-        self.trouble = ""       # what is wrong with the last steps
+        self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
         self.last_save = time.time()
-        if out:
+        settings = os.path.join(out, "settings.json")
+        if out and cfg.resume:
+            self.state = load_state(out)
+            # A full disk leaves the old settings as they are.
+            write_json(f"{settings}.new", kept_settings(cfg))
+            os.replace(f"{settings}.new", settings)
+            cut_logs(out, self.state["logs"])
+        elif out:
             os.makedirs(out, exist_ok=True)
             # "x" fails if another run has just begun in this folder.
-            mode = "w" if resumed else "x"
-            write_json(os.path.join(out, "settings.json"), vars(cfg), mode)
-        if resumed:
-            cut_logs(out, self.done)
+            write_json(settings, kept_settings(cfg), mode="x")
+        self.done = self.state["step"]
 
     def begin(self, optimizer):
         """Give the optimizer its state in the checkpoint, if there is one."""
@@ -1216,17 +1219,19 @@ class Run:
         self.show(row)
 
     def show(self, row):
-        """Print a step's numbers and, once, what is wrong with the last steps."""
+        """Print a step's numbers, and a warning if the last steps had no gradient."""
         left = (self.cfg.steps - self.done) * mean(row["seconds"] for row in self.rows)
         weight = "" if row["weight_mean"] is None else f"mean w {row['weight_mean']:.2f}, "
-        say(f"step {self.done} of {self.cfg.steps}: reward {row['reward']:.2f}, accuracy "
+        say(f"step {self.done} of {self.cfg.steps}: reward {row['reward']:.2f}, sampled accuracy "
             f"{row['accuracy']:.2f}, {weight}grad_norm {row['grad_norm']:.2f}, "
             f"{row['seconds']:.1f} s, {datetime.timedelta(seconds=round(left))} left")
         if row["skipped"]:
             say(f"{row['skipped']} updates skipped: loss or gradient not finite")
-        before, self.trouble = self.trouble, find_trouble(self.rows[-PATIENCE:])
-        if self.trouble and not before:
-            say(f"warning: {self.trouble}")
+        self.flat = self.flat + 1 if row["equal_groups"] == 1 else 0
+        if self.flat == PATIENCE:
+            say(f"warning: {PATIENCE} steps gave no gradient, because all rewards were equal in "
+                "each of their groups: read samples.jsonl; python -m support.check says what to "
+                "change")
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
@@ -1243,38 +1248,43 @@ class Run:
                     file.writelines(lines)
 
     def save_if_due(self, step, optimizer):
-        """Save after the last step, after a signal, and every ten minutes."""
-        last = self.stopped_by or step == self.cfg.steps
-        if self.out and (last or time.time() - self.last_save > SAVE_SECONDS):
+        """Save after the last step, after a signal, and every ten minutes. Return whether a
+        signal ends the run. (One that comes while this saves ends it after the next step, which
+        is then saved, too.)"""
+        stopped = self.stopped_by is not None
+        late = time.time() - self.last_save > SAVE_SECONDS
+        if self.out and (stopped or late or step == self.cfg.steps):
             self.save(step, optimizer)
             self.last_save = time.time()
+        return stopped
 
     def save(self, step, optimizer):
-        """Write a checkpoint under another name, rename it when it is whole, and then remove the
-        one before: a whole one exists at every moment.
+        """Write a checkpoint under another name, rename it when it is whole, and then remove all
+        older ones: a whole one exists at every moment.
 
         Random states are not saved, because all randomness of a step is a function of seed and
         step.
         """
         new = os.path.join(self.out, "checkpoint.new")
-        before = find_checkpoint(self.out)
+        older = list_checkpoints(self.out)
+        state = {"step": step, "optimizer": optimizer.state_dict(), "logs": measure_logs(self.out)}
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
             self.policy.tokenizer.save_pretrained(new)
-            write_json(os.path.join(new, "settings.json"), vars(self.cfg))
-            torch.save({"step": step, "optimizer": optimizer.state_dict()},
-                       os.path.join(new, "training.pt"))
+            write_json(os.path.join(new, "settings.json"), kept_settings(self.cfg))
+            torch.save(state, os.path.join(new, "training.pt"))
             os.rename(new, os.path.join(self.out, f"checkpoint-{step}"))
         except Exception as error:  # such as a full disk: each library raises its own type
             raise SystemExit(f"error: cannot write the checkpoint of step {step} "
                              f"({first_line(error)}): make room on the disk of {self.out}; "
                              "--resume continues from the checkpoint before, if there is one")
-        if before:
-            shutil.rmtree(before, ignore_errors=True)
+        for number in older:
+            shutil.rmtree(os.path.join(self.out, f"checkpoint-{number}"), ignore_errors=True)
 
     def stop(self, number, frame):
-        """Handle SIGINT or SIGTERM: the run ends after its step; a second one ends it at once."""
+        """Handle a signal: the run ends after its step; a second one ends it at once. (Not a
+        second SIGHUP, because a terminal that closes may send two.)"""
         self.stopped_by = number
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.default_int_handler)
@@ -1326,33 +1336,48 @@ def read_saved(folder, task=""):
         return {}
     try:
         with open(path, encoding="utf-8-sig") as file:  # Notepad adds a mark
-            saved = json.load(file)
-        saved = {name: saved[name] for name in vars(Config()) if name in saved}
+            saved = dict(json.load(file))
     except (ValueError, TypeError) as error:
         raise SystemExit(f"error: {path} is not a JSON object of settings: {error}")
     made_for = saved.get("task", task)
     if task and short_name(task) != short_name(made_for):
         say(f"{folder} was made for --task {made_for}: its settings.json is not used")
         return {}
-    return saved
+    return {name: saved[name] for name in vars(Config()) if name in saved and name not in ONE_START}
+
+
+def check_setting(name, kind, value):
+    """Raise SystemExit if the value of a setting, which has any type if it comes from a file, is
+    not of its kind: a type, or a Literal."""
+    usual = getattr(Config(), name)
+    allowed = get_args(kind) if get_origin(kind) is Literal else ()
+    types_allowed = (int, float) if kind is float else type(usual)
+    if allowed and value not in allowed:
+        raise SystemExit(f"error: --{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+                         f"not {value!r}")
+    if not isinstance(value, types_allowed):
+        raise SystemExit(f"error: --{name} must be like {usual!r}, not {value!r}")
+    if kind not in (int, float):
+        return
+    if name in "alpha mu low clip_low clip_high beta seed eval_samples".split():
+        if not 0 <= value < math.inf:
+            raise SystemExit(f"error: --{name} must be 0 or more, not {value}")
+    elif not 0 < value < math.inf:
+        raise SystemExit(f"error: --{name} must be above 0, not {value}")
 
 
 def check_settings(cfg):
     """Raise SystemExit for settings with which a run would fail late, or in silence."""
-    may_be_zero = "alpha mu low clip_low clip_high beta seed eval_samples".split()
-    for name, usual in vars(Config()).items():
-        value = getattr(cfg, name)  # of a flag or, with any type, of a file
-        if not isinstance(value, (int, float) if type(usual) is float else type(usual)):
-            raise SystemExit(f"error: --{name} must be like {usual!r}, not {value!r}")
-        if type(value) in (int, float) and not 0 < value < math.inf:
-            if value != 0 or name not in may_be_zero:
-                raise SystemExit(f"error: --{name} must be a positive number, not {value}")
+    for field in dataclasses.fields(Config):
+        check_setting(field.name, field.type, getattr(cfg, field.name))
+    if cfg.seed >= 2 ** 32:  # torch takes numbers below 2 ** 64, and `train` multiplies it
+        raise SystemExit(f"error: --seed must be below 2 ** 32 = {2 ** 32}, not {cfg.seed}")
     if cfg.group_size < 2:
         raise SystemExit("error: --group_size must be 2 or more, because completions are compared "
                          f"with each other, not {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
-    if not cfg.resume and os.path.exists(cfg.out) and os.listdir(cfg.out):
+    if not cfg.resume and os.path.isdir(cfg.out) and os.listdir(cfg.out):
         raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or --resume "
                          "the run in it")
 
@@ -1361,32 +1386,56 @@ def read_settings(argv=None):
     """Return the settings, a Config. Each comes from the first that has it: the flags;
     settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
     its own settings, which flags override."""
-    import tasks
     parser = make_parser()
     flags = parser.parse_args(argv)
-    if flags.resume:
-        settings = read_saved(flags.out) if flags.out else {}
-        # A model's folder has settings, too.
-        if not settings or os.path.isfile(os.path.join(flags.out, "config.json")):
-            raise SystemExit("error: --resume needs --out and the folder of a run, not "
-                             f"{flags.out!r}")
-    else:
-        settings = tasks.load_task(flags.task)[1] if flags.task else {}
-        model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
-        # Of the run that saved it, out, resume and eval_only mean nothing here.
-        settings |= {**read_saved(model, flags.task), "out": "", "resume": False,
-                     "eval_only": False}
-    if unknown := settings.keys() - vars(flags).keys():
-        raise SystemExit(f"error: --task {flags.task}: SETTINGS has names that are not settings: "
-                         f"{', '.join(unknown)}")
-    parser.set_defaults(**{"task": "kk", **settings})
+    settings = read_run(flags) if flags.resume else read_usual(flags)
+    parser.set_defaults(**settings)
     cfg = Config(**vars(parser.parse_args(argv)))
-    if not cfg.resume:
-        cfg.model = model
-    if cfg.task.endswith(".py"):
-        cfg.task = os.path.abspath(cfg.task)  # a resumed run may start in another folder
+    cfg.model = settings.get("model", cfg.model)
+    # A run may be resumed in another folder.
+    for name in ("task", "data", "eval_data"):
+        path = getattr(cfg, name)
+        if isinstance(path, str) and "." in path and os.path.isfile(path):
+            setattr(cfg, name, os.path.abspath(path))
     check_settings(cfg)
     return cfg
+
+
+def read_run(flags):
+    """Return the settings of the run that continues, as a dict."""
+    if flags.eval_only:
+        raise SystemExit("error: --resume trains and --eval_only does not: give one of them "
+                         f"(--eval_only --model {flags.out} tests the run)")
+    settings = read_saved(flags.out) if find_checkpoint(flags.out) else {}
+    if not settings:
+        raise SystemExit("error: --resume needs --out and the folder of a run with a checkpoint, "
+                         f"not {flags.out!r}. Nothing in it was changed: start again with a new "
+                         "--out")
+    return settings
+
+
+def read_usual(flags):
+    """Return the usual settings of a new run's task and model, as a dict."""
+    import tasks
+    settings = {"task": "kk"}
+    if flags.task:
+        settings |= tasks.load_task(flags.task)[1]
+    unknown = settings.keys() - kept_settings(flags).keys()
+    if unknown:
+        raise SystemExit(f"error: --task {flags.task}: SETTINGS has names that are not settings of "
+                         f"a task: {', '.join(unknown)}")
+    model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
+    return {**settings, **read_saved(model, flags.task), "model": model}
+
+
+def check_folder(out):
+    """Raise SystemExit if the folder cannot be made or written: before a model is loaded."""
+    there = os.path.abspath(out)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK):
+        raise SystemExit(f"error: --out {out} cannot be written, because {there} is not a folder "
+                         "in which you may write: name another one")
 
 
 def load(cfg):
@@ -1395,7 +1444,7 @@ def load(cfg):
     device = find_device(cfg.device)
     say(f"preparing the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
-    name = (cfg.resume and find_checkpoint(cfg.out)) or cfg.model
+    name = find_checkpoint(cfg.out) if cfg.resume else cfg.model
     say(f"loading {name}")
     # transformers' bar would garble our lines. The hub's bar, of a download, stays.
     transformers.utils.logging.disable_progress_bar()
@@ -1411,20 +1460,24 @@ def load(cfg):
 
 def describe_run(policy, task, run):
     """Print the run's settings, folder and size, and a problem as the model reads it."""
-    defaults = vars(Config())
-    changes = [f"--{name} {value}" for name, value in vars(run.cfg).items()
-               if value != defaults[name]]
+    cfg, defaults = run.cfg, vars(Config())
+    changes = [f"--{name} {value}" for name, value in vars(cfg).items() if value != defaults[name]]
+    say(f"non-default settings: {' '.join(changes)}")
+    if cfg.prompts > len(task.train):
+        say(f"--prompts {cfg.prompts}: a step uses the {len(task.train)} problems that there are")
+    completions = min(cfg.prompts, len(task.train)) * cfg.group_size
+    if cfg.updates > completions:
+        say(f"--updates {cfg.updates}: a step makes {completions}, one for each of its completions")
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
-    say(f"settings that are not the defaults: {' '.join(changes)}\n"
-        f"files of this run: {run.out}/\n"
+    say(f"files of this run: {run.out}/\n"
         f"{policy.model.num_parameters():,} parameters on {device}{threads}; {len(task.train):,} "
         f"problems to train on, {len(task.test)} to test on (best constant answer, the majority "
         f"baseline: {task.floor:.2f})\n"
         f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
-    w = weigh(torch.tensor([0.0, 1.0]).log(), run.cfg)
+    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
     if w is not None and w[0] == w[1]:  # w is monotone between them
         say(f"warning: these settings make every weight {w[0]:.4g}: this is GRPO, up to that "
             "factor")
@@ -1436,23 +1489,29 @@ def describe_signal(row, cfg):
     if k < 2:
         return
     formed, equal = row[f"eval/format_rate@{k}"], row[f"eval/equal_groups@{k}"]
-    say(f"{k} samples per problem: {formed:.0%} well formed, {row[f'eval/truncated@{k}']:.0%} "
-        f"truncated; {equal:.0%} of the groups have equal rewards: no learning signal")
+    say(f"{k} samples per problem: {formed:.0%} in the correct format, "
+        f"{row[f'eval/truncated@{k}']:.0%} truncated; {equal:.0%} of the groups give no gradient, "
+        "because all their rewards are equal")
     if formed < 0.05 or equal > 0.9:
         say("there is almost nothing to learn from: python -m support.check, with the same flags, "
             "says what to change")
 
 
-def describe_change(rows, cfg):
-    """Print how accuracy and reward of the tests changed, before -> after training."""
-    before, after = ([row for row in rows if row.get("split") == "test"][i] for i in (0, -1))
+def describe_change(rows, cfg, floor):
+    """Print how accuracy and reward of the tests changed, before -> after training. floor: the
+    accuracy of the best constant answer."""
+    tests = [row for row in rows if row.get("split") == "test"]
+    before, after = tests[0], tests[-1]
     k = cfg.eval_samples
     keys = f"eval/avg@{k}", f"eval/reward@{k}"
     if keys[0] not in before:  # no samples, or a resumed run with another k
         keys = "eval/accuracy", "eval/reward"
     changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
                for key in keys]
-    say(f"before -> after training: {', '.join(changes)}")
+    say(f"before -> after training: {', '.join(changes)}\n"
+        f"On the test problems, {before[keys[0]]:.0%} of the model's answers were correct before "
+        f"training and {after[keys[0]]:.0%} are now. Always giving the best constant answer would "
+        f"get {floor:.0%}.")
 
 
 def carry_out(policy, task, cfg, run):
@@ -1465,22 +1524,52 @@ def carry_out(policy, task, cfg, run):
         return
     # of the KL: the initial policy
     reference = prepare(load_model(cfg.model)[0], policy.model.device) if cfg.beta else None
-    handlers = {number: signal.signal(number, run.stop)
-                for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stopped_by_signals(run):
         train(policy, task, cfg, run, reference)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if run.stopped_by:
         say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
             f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
     evaluate_split(policy, task, cfg, run, run.done, "test")
-    describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg)
-    if run.trouble:
-        say(f"warning: {run.trouble}")
+    describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg, task.floor)
     say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
+
+
+@contextlib.contextmanager
+def stopped_by_signals(run):
+    """Let Ctrl-C, kill and a closed terminal end the run after its step."""
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(SIGHUP) != signal.SIG_IGN:  # as under nohup
+        numbers.add(SIGHUP)
+    if threading.current_thread() is not threading.main_thread():  # only this one may
+        numbers = set()
+    handlers = {number: signal.signal(number, run.stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def errors_in_one_line():
+    """End the program with one line for a user's mistake, a full disk or too little memory. An
+    error in a task's own functions keeps its traceback."""
+    try:
+        import tasks
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
+                         "The functions of grpo_sg.py do not: import them")
+    try:
+        yield
+    except (tasks.UserError, OSError) as error:
+        raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
+                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT)
 
 
 def main(argv=None, make_run=Run):
@@ -1493,26 +1582,15 @@ def main(argv=None, make_run=Run):
     sys.path.append(HERE)  # for a file that is installed
     with contextlib.suppress(AttributeError):  # in a notebook
         sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal knows every letter
-    try:
-        import tasks
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"error: the command line needs tasks.py next to grpo_sg.py ({error}). "
-                         "The functions of grpo_sg.py do not: import them")
-    try:
+    with errors_in_one_line():
         cfg = read_settings(argv)
-        policy, task = load(cfg)
         start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
-        run = make_run(cfg, policy, cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}")
+        out = cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}"
+        check_folder(out)
+        policy, task = load(cfg)
+        run = make_run(cfg, policy, out)
         describe_run(policy, task, run)
         carry_out(policy, task, cfg, run)
-    except (tasks.UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
