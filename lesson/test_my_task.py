@@ -36,4 +36,4 @@ def test_a_copy_trains(tmp_path, capsys):
     tiny.main([str(own), "--steps", "2", "--out", f"{tmp_path}/tiny"])
     flags = f"--task {own} --model {tmp_path}/tiny {SMALL} --out {tmp_path}/run"
     grpo_sg.main(flags.split())
-    assert "test after step 1: accuracy" in capsys.readouterr().out
+    assert "test after step 1: greedy accuracy" in capsys.readouterr().out

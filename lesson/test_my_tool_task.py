@@ -42,7 +42,7 @@ def test_the_tool_answers_with_the_number():
 def test_it_trains(tmp_path, capsys):
     tiny.main([my_tool_task.__file__, "--steps", "2", "--out", f"{tmp_path}/tiny"])
     grpo_sg.main(["--model", f"{tmp_path}/tiny", *SMALL.split(), "--out", f"{tmp_path}/run"])
-    assert "test after step 1: accuracy" in capsys.readouterr().out
+    assert "test after step 1: greedy accuracy" in capsys.readouterr().out
 
 
 def test_no_baseline_is_often_right():

@@ -223,7 +223,7 @@ def test_the_file_alone_trains_a_toy_policy(tmp_path):
     steps, before, after, accuracy, problems = map(float, line.split()[1:])
     assert (steps, problems) == (25, 3)
     assert before < 0.4 and after > 0.8 and accuracy > 0.8
-    assert "valid after step 10: accuracy" in done.stdout
+    assert "valid after step 10: greedy accuracy" in done.stdout
 
 
 def test_without_tasks_the_script_says_in_one_line_what_it_needs(tmp_path):
