@@ -2,7 +2,7 @@
 
     python -m support.tiny my_task.py         trains a tiny model on the solutions
     python grpo_sg.py --task my_task.py       RL, 20 seconds: avg@4 goes from 0.352 to 0.527
-    python grpo_sg.py --task my_task.py --model Qwen/Qwen2.5-0.5B-Instruct    RL with a real model
+    python grpo_sg.py --task my_task.py --model NAME --prompts 8 --lr 1e-5    with a real model
 
 The fields of Problem, Verdict, Task and Completion are explained in tasks.py.
 """
@@ -10,9 +10,6 @@ import itertools
 import random
 
 import tasks
-
-# For a real model. The tiny model has its own, in its folder.
-SETTINGS = {"max_new_tokens": 64, "prompts": 8, "steps": 50, "lr": 1e-5, "eval_every": 10}
 
 
 def make_problem(word):

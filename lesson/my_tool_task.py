@@ -1,7 +1,7 @@
 """A task of your own with a tool and partial credit: look numbers up in a phone book.
 
     python -m support.tiny lesson/my_tool_task.py          trains a tiny model on the solutions
-    python grpo_sg.py --task lesson/my_tool_task.py        RL, half a minute: avg@4 0.247 to 0.748
+    python grpo_sg.py --task lesson/my_tool_task.py        RL, half a minute: avg@4 0.247 to 0.752
 
 The policy reads a name, "bca". To ask the tool it writes the name and "?". The tool answers with
 the number of that name, and the policy then writes the number. Before RL the tiny model learns

@@ -40,10 +40,10 @@ def check_pretrained(name, accuracy):
 
 @pytest.mark.parametrize("name", ["kk", "math"])
 def test_the_tiny_models_tokenizer_reproduces_every_text(name):
-    cfg = grpo_sg.read_settings(f"--task {name} --train_problems 60 --eval_problems 8".split())
+    cfg = grpo_sg.read_settings(f"--task {name} --train_problems 8 --eval_problems 60".split())
     task = tasks.load_task(name)[0](cfg)
-    _, tokenizer = tiny.tiny_model(task)
-    for problem in task.train:
+    _, tokenizer = tiny.tiny_model(task._replace(valid=task.train))  # so the test has words of its own
+    for problem in task.train + task.test:
         for text in (problem.question, problem.solution, problem.shortcut):
             assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
@@ -53,28 +53,32 @@ import tasks
 def verify(response, answer):
     return tasks.Verdict(response == answer, len(response) == 3)
 def make_task(cfg):
-    problems = [tasks.Problem(word, word[::-1], solution=word[::-1]) for word in ("abc", "bca", "cab")]
+    words = open(cfg.data).read().split()
+    problems = [tasks.Problem(word, word[::-1], solution=word[::-1]) for word in words]
     return tasks.Task("short", "", problems, problems, problems, verify, 0.0, tokens=".", warmup=80)
-SETTINGS = {"group_size": 6, "seed": 3, "prompts": 2}
+SETTINGS = {"data": "words.txt", "group_size": 6, "prompts": 2, "steps": 30}
 """
 
 
 @pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "short.py"
-    path.write_text(SCRIPT)
-    return str(path)
+def script(tmp_path, monkeypatch):
+    """A task that reads a file, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.py").write_text(SCRIPT)
+    (tmp_path / "words.txt").write_text("abc bca cab")
+    return "short.py"
 
 
-def test_the_tiny_model_of_a_script_learns_its_solutions_and_has_the_settings(script, tmp_path, capsys):
-    out = tmp_path / "model"
-    tiny.main([script, "--out", str(out), "--group_size", "8", "--seed", "3"])
-    said = capsys.readouterr().out
-    assert said.endswith(f"python grpo_sg.py --task {script} --model {tiny.os.path.relpath(out)}\n")
-    for flags in (["--task", script], []):  # its folder names the task
-        cfg = grpo_sg.read_settings(["--model", str(out), "--eval_only", *flags])
-        assert (cfg.task, cfg.group_size, cfg.lr, cfg.prompts) == (script, 8, 2e-4, 32)
-        assert (cfg.max_new_tokens, cfg.system) == (48, "none")
+def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(script, tmp_path, monkeypatch, capsys):
+    tiny.main([script, "--out", "model", "--group_size", "8", "--seed", "3"])
+    assert capsys.readouterr().out.endswith(f"python grpo_sg.py --task {script} --model model\n")
+    assert "seed" not in json.loads((tmp_path / "model" / "settings.json").read_text())  # it is of this training
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    cfg = grpo_sg.read_settings(["--model", str(tmp_path / "model"), "--eval_only"])
+    assert (cfg.task, cfg.data) == (str(tmp_path / "short.py"), str(tmp_path / "words.txt"))
+    assert (cfg.group_size, cfg.prompts, cfg.steps) == (8, 2, 30)  # flags, then the file's, then TINY's
+    assert (cfg.lr, cfg.max_new_tokens, cfg.system) == (2e-4, 48, "none")
     policy, task = grpo_sg.load(cfg)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     assert row["eval/accuracy"] == 1
@@ -83,7 +87,7 @@ def test_the_tiny_model_of_a_script_learns_its_solutions_and_has_the_settings(sc
 def test_equal_seeds_make_equal_models(script, tmp_path):
     states = []
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        tiny.main([script, "--out", str(tmp_path / name), "--seed", seed, "--steps", "2"])
+        tiny.main([script, "--out", name, "--seed", seed, "--steps", "2"])
         states.append((tmp_path / name / "model.safetensors").read_bytes())
     assert states[0] == states[1] != states[2]
 
@@ -133,22 +137,15 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
     assert gradients[0][0] == pytest.approx(-torch.cat(logps).mean().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("change, flags, message", [
-    ("", "--steps 0", "--steps must be above 0, not 0"),
-    ("", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
-    ("solution=word[::-1]", "", "3 of 3 training problems have no solution to learn from"),
-    ("def make_task", "", "has no function make_task"),
-    ('tokens="."', "", r"its tokens must be a regular expression, not '\('"),
-    ("warmup=80", "", "has shortcuts 0.5, but no problem with a shortcut")])
-def test_a_mistake_is_one_line(change, flags, message, script, tmp_path):
-    new = {"def make_task": "def make", 'tokens="."': 'tokens="("', "warmup=80": "shortcuts=0.5"}.get(change, "")
-    with open(script, "w") as file:
-        file.write(SCRIPT.replace(change, new) if change else SCRIPT)
+@pytest.mark.parametrize("old, new, flags, message", [
+    ("", "", "--steps 0", "--steps must be above 0, not 0"),
+    ("", "", "--out .", "exists: name a new or empty folder"),
+    ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
+    ("solution=word[::-1]", "", "", "3 of 3 training problems have no solution to learn from"),
+    ('tokens="."', 'tokens="("', "", r"its tokens must be a regular expression, not '\('"),
+    ("warmup=80", "shortcuts=0.5", "", "has shortcuts 0.5, but no problem with a shortcut")])
+def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
+    (tmp_path / script).write_text(SCRIPT.replace(old, new))
     with pytest.raises(SystemExit, match=message) as error:
-        tiny.main([script, "--out", str(tmp_path / "model"), *flags.split()])
+        tiny.main([script, "--out", "model", *flags.split()])
     assert "\n" not in str(error.value)
-
-
-def test_a_folder_that_exists_is_not_overwritten(script, tmp_path):
-    with pytest.raises(SystemExit, match="exists: name a new or empty folder"):
-        tiny.main([script, "--out", str(tmp_path)])

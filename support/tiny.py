@@ -7,8 +7,8 @@
                                     (experiments/README.md has what it reached, and all flags)
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
-training here replaces its pretraining. A real model whose completions are never well formed
-learns the form, and then has a signal for RL. All other settings are flags of grpo_sg.py.
+training here replaces its pretraining. A real model whose completions are all malformed learns the
+format first, and then RL has something to work with. All other settings are flags of grpo_sg.py.
 They become the settings.json of the new folder: defaults of a run with `--model FOLDER`.
 
 The problems of a task need a `solution`. They may have a `shortcut`, a text that skips a part of
@@ -259,15 +259,18 @@ def read_flags(argv):
 
 
 def read_settings(task, model, out, flags):
-    """Return the settings of the run that will start from the model: each from the flags, for a
-    tiny model from TINY, from SETTINGS in the task's file, or from Config."""
+    """Return the settings of the run that will start from the model: each from the first that has
+    it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
+    absolute, because the run may start in another folder."""
     parser = grpo_sg.make_parser()
-    _, usual = tasks.load_task(task)
-    if not model:
-        usual = {**usual, **TINY, **(PUZZLES if task == "kk" else {})}
-    parser.set_defaults(**usual)
+    _, own = tasks.load_task(task)
+    puzzles = PUZZLES if task == "kk" else {}
+    parser.set_defaults(**(own if model else {**TINY, **puzzles, **own}))
     cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))
     cfg.task, cfg.model, cfg.out = task, model and grpo_sg.find_model(model, task), out
+    for name in ("task", "data", "eval_data"):
+        if os.path.isfile(getattr(cfg, name)):
+            setattr(cfg, name, os.path.abspath(getattr(cfg, name)))
     grpo_sg.check_settings(cfg)
     return cfg
 
