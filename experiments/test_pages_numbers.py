@@ -1,250 +1,157 @@
-"""The numbers on the pages are those of the raw rows in results/.
+"""The numbers on the pages are those of the rows in results/.
 
-Each function computes the numbers of one experiment and yields (page, text): the page must have the
-text, in which line breaks and bold type do not count.
+Each function computes the numbers of one experiment and yields (page, label, value): a line of the
+page must have both. Bold type does not count. Numbers of deleted rows name their commit.
 """
 import functools
 import pathlib
 import re
-import statistics
+from math import hypot
+from statistics import fmean as mean
 
 import pytest
 
 from experiments.compare import RESULTS, detectable, interval, read_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
-EVIDENCE, LESSON = "experiments/README.md", "lesson/README.md"
-DECISIONS = "lesson/decisions.md"
-mean = statistics.fmean
+EVIDENCE, README = "experiments/README.md", "README.md"
 
 
-# ---- Rows ----
+@functools.cache
+def read(name):
+    return read_rows(RESULTS / f"{name}.jsonl")
 
-def read(experiment):
-    return read_rows(RESULTS / f"{experiment}.jsonl")
 
-
-def select(rows, **columns):
+def select(name, **columns):
     """Return {seed: row} of the rows with these values."""
-    found = [row for row in rows if all(row.get(key) == value for key, value in columns.items())]
-    by_seed = {row["seed"]: row for row in found}
-    assert len(by_seed) == len(found) > 0
-    return by_seed
+    found = [row for row in read(name) if all(row[key] == columns[key] for key in columns)]
+    assert len({row["seed"] for row in found}) == len(found) > 0
+    return {row["seed"]: row for row in found}
 
 
 def subtract(ours, theirs, measure):
-    """Return the differences of a measure, paired by seed. measure: a column, or a function."""
-    if isinstance(measure, str):
-        def measure(row, key=measure):
-            return row[key]
+    """Return the differences of a measure, paired by seed."""
     assert ours.keys() == theirs.keys()
     return [measure(ours[seed]) - measure(theirs[seed]) for seed in sorted(ours)]
 
 
-def compare(experiment, ours, theirs, measure="avg@4"):
-    """Return the differences between two arms of an experiment in the test."""
-    rows = read(experiment)
-    return subtract(select(rows, arm=ours), select(rows, arm=theirs),
-                    measure)
+def average(*lists):
+    return [mean(values) for values in zip(*lists, strict=True)]
 
 
-# ---- Numbers as text ----
-
-def in_brackets(values):
+def cell(values):
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval(values))
 
 
-def in_prose(values):
-    return in_brackets(values).replace(" [", ", 95% CI [")
-
-
-def with_mde(values):
-    return f"{in_prose(values)}, MDE {detectable(values):.3f}"
-
-
-def from_to(values):
-    return f"{min(values):.2f} to {max(values):.2f}"
-
-
 def table_row(*cells):
-    return f"| {' | '.join(cells)} |"
+    return f" {' | '.join(cells)} |"
 
 
-# ---- Is the weight worth more than the learning rate? ----
+# ---- The experiments ----
 
-TASKS = "phone_book", "backwards", "math"
-OUTCOMES = {
-    "end": lambda row: row["avg@8"]["60"],
-    "mean": lambda row: mean(row["avg@8"][step] for step in ("10", "20", "40", "60"))}
-
-
-@functools.cache
-def choice(ours, step, equal):
-    """Return {task: differences of an arm minus GRPO}. step: an outcome, or a step; equal: both
-    arms have the weighted arms' learning rate."""
-    rows, controls = read("choice"), read("choice-equal")
-    differences = {}
-    for task in TASKS:
-        control = equal and task == "phone_book"
-        theirs = select(controls if control else rows, task=task, arm="A")
-        differences[task] = subtract(select(rows, task=task, arm=ours), theirs,
-                                     OUTCOMES.get(step, lambda row: row["avg@8"][step]))
-    return differences
+def minus_grpo(arm, task, step, equal):
+    """Return the differences of an arm in avg@8. step: of a test, or "mean" for that of four."""
+    def measure(row):
+        return mean(row["avg@8"][each] for each in (("10", "20", "40", "60") if step == "mean" else (step,)))
+    theirs = select("choice-equal" if equal and task == "phone_book" else "choice", task=task, arm="A")
+    return subtract(select("choice", task=task, arm=arm), theirs, measure)
 
 
-def pool(ours, step, equal):
-    return [mean(values) for values in zip(*choice(ours, step, equal).values())]
+def choice():
+    def pool(arm, step, equal):
+        return average(*(minus_grpo(arm, task, step, equal) for task in ("phone_book", "backwards", "math")))
+    for arm in "BCD":
+        cells = [cell(pool(arm, *which)) for which in (("60", False), ("mean", False), ("60", True))]
+        yield EVIDENCE, f"| {arm}: ", table_row(*cells)
+    yield EVIDENCE, "| avg@8 minus GRPO's ", table_row(*(cell(pool("B", step, True)) for step in ("10", "20", "40")))
+    for name, *which in (("phone book, own", "phone_book", "60", False), ("phone book, equal", "phone_book", "60", True),
+                         ("words backwards", "backwards", "60", True), ("sums and products", "math", "60", True)):
+        yield EVIDENCE, f"| {name}", table_row(*(cell(minus_grpo(arm, *which)) for arm in "BC"))
 
 
-def main_comparison():
-    for page in (EVIDENCE, "README.md"):
-        yield page, in_prose(pool("B", "end", equal=True))
-        yield page, in_prose(pool("B", "end", equal=False))
-    early = [in_brackets(pool("B", step, equal=True)) for step in ("10", "20", "40", "60")]
-    yield EVIDENCE, "{} after 10 steps, {} after 20, {} after 40 and {} after 60".format(*early)
-    for task in TASKS:
-        for arm in ("C", "B"):
-            cells = [in_brackets(choice(arm, outcome, False)[task]) for outcome in OUTCOMES]
-            if task == "phone_book":
-                cells += [in_brackets(choice(arm, outcome, True)[task]) for outcome in OUTCOMES]
-            else:
-                cells += ["the same", "the same"]
-            yield EVIDENCE, table_row(f"`{task}`, {arm} minus A", *cells)
-    for arm in ("C", "B"):
-        cells = [in_brackets(pool(arm, outcome, equal))
-                 for equal in (False, True) for outcome in OUTCOMES]
-        yield EVIDENCE, table_row(f"mean, {arm} minus A", *cells)
+def alignment():
+    def summarize(rows, key):  # the mean over seeds, and its standard error from theirs
+        values, errors = zip(*(row[key] for row in rows))
+        return mean(values), hypot(*errors) / len(rows)
+    for name, place, step in (("none", "nowhere", 0), ("before", "before", 0), ("after", "after", 0),
+                              ("four words after", "after-4", 0), ("before, step 15", "before", 15),
+                              ("after, step 15", "after", 15)):
+        rows, strong = (select("words_look", place=place, step=step, weight=weight).values()
+                        for weight in ("GRPO-SG", "damping 11"))
+        tokens = [sum(row["tokens"][f"A {sign} 0, pi {side} 1/3"] for row in rows for sign in "<>")
+                  for side in "<>"]
+        shares = [tokens[0] / sum(tokens)]
+        for part in ("signal", "noise"):
+            shares.append(sum(summarize(rows, f"{part}: A {sign} 0, pi < 1/3")[0] for sign in "<>"))
+        aligned = ["{:.3f} ± {:.3f}".format(*summarize(some, "efficiency")) for some in (rows, strong)]
+        yield EVIDENCE, f"| {name} |", table_row(*(f"{share:.0%}" for share in shares), *aligned)
 
 
-# ---- On a real model ----
+def learning():
+    outcomes = {"accuracy in steps 1 to 20": lambda row: mean(row["training: accuracy"]),
+                "avg@8 after 10 steps": lambda row: row["avg@8"]["10"],
+                "avg@8 after 20 steps": lambda row: row["avg@8"]["20"]}
+    for weight, name in (("damping 11", "11-fold"), ("GRPO-SG", "GRPO-SG")):
+        for outcome, measure in outcomes.items():
+            arms = [[select("words_learn", place=place, weight=each) for each in (weight, "GRPO")]
+                    for place in ("after", "before")]
+            leads = [subtract(*pair, measure) for pair in arms]
+            yield EVIDENCE, f"| {name}, {outcome}", table_row(*map(cell, leads))
+
 
 def real_sums():
-    rows = read("real")
-    sg, none = (select(rows, arm=f"shaping={shaping}") for shaping in ("sg", "none"))
-    ends = [[row["end"] for row in arm.values()] for arm in (sg, none)]
-    difference = subtract(sg, none, "end")
-    before = f"{mean(row['before'] for row in sg.values()):.3f}"
-    yield EVIDENCE, f"had {len(sg)} pairs"
-    yield EVIDENCE, (f"From avg@4 {before}, GRPO-SG ends at {mean(ends[0]):.3f} and GRPO at "
-                     f"{mean(ends[1]):.3f}, a difference of {in_prose(difference)}")
-    yield EVIDENCE, f"The MDE is {detectable(difference):.3f}"
-    yield EVIDENCE, f"widely: {from_to(ends[0])} and {from_to(ends[1])}"
-    yield EVIDENCE, f"of steps 1 to 15: {in_prose(subtract(sg, none, 'reward'))}"
-    yield "README.md", f"{before} -> {mean(ends[0]):.3f} ({from_to(ends[0])})"
+    def pairs(measure):
+        return [subtract(*(select("real2", lr=lr, shaping=arm) for arm in ("sg", "none")), measure)
+                for lr in ("1e-5", "2e-5")]
+    ends, starts = pairs(lambda row: row["avg@4"]), pairs(lambda row: mean(row["accuracy"][:10]))
+    earlier = [select("real", arm=f"shaping={arm}") for arm in ("sg", "none")]
+    for name, values in (
+            ("avg@4, rate 1e-5", ends[0]), ("avg@4, rate 2e-5", ends[1]), ("avg@4, both", average(*ends)),
+            ("accuracy in steps 1 to 10, both", average(*starts)),
+            ("earlier: avg@4", subtract(*earlier, lambda row: row["end"])),
+            ("earlier: reward", subtract(*earlier, lambda row: row["reward"]))):
+        yield EVIDENCE, f"| {name}", table_row(cell(values), f"{detectable(values):.3f}")
+    runs = [(row["before"], row["end"]) for row in earlier[0].values()]
+    runs += [(row["before"], row["avg@4"]) for row in select("real2", lr="2e-5", shaping="sg").values()]
+    first, last = zip(*runs)
+    yield EVIDENCE, f"| 15 steps at 2e-5 | {len(runs)} |", table_row(
+        f"{mean(first):.3f}", f"{mean(last):.3f}", f"{min(last):.3f} to {max(last):.3f}")
 
 
-def real_sums_again():
-    rows = read("real2")
-    yield EVIDENCE, f"the first {len(rows) // 4} of its 40 seeds"
-    yield EVIDENCE, f"From avg@4 {mean(row['before'] for row in rows):.3f}"
-    low = [sum(row["avg@4"] < 0.1 for row in rows if row["shaping"] == shaping)
-           for shaping in ("sg", "none")]
-    yield EVIDENCE, f"below 0.1 in {low[0]} of {len(rows) // 2} runs of GRPO-SG and {low[1]} of GRPO"
-    ends, starts = [], []
-    for lr in ("1e-5", "2e-5"):
-        sg, none = (select(rows, lr=lr, shaping=shaping) for shaping in ("sg", "none"))
-        ends.append(subtract(sg, none, "avg@4"))
-        starts.append(subtract(sg, none, start_of_run))
-        means = [f"{mean(row['avg@4'] for row in arm.values()):.3f}" for arm in (sg, none)]
-        yield EVIDENCE, table_row(lr, *means, in_brackets(ends[-1]))
-    end, start = ([mean(pair) for pair in zip(*rates)] for rates in (ends, starts))
-    yield EVIDENCE, f"The mean of the two rates differs by {in_prose(end)}"
-    yield EVIDENCE, f"The MDE is {detectable(end):.3f}"
-    yield EVIDENCE, f"It differs by {in_prose(start)}"
-    yield EVIDENCE, f"over {len(end)} seeds at two rates, the difference after 15 steps is {in_prose(end)}"
-    yield "README.md", f"{in_prose(end)} in avg@4, over {len(end)} seeds"
-
-
-def start_of_run(row):
-    return mean(row["accuracy"][:10])
-
-
-def real_look():
-    before, after = read("real_look")
-    for row, text in ((before, "its efficiency is {}"), (after, "and the efficiency, {}, is open")):
-        yield EVIDENCE, text.format("{:.3f} ± {:.3f}".format(*row["efficiency"]))
-        yield EVIDENCE, f"{sum(share['tokens'] for share in find_unlikely(row)):.0%} of the"
-    signal, noise = (f"{sum(share[part][0] for share in find_unlikely(before)):.0%}"
-                     for part in ("signal", "noise"))
-    yield EVIDENCE, f"{signal} of the signal and {noise} of the noise"
-
-
-def find_unlikely(row):
-    return [shares for name, shares in row["classes"].items() if "< 1/3" in name]
-
-
-def first_and_last(steps):
-    for column, name in (("accuracy", "accuracy of the samples is"), ("entropy", "the entropy"),
-                         ("equal_groups", "the fraction of groups with equal rewards")):
-        known = [[step[column] for step in part if step[column] is not None]  # None: no update
-                 for part in (steps[:10], steps[-10:])]
-        first, last = map(mean, known)
-        yield f"{name} {first:.2f} and {last:.2f}"
-
-
-def measure(test):
-    """Return a test's outcomes, each a list over puzzles."""
-    return {"avg@8": [count / 8 for count in test["correct"]], "greedy": test["greedy"],
-            "pass@8": [int(count > 0) for count in test["correct"]]}
-
-
-def puzzles_after_a_longer_start():
-    rows = read("kk_rl2")
-    tests = {row["model"]: measure(row["test"]) for row in rows if "test" in row}
-    before, after = tests["cold"], tests["lr2e-05-seed0-step60"]
-    for key, values in before.items():
-        differences = [b - a for a, b in zip(values, after[key], strict=True)]
-        changed = f"from {mean(values):.3f} by {in_brackets(differences)}"
-        yield EVIDENCE, f"{key} {changed}"
-        if key != "greedy":
-            yield "README.md", f"{key} {changed}"
-    run, = (row for row in rows if row.get("run") == "lr2e-05-seed0")
-    for text in first_and_last(run["steps"]):
-        yield EVIDENCE, text
-
-
-# ---- The default runs ----
-
-def default_runs():
-    for arm in ("kk, words", "math, ready"):
-        row = select(read("default"), arm=arm)[0]
-        before, after = (f"{row[key]:.3f}" for key in ("before", "avg@4"))
-        yield "README.md", f"{before} -> {after}"
-    printed = (RESULTS / "default_run.txt").read_text("utf-8")
-    for line in re.findall(r"^(?:step (?:1|2|59|60) |before ).*", printed, re.M):
-        yield "README.md", line
-    rows = select(read("default"), arm="kk, words").values()
-    before, after = (mean(row[key] for row in rows) for key in ("before", "avg@4"))
-    yield "README.md", f"({len(rows)} seeds: {before:.3f} -> {after:.3f})"
+def puzzles():
+    before, after = (row["test"] for row in read("kk_rl2") if "test" in row)
+    measures = {"avg@8": lambda test: [x / 8 for x in test["correct"]], "greedy accuracy": lambda test: test["greedy"],
+                "pass@8": lambda test: [x > 0 for x in test["correct"]]}
+    for name, solved in (("right", 1), ("wrong", 0)):
+        measures[name] = lambda test, solved=solved: [
+            x / 8 for x, each in zip(test["correct"], before["greedy"]) if each == solved]
+    for name, measure in measures.items():
+        first, last = measure(before), measure(after)
+        yield EVIDENCE, name, table_row(f"{mean(first):.3f}", cell([y - x for x, y in zip(first, last)]))
 
 
 def mistakes():
-    names = {"clip(w r)": "weight inside the clip, `clip(w r)`",
-             "end token masked": "stop token masked by `ids != pad`",
-             "tau = 9": "tau = 9, which makes every weight 1",
-             "scored at another temperature": "sampled at temperature 1, scored at 0.6"}
-    unsure = {arm: compare("mistakes", arm, "sg") for arm in names}
-    for arm, name in names.items():
-        yield EVIDENCE, table_row(name, in_brackets(unsure[arm]), f"{detectable(unsure[arm]):.3f}")
-    yield LESSON, f"{in_brackets(unsure['clip(w r)'])} (95% CI, eight paired seeds)"
-    yield DECISIONS, f"inside: {in_brackets(unsure['clip(w r)'])} (seeds 0-7)"
-    yield DECISIONS, f"9 instead of 1/9: {in_brackets(unsure['tau = 9'])} (seeds 0-7)"
+    for arm, name in {"clip(w r)": "`clip(w r)`", "end token masked": "`ids != pad`", "tau = 9": "tau = 9",
+                      "scored at another temperature": "scored at 0.6"}.items():
+        values = subtract(select("mistakes", arm=arm), select("mistakes", arm="sg"), lambda row: row["avg@4"])
+        yield EVIDENCE, name, table_row(cell(values), f"{detectable(values):.3f}")
+
+
+def default_run():
+    printed = (RESULTS / "default_run.txt").read_text("utf-8")
+    for line in re.findall(r"^(?:step (?:1|2|59|60) |before ).*", printed, re.M):
+        yield README, "", line
 
 
 # ---- The pages have them ----
 
-def plain(text):
-    return " ".join(text.replace("**", "").split())
-
-
 @functools.cache
-def read_page(name):
-    return plain((ROOT / name).read_text("utf-8"))
+def read_lines(page):
+    return (ROOT / page).read_text("utf-8").replace("**", "").splitlines()
 
 
-@pytest.mark.parametrize("numbers", [
-    main_comparison, real_sums, real_sums_again, real_look, puzzles_after_a_longer_start,
-    default_runs, mistakes])
+@pytest.mark.parametrize("numbers", [choice, alignment, learning, real_sums, puzzles, mistakes, default_run])
 def test_the_pages_have_the_numbers_of_the_rows(numbers):
-    missing = [f"{page}: {text}" for page, text in numbers() if plain(text) not in read_page(page)]
+    missing = [f"{page}: {label} {value}" for page, label, value in numbers()
+               if not any(label in line and value in line for line in read_lines(page))]
     assert not missing, "\n".join(missing)
