@@ -3,15 +3,15 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
-import tokenizers
 import torch
-import transformers
 
 import grpo_sg
 from grpo_sg import grpo_sg_loss, token_weights
 from tasks import UserError
+from test_grpo_sg import build_model, byte_tokenizer
 
 trl = pytest.importorskip("trl")
 import datasets
@@ -20,35 +20,20 @@ from support.bridges import trl_train
 from support.bridges.trl_grpo_sg import GRPOSGTrainer
 
 ROOT = pathlib.Path(__file__).parents[2]
-ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>")  # the last is only in generation_config
 
 
 def save_model(folder, opening=""):
-    """Save a small untrained model whose tokens are bytes, with three stop tokens. opening: what
-    its chat template adds, like DeepSeek-R1's <think>."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    core = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token=ENDS[0], additional_special_tokens=list(ENDS[1:]),
-        chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}" + opening)
-    torch.manual_seed(0)
-    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4,
-        max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, pad_token_id=None))
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ENDS[2])
-    model.save_pretrained(folder)
+    """Save a small untrained model whose tokens are bytes. opening: what its chat template adds,
+    like DeepSeek-R1's <think>."""
+    tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}\n{% endfor %}" + opening)
+    build_model(vocab_size=len(tokenizer), tie_word_embeddings=True, initializer_range=0.4).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 # ---- The loss ----
 
 def roll_out(prompts, trainer):
-    """Return completions, the same in any number of processes, each with a token that a tool
-    wrote."""
+    """Return completions, the same in any number of processes, each with a token that a tool wrote."""
     rows = {"prompt_ids": [], "completion_ids": [], "env_mask": [], "logprobs": None}
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped).eval()
     for i, prompt in enumerate(prompts):
@@ -78,20 +63,17 @@ def make_trainer(folder, kind=GRPOSGTrainer, **settings):
         "use_bias_correction_kl": False, "report_to": "none", **settings})
     model, tokenizer = grpo_sg.load_model(f"{folder}/model")
     rows = datasets.Dataset.from_dict({"prompt": ["0", "1"]})
-    return kind(model, reward_first_token, args, rows, processing_class=tokenizer,
-                rollout_func=roll_out)
+    return kind(model, reward_first_token, args, rows, processing_class=tokenizer, rollout_func=roll_out)
 
 
 def compute_by_hand(model, inputs, args):
     """Compute the loss with grpo_sg_loss, row by row without padding, and the mean weight."""
     mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
     rows = []
-    columns = (inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"])
-    for prompt, real, completion in zip(*columns):
+    for prompt, real, completion in zip(inputs["prompt_ids"], inputs["prompt_mask"].bool(), inputs["completion_ids"]):
         ids = torch.cat([prompt[real], completion])[None]
         logits = model(input_ids=ids).logits[0, -len(completion) - 1:-1]
-        logps = (logits / args.temperature).log_softmax(-1)
-        rows.append(logps.gather(1, completion[:, None])[:, 0])
+        rows.append((logits / args.temperature).log_softmax(-1).gather(1, completion[:, None])[:, 0])
     logps = torch.stack(rows)
     weights = token_weights(logps)
     by_token = args.loss_type == "dapo"
@@ -103,8 +85,7 @@ def compute_by_hand(model, inputs, args):
     return loss.item(), weights[mask].mean().item()
 
 
-@pytest.mark.parametrize("settings", [
-    {"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}], ids=["token-mean", "sequences"])
+@pytest.mark.parametrize("settings", [{"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}])
 def test_the_loss_equals_grpo_sg_loss(settings, tmp_path, monkeypatch):
     """Run two updates of two micro-batches on completions with a tool's answers."""
     seen = []
@@ -127,8 +108,7 @@ def test_the_loss_equals_grpo_sg_loss(settings, tmp_path, monkeypatch):
 
 def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path):
     parameters = []
-    for kind, weigh in ((trl.GRPOTrainer, None), (GRPOSGTrainer, torch.ones_like),
-                        (GRPOSGTrainer, token_weights)):
+    for kind, weigh in ((trl.GRPOTrainer, None), (GRPOSGTrainer, torch.ones_like), (GRPOSGTrainer, token_weights)):
         trainer = make_trainer(tmp_path, kind)
         trainer.weigh = weigh
         trainer.train()
@@ -139,78 +119,65 @@ def test_with_weights_of_1_it_equals_the_stock_trainer(tmp_path):
 
 def train_among(processes, folder):
     """Take this process's part of an update on the whole rollout. Returns the trainer."""
-    trainer = make_trainer(folder, max_steps=1, gradient_accumulation_steps=1,
-                           learning_rate=0.01, per_device_train_batch_size=8 // processes)
+    trainer = make_trainer(folder, max_steps=1, gradient_accumulation_steps=1, learning_rate=0.01,
+                           per_device_train_batch_size=8 // processes)
     trainer.train()
     assert trainer.accelerator.num_processes == processes
     return trainer
 
 
-def train_in_one_of_two(folder):
-    trainer = train_among(2, f"{folder}/{os.environ['RANK']}")
-    if trainer.accelerator.is_main_process:
-        torch.save(trainer.model.state_dict(), f"{folder}/two.pt")
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
-    trl_train.leave(trainer)
-
-
 def test_two_processes_equal_one(tmp_path):
-    # accelerate's --cpu would start only one.
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
                     __file__, str(tmp_path)], env=environment, check=True, timeout=1800)
     one, two = train_among(1, tmp_path).model, torch.load(tmp_path / "two.pt")
     start, _ = grpo_sg.load_model(tmp_path / "model")
     for name, parameter in one.state_dict().items():
         assert torch.allclose(parameter, two[name], rtol=0, atol=1e-6)
-    moved = (one.lm_head.weight - start.lm_head.weight).abs().max()
-    assert moved > 1e-3  # otherwise the test would pass trivially
+    assert (one.lm_head.weight - start.lm_head.weight).abs().max() > 1e-3  # else nothing was compared
 
 
 # ---- The script ----
 
-FLAGS = "--prompts 1 --group_size 8 --updates 1 --train_problems 20 --eval_problems 5".split()
-DRAFTS = {"kk": ("Hm. </think> <answer> {} </answer>", "Hm. </think> <answer> Nobody </answer>"),
-          "math": ("Hm. </think> \\boxed{{{}}}", "Hm. </think> \\boxed{{-7}}")}
-
-
-@pytest.mark.parametrize("opening", ["", "<think>\n"])
-@pytest.mark.parametrize("name", DRAFTS)
-def test_prompts_and_rewards_are_those_of_grpo_sg(name, opening, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, opening, draft", [
+    ("kk", "", "<think>Hm. </think> <answer> {} </answer>"), ("math", "<think>\n", "Hm. </think> \\boxed{{{}}}")])
+def test_prompts_and_rewards_are_those_of_grpo_sg(name, opening, draft, tmp_path, monkeypatch):
     save_model(tmp_path / "model", opening)
-    cfg = grpo_sg.read_settings(["--task", name, "--model", str(tmp_path / "model"), *FLAGS])
-    problem = grpo_sg.load(cfg)[1].train[3]
-    gold = problem.answer
+    cfg = grpo_sg.read_settings(["--task", name, "--model", f"{tmp_path}/model", "--out", f"{tmp_path}/out", "--device",
+                                 *"cpu --prompts 1 --updates 1 --train_problems 20 --eval_problems 5".split()])
+    policy, task = grpo_sg.load(cfg)
+    problem = task.train[3]
+    answer = problem.answer
     if name == "kk":
-        gold = ", ".join(f"{person} is a {role}" for person, role in gold.items())
-    right, wrong = [("" if problem.opening else "<think>") + draft.format(gold)
-                    for draft in DRAFTS[name]]
-    # The prompt's end tokens all end a completion; without one, it is truncated.
-    texts = [right + ENDS[0], right + ENDS[1], right + ENDS[2], right, wrong + ENDS[0],
-             right[:-3] + ENDS[0], ENDS[0], right + ENDS[0]]
-    trainer = trl_train.make_trainer(cfg, output_dir=f"{tmp_path}/out", use_cpu=True)
-    scripts = [trainer.processing_class(text)["input_ids"] for text in texts]
-    trainer.model.train()
+        answer = ", ".join(f"{person} is a {role}" for person, role in answer.items())
+    draft = draft.removeprefix(problem.opening)
+    right, wrong = (draft.format(text) for text in (answer, "Nobody" if name == "kk" else "-7"))
+    end = policy.tokenizer.eos_token
+    texts = [right + end, right, wrong + end, right[:-3] + end, end, *[right + end] * 3]  # the second is truncated
+    trainer = trl_train.make_trainer(cfg)
     asked = []
 
     def generate(prompt_ids, *_):
         asked.extend(prompt_ids)
-        return scripts, None
+        return [trainer.processing_class(text)["input_ids"] for text in texts], None
+    trainer.model.train()
     monkeypatch.setattr(trainer, "_generate_single_turn", generate)
     trainer._generate_and_score_completions([trainer.train_dataset[3]] * 8)
     assert asked == [problem.prompt] * 8
-    assert list(trainer._logs["rewards"]["grade"]) == [3, 3, 3, -3, -0.5, -3, -3, 3]
-    logged = trainer._metrics["train"]
-    assert logged["accuracy"] == [0.5] and logged["completions/clipped_ratio"] == [0.125]
+    assert list(trainer._logs["rewards"]["grade"]) == [3, -3, -0.5, -3, -3, 3, 3, 3]
+    with pytest.raises(UserError, match="retokenization changes a prompt"):
+        trl_train.make_dataset(policy.tokenizer, [SimpleNamespace(prompt=[5, 6, 255 + 44])])
 
 
-def test_grpo_sg_can_test_the_trained_model(tmp_path):
+def test_grpo_sg_can_test_the_trained_model_and_mistakes_are_one_line(tmp_path):
     """Without --model the tiny model is trained."""
-    out = str(tmp_path / "run")
-    trl_train.main(["--task", "math", "--steps", "2", "--prompts", "4", "--train_problems", "50",
-                    "--shaping", "none", "--eval_problems", "5", "--out", out])
+    out = f"{tmp_path}/run"
+    flags = "--task math --steps 2 --prompts 4 --train_problems 50 --shaping none --eval_problems 5 --out".split()
+    for wrong, words in (("--eval_only", "no --resume or --eval_only"), ("--updates=5", "cannot be shared evenly"),
+                         ("--task=support/search/qa.py", "has a tool")):
+        with pytest.raises(SystemExit, match=f"^error: .*{words}"):
+            trl_train.main([*flags, out, wrong])
+    trl_train.main([*flags, out])
     cfg = grpo_sg.read_settings(["--eval_only", "--model", out])
     assert (cfg.task, cfg.shaping, cfg.eval_problems) == ("math", "none", 5)
     trained, _ = grpo_sg.load(cfg)
@@ -218,37 +185,10 @@ def test_grpo_sg_can_test_the_trained_model(tmp_path):
     assert not torch.equal(trained.model.lm_head.weight, untrained.lm_head.weight)
 
 
-def test_under_autocast_logits_are_in_float32(tmp_path):
-    trainer = make_trainer(tmp_path, cast_lm_head_to_fp32=True)
-    model = trainer.model.eval()
-    ids = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=ids).last_hidden_state
-        logps, *_ = trainer._get_per_token_logps_and_entropies(
-            model, ids, torch.ones_like(ids), 20)
-    exact = hidden.float() @ model.lm_head.weight.T
-    assert exact.abs().max() > 5  # with small logits the test would also pass in bfloat16
-    exact = (exact[:, -21:-1] / 0.7).log_softmax(-1).gather(2, ids[:, -20:, None])[:, :, 0]
-    assert torch.allclose(logps, exact, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("flags, words", [
-    (["--eval_every", "5", "--device", "cpu"], "does not support --device, --eval_every"),
-    (["--steps", "5"], "name a new folder"), (["--task", "support/search/qa.py"], "has a tool"),
-    (["--prompts", "9", "--group_size", "3"], "cannot be shared evenly")])
-def test_settings_that_trl_cannot_follow_are_refused(flags, words, tmp_path):
-    out = [] if "--steps" in flags else ["--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit, match=f"^error: .*{words}"):
-        trl_train.main([*flags, *out, "--train_problems", "20", "--eval_problems", "5"])
-
-
-def test_prompts_that_trl_would_encode_differently_are_refused(tmp_path):
-    save_model(tmp_path)
-    model, tokenizer = grpo_sg.load_model(tmp_path)
-    problem = grpo_sg.types.SimpleNamespace(prompt=[5, 6, 255 + 44])
-    with pytest.raises(UserError, match="encodes a prompt differently"):
-        trl_train.make_dataset(tokenizer, grpo_sg.types.SimpleNamespace(train=[problem]))
-
-
 if __name__ == "__main__":
-    train_in_one_of_two(sys.argv[1])
+    trainer = train_among(2, f"{sys.argv[1]}/{os.environ['RANK']}")
+    if trainer.accelerator.is_main_process:
+        torch.save(trainer.model.state_dict(), f"{sys.argv[1]}/two.pt")
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+    os._exit(0)  # as trl_train.py does
