@@ -13,10 +13,8 @@ names the function of grpo_sg.py that does the same more carefully, and what it 
 P problems, G completions of each, B = P G rows, S tokens of a prompt, C of a completion,
 V words. R rewards, A advantages, pi the policy's probability of a sampled token.
 """
-import argparse
 import os
 import random
-import signal
 import sys
 
 import torch
@@ -26,30 +24,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(ROOT)  # `python lesson/one_page.py` sees only its own folder
 import tasks
 
-
-def end(number, frame):
-    sys.exit("interrupted")
-
-
-signal.signal(signal.SIGINT, end)  # Ctrl-C
-parser = argparse.ArgumentParser(
-    prog="python -m lesson.one_page", description="GRPO-SG on one page, on puzzles.")
-parser.add_argument("model", nargs="?", default=f"{ROOT}/support/pretrained/kk",
-                    help="folder, or name on the hub; default: the pretrained tiny model")
-parser.add_argument("seed", nargs="?", type=int, default=0, help="default: 0")
-args = parser.parse_args()
-folder, seed = args.model, args.seed
+folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/pretrained/kk"
+seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 torch.manual_seed(seed)
 STEPS, G, UPDATES = 40, 8, 4
 
 # The policy: a causal language model, in float32, because bfloat16 would round small updates
 # away. from_pretrained leaves it in eval mode, so no dropout makes r differ from 1.
-try:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-except (OSError, ValueError):
-    sys.exit(f"cannot load {folder!r}: give a folder with config.json and .safetensors files "
-             "(of a run: RUN/checkpoint-STEP), or the name of a model on the hub")
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 tokenizer.pad_token = tokenizer.eos_token  # any token would do: see the mask, below
 model.to("cuda" if torch.cuda.is_available() else "cpu")
 tiny = model.num_parameters() < 1_000_000  # it reads puzzles without their story
@@ -90,7 +73,7 @@ def sample(problems, n):
     stops = (completions == stop).long()
     mask = stops.cumsum(1) - stops == 0
     rewards = []
-    # [grpo_sg.rollout: a completion that was cut off is badly formed; tools]
+    # [grpo_sg.rollout: a completion that was cut off is malformed; tools]
     for i, (tokens, wrote) in enumerate(zip(completions, mask)):
         response = OPENING + tokenizer.decode(tokens[wrote], skip_special_tokens=True)
         correct, formatted = tasks.verify_kk(response, problems[i // n].answer)
@@ -123,32 +106,45 @@ for step in range(1, STEPS + 1):
         ids, real, mask, R = sample(problems, G)
         old_logps = log_probabilities(ids, real, mask.shape[1])
 
-    # Compare each completion with its group.
+    # Compare each completion with its group. How good is a reward of 3? That depends on the
+    # problem, and the other completions of the same problem tell, so no value network is needed.
+    # The deviation makes easy and hard problems count on one scale.
     # [grpo_sg.group_advantages: exactly 0 where all are equal, whatever the rounding]
     groups = R.view(P, G)
     A = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
     A = A.view(-1, 1)  # (B, 1): all tokens of a completion share it
 
-    # Learn, from each completion once: every update has a random share of the rows.
+    # Learn, from each completion once: every update has a random share of the rows. Sampling is
+    # slow, so a step samples once and makes several updates.
     # [grpo_sg.learn: micro-batches for minibatches that do not fit into memory; leaves out
     # groups of equal rewards, which have no gradient; skips updates that are not finite]
     for rows in torch.randperm(P * G).chunk(UPDATES):
         logps = log_probabilities(ids[rows], real[rows], mask.shape[1])
-        # The probability of each token now, divided by its probability when it was sampled:
-        # 1 in the first update.
+        # From the second update on, the policy is not the one that sampled. The ratio says how
+        # far it has moved: the probability of each token now, divided by its probability when it
+        # was sampled. In the first update it is 1, and its gradient is that of log pi.
         r = (logps - old_logps[rows]).exp()
-        # AR-Lopti's range, as in grpo_sg.py; GRPO and lesson/ladder.py have 1.2.
+        # The range in which a token may move before the next samples. Its bounds are
+        # AR-Lopti's, as in grpo_sg.py; GRPO and lesson/ladder.py have 1.2.
         clipped = r.clamp(0.8, 1.24)
-        # GRPO-SG is this line; w = 1 is GRPO. [grpo_sg.token_weights]
+        # GRPO-SG is this line; w = 1 is GRPO. It is a constant and not maximized, so detach.
+        # [grpo_sg.token_weights]
         w = (2 * (torch.sigmoid(9 * logps.detach().exp()) - 0.25)).clamp(1, 1.4)
+        # The minimum stops a token that has moved far enough in A's direction, and only that:
+        # with A > 0 it has no gradient above 1.24, with A < 0 none below 0.8. A token that other
+        # updates moved the wrong way (A > 0 below 0.8, A < 0 above 1.24) can still come back.
         # [grpo_sg.grpo_sg_loss: masks before exp; KL, means by completion, statistics]
         objective = w * torch.minimum(r * A[rows], clipped * A[rows])
+        # Every token counts the same, because a mean by completion would make each token of a
+        # long wrong completion cheaper. There is no KL to the first policy (beta = 0), because the
+        # reward is a rule, and not a learned model that holds only near the first policy. The KL
+        # would also need a second model in memory.
         loss = -(objective * mask[rows]).sum() / mask[rows].sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    # Groups of equal rewards carry no signal.
+    # A group of equal rewards has A = 0 everywhere, so it gives no gradient.
     print(f"step {step:2}: mean reward {R.mean():+.2f}, right {(R == 3).float().mean():.2f},"
           f" equal groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
 print(f"avg@4 after: {average_at_4():.3f}")
