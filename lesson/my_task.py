@@ -1,7 +1,7 @@
 """A task of your own: write a word backwards. Copy this file and change it.
 
     python -m support.tiny my_task.py         trains a tiny model on the solutions
-    python grpo_sg.py --task my_task.py       RL, 20 seconds: avg@4 goes from 0.352 to 0.527
+    python grpo_sg.py --task my_task.py       RL, 20 seconds: avg@4 goes from 0.352 to 0.532
     python grpo_sg.py --task my_task.py --model NAME --prompts 8 --lr 1e-5    with a real model
 
 The fields of Problem, Verdict, Task and Completion are explained in tasks.py.
@@ -23,7 +23,7 @@ def verify(response, answer):
 
 def reward(completion):
     """The fraction of correct letters. Without a function of your own, a correct response earns
-    3, a wrong one -0.5, a badly formed one -3."""
+    3, a wrong one -0.5, a malformed one -3."""
     pairs = zip(completion.response, completion.problem.answer)
     return completion.formatted * sum(a == b for a, b in pairs) / 4
 
