@@ -41,6 +41,8 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
+import inspect
 import json
 import math
 import os
@@ -51,6 +53,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 from statistics import fmean as mean
@@ -66,8 +69,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.hf_argparser import HfArg
 
 # ---- Settings ----
@@ -132,7 +135,7 @@ class Config:
     # Memory and evaluation
     tokens_per_micro_batch: int = setting(3072, "maximum number of tokens in a backward pass; more "
                                                 "need more memory")
-    sample_batch: int = setting(256, "maximum number of completions sampled at once; more need "
+    sample_batch: int = setting(512, "maximum number of completions sampled at once; more need "
                                      "more memory")
     gradient_checkpointing: bool = setting(False, "less memory in the backward pass, for a third "
                                                   "more time")
@@ -620,19 +623,33 @@ def sample_in_parts(policy, contexts, cfg, generator, temperature, stopping_crit
     return completions
 
 
+class TaskError(ValueError):
+    """A function of the task returned something that it must not."""
+
+
 def grade(c, policy, task):
     """Set the completion's texts, the verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    c.correct, c.formatted = task.verify(c.response, c.problem.answer)
-    # A completion that was cut off counts as badly formed.
+    verdict = task.verify(c.response, c.problem.answer)
+    pair = isinstance(verdict, (tuple, list)) and len(verdict) == 2
+    if not pair or not all(x in (True, False) for x in verdict):
+        raise TaskError("verify must return two truth values, such as tasks.Verdict(correct=True, "
+                        f"formatted=True), not {verdict!r:.60}")
+    c.correct, c.formatted = map(bool, verdict)
+    # A completion that was cut off counts as malformed.
     c.formatted = c.formatted and not c.truncated
-    # In tasks.py: +3 correct, -0.5 well formed but wrong, -3 badly formed.
-    c.reward = float(task.reward(c))
+    # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
+    reward = task.reward(c)
+    try:
+        c.reward = float(reward)
+    except (TypeError, ValueError, RuntimeError):
+        c.reward = math.nan
     if not math.isfinite(c.reward):
-        raise ValueError(f"reward must return a finite number, not {c.reward}, for {c.response!r}")
+        raise TaskError(f"reward must return a finite number, not {reward!r:.60}, for "
+                        f"{c.response!r:.200}")
 
 
 def set_advantages(completions, group_size):
@@ -939,7 +956,7 @@ def average_completions(completions):
 
 def load_model(name):
     """Load a causal language model of transformers and its tokenizer. Code that comes with a
-    model is never run.
+    model is never run. Of a model with an adapter (LoRA), only the adapter will be trained.
 
     Args:
         name: a folder written by save_pretrained, or a name on the hub.
@@ -961,6 +978,13 @@ def load_model(name):
         raise OSError(f"the model {name} cannot be used ({first_line(error)}): give a folder "
                       "written by save_pretrained, with its tokenizer.json, or a hub name, which "
                       "needs a network") from error
+    # Others, such as Mamba and RWKV, would sample from the wrong context.
+    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+        raise OSError(f"the model {name} cannot be used, because {type(model).__name__} keeps no "
+                      "past_key_values, with which completions are sampled: take another one")
+    if hasattr(model, "peft_config"):  # which transformers loads frozen
+        for key, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in key)
     return model, tokenizer
 
 
@@ -1024,8 +1048,10 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # fewer than 8 key-value heads (pytorch/pytorch#193893).
         torch.backends.cuda.enable_cudnn_sdp(False)
         # for what stays in float32: the vocabulary matrix
-        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
         keep_logits_in_float32(model)
+        if hasattr(model, "peft_config") and has_bfloat16("cuda"):
+            cast_frozen_layers(model)
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
@@ -1038,9 +1064,34 @@ def start_checkpointing(model):
 
     transformers' layers do so only in training mode. The modules in them stay in eval mode:
     with dropout, r would not be 1 in the first update."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # takes a second
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+            module._gradient_checkpointing_func = functools.partial(
+                checkpoint, run_in_eval_mode, use_reentrant=False)
+
+
+def run_in_eval_mode(forward, *args):
+    """Run a layer, the first argument that its `forward` is bound to, in eval mode: layers of OPT,
+    Falcon and others have a dropout of their own."""
+    layer, = forward.args
+    layer.training = False
+    try:
+        return forward(*args)
+    finally:
+        layer.training = True
+
+
+def cast_frozen_layers(model):
+    """Store the linear layers that an adapter leaves frozen in bfloat16, in which autocast
+    computes them anyway. It keeps its casts of trained parameters, but would cast these again
+    for every token."""
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        frozen = not any(p.requires_grad for p in module.parameters())
+        if isinstance(module, torch.nn.Linear) and frozen and module is not head:
+            module.bfloat16()
 
 
 def keep_logits_in_float32(model):
@@ -1562,11 +1613,17 @@ def errors_in_one_line():
                          "The functions of grpo_sg.py do not: import them")
     try:
         yield
-    except (tasks.UserError, OSError) as error:
+    except (tasks.UserError, TaskError, OSError) as error:
         raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing (with --resume, too)")
+    except torch.OutOfMemoryError as error:
+        called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        phase, advice = "loading the model", "take a smaller one"
+        if "sample" in called:
+            phase, advice = "sampling", "lower --sample_batch"
+        elif "learn" in called:
+            phase, advice = "an update", ("lower --tokens_per_micro_batch, which helps down to the "
+                                          "longest row; then add --gradient_checkpointing")
+        raise SystemExit(f"error: out of GPU memory in {phase}: {advice} (with --resume, too)")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)

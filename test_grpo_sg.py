@@ -897,11 +897,15 @@ def test_a_reward_may_be_any_number_and_is_logged_as_one(reward):
     assert type(c.reward) is float and c.reward == float(reward)
 
 
-@pytest.mark.parametrize("reward", [math.nan, -math.inf])
-def test_a_reward_that_is_not_finite_is_named(reward):
-    policy, task, cfg = build_toy(change={"reward": lambda c: reward})
-    with pytest.raises(ValueError, match=f"reward.*{reward}"):
-        grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
+@pytest.mark.parametrize("name, returned", [
+    *(("reward", value) for value in (math.nan, -math.inf, None, [1.0], "good", torch.zeros(2))),
+    *(("verify", value) for value in (None, True, 1.0, (True,), (True, None), ("yes", "no"), (0.3, True)))])
+def test_what_a_tasks_function_must_not_return_is_one_line_that_says_what_it_must(name, returned):
+    policy, task, cfg = build_toy(change={name: lambda *_: returned})
+    must = "a finite number" if name == "reward" else "two truth values, such as tasks.Verdict"
+    with pytest.raises(SystemExit, match=rf"^error: {name} must return {must}.*, not {re.escape(repr(returned)[:40])}"):
+        with grpo_sg.errors_in_one_line():
+            grpo_sg.rollout(policy, task, task.train, cfg, n=2, temperature=1.0, seed=0)
 
 
 def test_keys_are_kept_in_the_type_of_the_values():
@@ -1953,6 +1957,25 @@ def test_five_steps_without_a_gradient_are_told_once_until_there_is_one(capsys):
     assert found == [6, 13]
 
 
+def test_a_lora_adapter_is_resumed_and_trained_further(folder, tmp_path):
+    """Bit for bit; transformers loads it frozen. A run may also begin with it."""
+    peft = pytest.importorskip("peft")
+    model, tokenizer = grpo_sg.load_model(folder / "model")
+    torch.manual_seed(0)
+    peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear")).save_pretrained(tmp_path / "lora")
+    tokenizer.save_pretrained(tmp_path / "lora")
+    loaded, _ = grpo_sg.load_model(tmp_path / "lora")
+    assert {"lora_" in name for name, p in loaded.named_parameters() if p.requires_grad} == {True}
+    flags = f"--model {tmp_path}/lora --task {folder}/own.py"
+    assert start(folder, tmp_path / "whole", f"{flags} --steps 3") is None
+    assert start(folder, tmp_path / "run", f"{flags} --steps 2") is None
+    assert start(folder, tmp_path / "run", "--resume --steps 3") is None
+    assert contents_of(tmp_path / "run") == contents_of(tmp_path / "whole")
+    trained, _ = grpo_sg.load_model(tmp_path / "run" / "checkpoint-3")
+    changed = [name for (name, p), q in zip(loaded.named_parameters(), trained.parameters()) if not p.equal(q)]
+    assert changed and all("lora_" in name for name in changed)
+
+
 def test_only_a_lora_adapter_is_trained(tmp_path):
     peft = pytest.importorskip("peft")
     policy, task, cfg = build_toy(steps=2, lr=0.05)
@@ -2107,9 +2130,8 @@ def test_what_limits_a_step_is_announced(capsys):
 def test_other_ends_before_training_are_one_line(tmp_path, monkeypatch, capsys):
     save_model(tmp_path)
     flags = f"--model {tmp_path} --task math {SMALL} --out {tmp_path}/run"
-    with mock.patch.object(grpo_sg, "carry_out", side_effect=torch.OutOfMemoryError("CUDA")):
-        assert "--tokens_per_micro_batch" in run_program(flags, capsys)
-    flags += "_2"
+    with mock.patch.object(grpo_sg, "load_model", side_effect=torch.OutOfMemoryError("CUDA")):
+        assert "out of GPU memory in loading the model" in run_program(flags, capsys)
     with mock.patch.object(grpo_sg, "find_stop_ids", lambda model, tokenizer: set()):
         assert "eos_token_id" in run_program(flags, capsys)
     monkeypatch.setitem(sys.modules, "tasks", None)
@@ -2227,6 +2249,27 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         assert start(folder, out, "--resume") == "killed"
     assert start(folder, out, "--resume") is None
     assert contents_of(out) == contents_of(folder / "whole")
+
+
+@pytest.mark.parametrize("where, words", [
+    ("next_logits", "in sampling: lower --sample_batch (with"), ("compute_logps", "in an update: lower --tokens_per_micro_batch")])
+def test_too_little_memory_is_one_line_that_says_where_and_what_helps_there(where, words, folder, tmp_path):
+    with interrupt(grpo_sg, where, 2, torch.OutOfMemoryError("CUDA")):
+        assert f"error: out of GPU memory {words}" in start(folder, tmp_path / "run")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows")
+@pytest.mark.parametrize("ignored", [False, True])  # True: by nohup
+def test_a_closed_terminal_ends_a_run_like_kill_unless_it_is_ignored(ignored, folder, tmp_path):
+    """It may send its signal twice."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with interrupt(grpo_sg, "learn", 2, signal.SIGHUP, signal.SIGHUP):
+            assert start(folder, tmp_path / "run") == (None if ignored else 129)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    last = os.path.basename(grpo_sg.find_checkpoint(tmp_path / "run"))
+    assert last == ("checkpoint-4" if ignored else "checkpoint-2")
 
 
 class Tracked(grpo_sg.Run):

@@ -114,6 +114,62 @@ def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, 
     assert torch.allclose(*again, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["Mamba", "Rwkv"])
+def test_a_model_that_samples_without_past_key_values_is_refused(name, tmp_path):
+    """It would ignore the cache, and sample from the wrong context."""
+    config = getattr(transformers, f"{name}Config")(vocab_size=259, hidden_size=16, num_hidden_layers=2)
+    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path)
+    byte_tokenizer(CHAT).save_pretrained(tmp_path)
+    with pytest.raises(OSError, match=f"{name}ForCausalLM keeps no past_key_values"):
+        grpo_sg.load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name, dropout", [
+    ("OPT", dict(dropout=0.5, ffn_dim=64, word_embed_proj_dim=32)), ("BioGpt", dict(hidden_dropout_prob=0.5)),
+    ("Falcon", dict(hidden_dropout=0.5, attention_dropout=0.5))])
+def test_checkpointed_layers_that_have_dropout_themselves_do_not_use_it(name, dropout):
+    """Such layers look at their own mode, which says only whether they are recomputed."""
+    model = build_model(name, **dropout)
+    grpo_sg.prepare(model, "cpu", gradient_checkpointing=True)
+    grpo_sg.start_checkpointing(model)
+    layer, calls = next(module for module in model.modules() if module.training), []
+    next(layer.children()).register_forward_hook(lambda *_: calls.append(1))
+    ids = torch.randint(2, 50, (3, 9))
+    mask = torch.arange(9).expand(3, 9) > 3
+    once, again = (grpo_sg.token_logps(model, ids, mask) for _ in range(2))
+    once.sum().backward()
+    assert once.equal(again) and len(calls) == 3  # two passes, and one of them again
+
+
+def test_frozen_layers_in_bfloat16_change_nothing_under_autocast(monkeypatch):
+    """Log-probabilities, gradients and samples are equal bit for bit. Only layers of a model with an
+    adapter are cast, and not its vocabulary matrix."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(grpo_sg, "has_bfloat16", lambda device_type: True)
+    found = []
+    for cast in (False, True):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(build("Qwen2"), peft.LoraConfig(
+            target_modules="all-linear", init_lora_weights=False)).eval()
+        grpo_sg.keep_logits_in_float32(model)
+        if cast:
+            grpo_sg.cast_frozen_layers(model)
+        ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+        mask = torch.arange(9).expand(3, 9) > 3
+        with grpo_sg.in_bfloat16(torch.device("cpu")):
+            logps = grpo_sg.token_logps(model, ids, mask)
+            drawn = grpo_sg.sample(model, [[5, 6], [7]], n=4, max_new_tokens=12, stop_ids=[1],
+                                   generator=torch.Generator().manual_seed(0))
+        logps.sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+        found.append((logps.detach(), gradient, drawn))
+        low = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
+        assert len(low) == (2 * 7 + 6 if cast else 0) and not any("lora_" in name or "lm_head" in name for name in low)
+    before, after = found
+    assert before[0].equal(after[0]) and before[1].equal(after[1]) and before[2] == after[2]
+    assert before[1].norm() > 0
+
+
 # ---- Devices ----
 
 def test_prepare_sets_up_a_gpu(monkeypatch):
@@ -123,7 +179,8 @@ def test_prepare_sets_up_a_gpu(monkeypatch):
     torch.backends.cuda.enable_cudnn_sdp(True)
     head = model.get_output_embeddings().forward
     assert grpo_sg.prepare(model.train(), "cuda") is model and not model.training
-    assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert model.get_output_embeddings().forward != head
 
 
