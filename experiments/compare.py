@@ -6,8 +6,7 @@ A and B are settings of grpo_sg.py; all other flags go to both. Each run is one 
 grpo_sg.py`. With --tune_seeds both arms first run at each rate of --lr. An arm's own rate has the
 highest accuracy on validation problems, averaged over a run's validations and over these seeds.
 Then both arms run at both own rates, or without tuning at each rate of --lr, with seeds 0, 1, ...
-Choose --seeds before you see a result. Differences are paired by seed. At equal rates they show
-the effect of B, and at own rates they include the luck of the tuning.
+Differences at equal rates show the effect of B; those at own rates include the luck of the tuning.
 
 --rows gets a line for each run. After a kill the same command continues, also within a run. Runs
 with other settings, code, model or data are not used. --show runs nothing. It prints the rows of
@@ -189,12 +188,10 @@ def compare_arms(rows, args, lr_a, lr_b):
              for seed in sorted(ours.keys() ^ theirs.keys())]
     if len(seeds) < 2:
         return [*lines, "  fewer than two seeds that both arms have: nothing to say"]
-    equal = True  # in every outcome
     for key, name in OUTCOMES.items():
         a, b = ([runs[seed][key] for seed in seeds] for runs in (theirs, ours))
         if None in a + b:  # a run without validations
             continue
-        equal = equal and a == b
         differences = [y - x for x, y in zip(a, b)]
         mean, low, high = interval(differences)
         lines.append(f"  {name}: A {statistics.fmean(a):.3f}, B {statistics.fmean(b):.3f}, B minus "
@@ -204,6 +201,7 @@ def compare_arms(rows, args, lr_a, lr_b):
             end = low, high
             lines += [f"    {arm}: {' '.join(f'{value:.3f}' for value in values)}"
                       for arm, values in (("A", a), ("B", b))]
+    equal = all(ours[seed][key] == theirs[seed][key] for seed in seeds for key in OUTCOMES)
     lines.append(f"  {interpret(*end, len(seeds), equal)}")
     if len(seeds) < FEW:
         lines.append(f"  warning: {len(seeds)} seeds say little: take {FEW} or more")
