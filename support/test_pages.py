@@ -1,5 +1,5 @@
-"""Check the pages' links, anchors, commands and lines to copy, the requirements, and grpo_sg.py
-without any other file."""
+"""Check the pages' links, anchors, commands and lines to copy, who imports whom, and the
+requirements."""
 import ast
 import json
 import os
@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import grpo_sg
+import tasks
 from test_grpo_sg import build_model, byte_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -56,8 +57,8 @@ def test_no_line_of_text_starts_with_a_marker(page):
 
 
 def find_commands():
-    """Return a dict command -> page, without comments in commands."""
-    commands = {}
+    """Return (page, words after "python") of each command, without comments."""
+    commands = []
     for page in PAGES:
         if str(page.relative_to(ROOT)).startswith(ENGINES):
             continue
@@ -65,41 +66,58 @@ def find_commands():
         for pair in re.findall(r"^python ([^\n#]+)|(?<!`)`python\s([^`]+)`", text, re.M):
             for part in f"python {''.join(pair)}".split("&&"):
                 if part.strip().startswith("python "):
-                    commands[" ".join(part.split()[1:])] = page.name
+                    commands.append((page.name, shlex.split(part)[1:]))
     return commands
 
 
-def check_script(name, flags, monkeypatch, capsys):
-    """Assert that the script or module exists and that its --help lists these flags."""
+def find_task(words):
+    """Return the task that a command names, or "". Tasks in capitals are the reader's."""
+    task = words[2] if words[:2] == ["-m", "support.tiny"] else ""
+    if "--task" in words:
+        task = words[words.index("--task") + 1]
+    return "" if task.removesuffix(".py").isupper() else task
+
+
+def check_flags(words, monkeypatch, capsys):
+    """Assert that the script or module exists and that its --help lists the flags."""
+    name = words[1] if words[0] == "-m" else words[0]
     path = ROOT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
-    package = path.with_suffix("") / "__main__.py"
-    path = package if package.exists() else path
     # The first two are not part of the project, the last needs matplotlib.
     if is_away(path) or name in ("pytest", "venv", "experiments.figures"):
         return
-    assert path.exists(), name
-    if "argparse" in path.read_text():
-        monkeypatch.setattr(sys, "argv", [str(path), "--help"])
-        with pytest.raises(SystemExit, match="0"):
-            runpy.run_path(str(path), run_name="__main__")
-        said = capsys.readouterr().out
-        if "other settings" in said:  # those of grpo_sg.py
-            flags = [flag for flag in flags if flag.removeprefix("--") not in vars(grpo_sg.Config())]
-        assert all(flag in said for flag in flags if flag.startswith("--")), (name, flags)
+    assert path.exists(), words
+    if name == "grpo_sg.py" and "--help" not in words:
+        grpo_sg.make_parser().parse_args(words[1:])
+        return
+    flags = {word for word in words if word.startswith("--")}
+    flags -= {f"--{setting}" for setting in vars(grpo_sg.Config())}
+    if not flags:
+        return
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr().out
+    assert all(flag in said for flag in flags), words
 
 
-def test_commands_have_scripts_and_flags_that_exist(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_commands_have_scripts_flags_and_tasks_that_exist(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     commands = find_commands()
-    assert "grpo_sg.py" in commands
-    for command in commands:
-        first, *flags = shlex.split(command)
-        if first == "grpo_sg.py" and "--help" not in flags:
-            grpo_sg.make_parser().parse_args(flags)
-        elif first not in ("grpo_sg.py", "my_task.py"):  # a copy of lesson/my_task.py
-            name, flags = (flags[0], flags[1:]) if first == "-m" else (first, flags)
-            check_script(name, flags, monkeypatch, capsys)
+    assert ("README.md", ["grpo_sg.py"]) in commands
+    for page, words in commands:
+        check_flags(words, monkeypatch, capsys)
+        task = find_task(words).replace("my_task.py", "lesson/my_task.py").replace("lesson/lesson", "lesson")
+        if task and not is_away(ROOT / task):
+            assert tasks.load_task(task), page
+
+
+def test_lesson_and_experiments_stand_side_by_side_on_support():
+    for folder, others in (("lesson", "experiments"), ("experiments", "lesson"),
+                           ("support", "experiments|lesson"), ("verify", "experiments|lesson|support")):
+        for path in ROOT.glob(f"{folder}/**/*.py"):
+            found = re.search(rf"^ *(?:from|import) (?:{others})\b.*", path.read_text(), re.M)
+            assert not found, f"{path}: {found[0]}"
 
 
 # What the README's lines to copy leave to the reader: the reward is the fraction of digits.
@@ -115,8 +133,8 @@ rewards = []
 
 
 def test_the_lines_to_copy_learn_with_grpo_sg_only(tmp_path):
-    page = (ROOT / "README.md").read_text()
-    lines = re.search(r"```python\n(import torch.*?)```", page, re.S)[1]
+    pages = "".join(page.read_text() for page in PAGES)
+    lines, = re.findall(r"```python\n(import torch\nimport grpo_sg as G.*?)```", pages, re.S)
     name = "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert name in lines and "lr=1e-5" in lines
     build_model(vocab_size=300).save_pretrained(tmp_path / "model")
@@ -166,45 +184,6 @@ def test_every_import_is_declared():
 
 # ---- grpo_sg.py alone ----
 
-# A random Qwen2 of two layers, a tokenizer with a word for each token, and a task: answer a
-# question with one of three words.
-ALONE = '''
-from types import SimpleNamespace
-import grpo_sg
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-WORDS = ["<end>", "yes", "no", "maybe", "who", "what", "why"]
-
-class WordTokenizer:
-    def decode(self, ids):
-        return " ".join(WORDS[i] for i in ids)
-
-def verify(response, answer):
-    return answer in response.split(), response != ""
-
-def reward(completion):
-    return float(completion.correct and completion.formatted)
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-config = Qwen2Config(vocab_size=7, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-                     initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=0)
-model = grpo_sg.prepare(Qwen2ForCausalLM(config), "cpu")
-policy = grpo_sg.Policy(model, WordTokenizer(), stop_ids={0})
-problems = [SimpleNamespace(question=q, answer=a, prompt=[WORDS.index(q)], opening="")
-            for q, a in (("who", "yes"), ("what", "no"), ("why", "maybe"))]
-task = SimpleNamespace(name="toy", train=problems, valid=problems, test=problems,
-                       verify=verify, reward=reward, write=None)
-cfg = grpo_sg.Config(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0,
-                     max_new_tokens=6)
-rows = grpo_sg.train(policy, task, cfg)
-row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=4)
-print("found", len(rows), rows[0]["reward"], rows[-1]["reward"], row["eval/avg@4"], len(greedy))
-'''
-
-
 def copy_to(folder, *names):
     for name in names:
         shutil.copy(ROOT / name, folder)
@@ -214,16 +193,6 @@ def run_in(folder, *command):
     environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment,
                           capture_output=True, text=True, timeout=300)
-
-
-def test_the_file_alone_trains_a_toy_policy(tmp_path):
-    copy_to(tmp_path, "grpo_sg.py")
-    done = run_in(tmp_path, "-c", ALONE)
-    line, = [line for line in done.stdout.splitlines() if line.startswith("found ")]
-    steps, before, after, accuracy, problems = map(float, line.split()[1:])
-    assert (steps, problems) == (25, 3)
-    assert before < 0.4 and after > 0.8 and accuracy > 0.8
-    assert "valid after step 10: greedy accuracy" in done.stdout
 
 
 def test_without_tasks_the_script_says_in_one_line_what_it_needs(tmp_path):
@@ -239,4 +208,4 @@ def test_an_installed_file_finds_its_neighbors_from_any_folder(tmp_path):
                   f"spec = u.spec_from_file_location('grpo_sg', {str(ROOT / 'grpo_sg.py')!r}); "
                   "grpo_sg = sys.modules['grpo_sg'] = u.module_from_spec(spec); "
                   "spec.loader.exec_module(grpo_sg); grpo_sg.main(['--task', 'chess'])")
-    assert "--task chess: give one of kk, math" in done.stderr
+    assert "error: --task chess: there is no such" in done.stderr
