@@ -15,8 +15,6 @@ from statistics import fmean as mean
 import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 
-import tasks
-
 PROBLEMS, SAMPLES = 16, 4
 MARKS = ("\\boxed{", "<answer>")  # an answer begins with one of them
 say = grpo_sg.say
@@ -241,7 +239,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
         print(f"{__doc__}\nThe flags:\n")
-    try:
+    with grpo_sg.errors_in_one_line():
         cfg = grpo_sg.read_settings(argv)
         policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
@@ -262,13 +260,6 @@ def main(argv=None):
             f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
         estimate_time(policy, task, completions, seconds, cfg)
         say(advise(row, completions, task, cfg))
-    except (tasks.UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --tokens_per_micro_batch or "
-                         "--sample_batch, or add --gradient_checkpointing")
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted")
 
 
 if __name__ == "__main__":

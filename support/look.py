@@ -37,7 +37,6 @@ import torch
 from tqdm import tqdm
 
 import grpo_sg
-import tasks
 
 SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
 RARE = 1/3        # below it, pi makes a low-probability token
@@ -264,15 +263,11 @@ def look(policy, task, cfg, count):
 
 
 def main(argv=None):
-    try:
+    with grpo_sg.errors_in_one_line():
         count, cfg = read_arguments(argv)
         policy, task = grpo_sg.load(cfg)
         print(f"sampling {cfg.group_size} completions for each of {count} problems", flush=True)
         print("\n".join(look(policy, task, cfg, count)))
-    except (tasks.UserError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
 
 
 if __name__ == "__main__":

@@ -53,19 +53,15 @@ def test_a_reward_that_pays_without_reasoning_is_warned_of(change, words):
     assert all(map(str.__contains__, warnings, words))
 
 
-def test_sampling_and_token_logps_are_compared_with_a_plain_forward_pass(monkeypatch):
+def test_a_model_that_cannot_be_trained_is_refused(monkeypatch):
     model = build_model()
     check.check_passes(model, [2, 3, 4, 5])
+    with pytest.raises(SystemExit, match="not a causal model"):
+        check.compare_passes(build_model("Bert", is_decoder=False), [2, 3, 4, 5], [6])
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):
         check.check_passes(model, [2, 3, 4, 5])
-
-
-def test_a_model_with_nan_or_that_looks_ahead_is_refused():
-    model = build_model()
-    with pytest.raises(SystemExit, match="not a causal model"):
-        check.compare_passes(build_model("Bert", is_decoder=False), [2, 3, 4, 5], [6])
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     with pytest.raises(SystemExit, match="logits are not finite"):
         check.compare_passes(model, [2, 3, 4, 5], [6])
@@ -100,7 +96,7 @@ def test_advice_follows_from_the_rates(completions, advice):
     (0.20, 0.10, 0.00, 0.60, "the model learns the format first"),
     (0.80, 0.10, 0.00, 0.60, "no completion is correct, .* easier problems"),
     (1.00, 0.00, 0.98, 0.95, "use harder ones"), (1.00, 0.00, 0.02, 0.95, "use easier ones .*--group_size")])
-def test_each_reason_for_no_signal_has_its_advice(formed, cut, right, equal, words):
+def test_each_reason_to_learn_nothing_has_its_advice(formed, cut, right, equal, words):
     row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
     assert re.search(words, check.advise(row, [], None, None))
     assert f"{formed:.0%} have the correct format, {cut:.0%} are truncated; {equal:.0%}" in check.describe_rates(row)

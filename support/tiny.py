@@ -37,7 +37,7 @@ TINY = dict(system="none", train_problems=20000, steps=60, eval_every=20, prompt
             sample_batch=1024, device="cpu")
 PUZZLES = dict(people=[3], brief=True)  # kk's own
 # A run of kk draws 1,920 puzzles to train on; making 20,000 would take a fifth of its time. The
-# warm-up needs more than a run: after one on 4,000 the model remembers them, and learns less.
+# training here needs more than a run: after one on 4,000 the model remembers them, and learns less.
 PUZZLES_OF_A_RUN = 4000
 # How a new tiny model is trained (for task.warmup steps), and how a loaded one: texts in a
 # step, learning rate, betas of AdamW.
@@ -282,7 +282,7 @@ def main(argv=None):
     for name, value in own.items():
         if value <= 0:
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
-    try:
+    with grpo_sg.errors_in_one_line():
         cfg = read_settings(task, model, out, flags)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         stem = os.path.basename(task).removesuffix(".py")
@@ -291,10 +291,6 @@ def main(argv=None):
         if task == "kk" and not model:
             cfg.train_problems = min(cfg.train_problems, PUZZLES_OF_A_RUN)
         save(policy, cfg, folder)
-    except (UserError, OSError) as error:
-        raise SystemExit(f"error: {error}")
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted: nothing was written")
     folder = os.path.relpath(folder)
     grpo_sg.say(f"wrote {folder}; train it with RL: python grpo_sg.py --task {task} "
                 f"--model {folder}")
