@@ -327,19 +327,11 @@ def hash_meaning(claims):
 
 
 def kk_puzzle(n, rng, *, brief=False):
-    """Make a puzzle with exactly one consistent assignment of roles.
+    """Make a puzzle of n people, 2 to 8, that has exactly one consistent assignment of roles.
 
-    Args:
-        n: the number of people, 2 to 8.
-        rng: a random.Random.
-        brief: leave out the story and use the first n names, for a tiny model.
-
-    Returns:
-        A Problem. Its answer is a dict name -> "knight" or "knave"; the shortcut stops
-        before the last claim.
-
-    Raises:
-        UserError: for other sizes.
+    Returns a Problem, whose answer is a dict name -> "knight" or "knave", and whose shortcut
+    stops before the last claim. rng is a random.Random. A brief puzzle leaves out the story and
+    uses the first n names, for a tiny model. Raises UserError for other sizes.
     """
     if not 2 <= n <= 8:
         raise UserError(f"--people: a puzzle has 2 to 8 people, not {n}")
@@ -614,11 +606,8 @@ def read_rows(name, rows, read_golds):
     """Return (question, golds, columns) of each row with a question and a reference answer.
     Print how many other rows are dropped, and the first of them.
 
-    Args:
-        name: the set or the file.
-        rows: dicts. QUESTION and ANSWER list what the columns may be called.
-        read_golds: a function of an answer's text that returns a list: the reference answers
-            to accept, or [] if no response could match it.
+    name is the set or the file. read_golds turns an answer's text into a list: the reference
+    answers to accept, or [] if no response could match it.
     """
     chosen, lost = [], []
     for row in tqdm(rows, name, leave=False, delay=2, disable=None):
@@ -960,26 +949,19 @@ def check_words(policy, prompts, size):
 
 
 def encode_problems(task, policy, cfg):
-    """Encode the prompts of a task.
+    """Encode the prompts of a task. Returns the task without the problems whose prompt and
+    completion do not fit into the model's context, and prints how many these are.
 
-    Args:
-        task, policy, cfg: with cfg.system, the task has another system prompt. With "none",
-            prompts are the questions and nothing else: the tiny models, whose settings.json says
-            so, know no other words.
-
-    Returns:
-        The task, without problems whose prompt and completion do not fit into the model's
-        context; how many these are is printed.
-
-    Raises:
-        UserError: a split has no problem, or the model cannot read the prompts.
+    cfg.system, if given, replaces the system prompt. With "none", prompts are the questions and
+    nothing else, because the tiny models, whose settings.json says so, know no other words.
+    Raises UserError if a split has no problem or the model cannot read the prompts.
     """
     if cfg.system == "none":
         task = task._replace(system="", opening="")
     elif cfg.system:
         task = task._replace(system=cfg.system)
     config = policy.model.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", math.inf)
+    context = getattr(config, "max_position_embeddings", None) or math.inf
     # With a tool, a completion is longer: support/tools.py says how long.
     longest = getattr(task.write, "longest", None)
     longest = longest(cfg) if longest else cfg.max_new_tokens
@@ -1023,14 +1005,10 @@ def make_task(cfg):
 
 
 def load_task(name):
-    """Load a task by its name, a key of TASKS, or from a Python file.
+    """Return (make_task, settings) of a task: a key of TASKS, or the path of a Python file.
 
-    Args:
-        name: the name or path. The file has a function make_task(cfg) that returns a Task, and
-            may have a dict SETTINGS of default settings.
-
-    Returns:
-        (make_task, settings). What the file itself raises keeps its traceback.
+    The file has a function make_task(cfg) that returns a Task, and may have a dict SETTINGS of
+    default settings. What the file itself raises keeps its traceback.
     """
     if name in TASKS:
         return TASKS[name], {}
