@@ -5,10 +5,9 @@ items: values, tuples, intervals, sets, matrices, equations, words. A value stay
 as possible. With a root, pi or a logarithm it becomes a complex number, and with free symbols a list of
 values at eight fixed points. Two expressions are equal if all their values agree: exactly for fractions,
 within a relative error of 1e-11 otherwise. Unreadable answers are compared as text, and what cannot be
-read for certain is refused: a wrong refusal costs a sample, a wrong reward teaches.
-
-An answer must be as finished as its gold: 347*6 is not the answer 2082. Answers are hostile input: nothing
-here runs them as code, and bounds keep the time of each below 50 milliseconds, in any thread.
+read for certain is refused: a wrong refusal costs a sample, a wrong reward teaches. An answer must be as
+finished as its gold: 347*6 is not the answer 2082. Answers are hostile input: nothing here runs them as
+code, and bounds keep the time of each below 50 milliseconds, in any thread.
 
 Start at the end, with math_equal: math_tokens cuts a text, without_label drops the "x =" in front of a
 value, `read` parses an Item, `each` calculates, and `same` compares.
@@ -105,14 +104,14 @@ GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨ
     "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega").split()))
 SYMBOLS = {*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"} | {"\\" + name for name in (
     *GREEK.values(), *"ell angle hbar nabla partial imath jmath".split())}
-UNITS = {name: names.split()[0] for names in (
+UNITS = {"mph": "h^-1 mi", "kmph": "h^-1 km", "kph": "h^-1 km"} | {name: names.split()[0] for names in (
     "m meter metre|cm|mm|km Km KM|ft foot feet|in inch inche|yd yard|mi mile|s sec second|min minute|h hr hour|day|"
     "week|month|year yr|g gram|kg Kg KG|mg|lb pound|oz ounce|ton tonne|byte|"
     "mL ml|L liter litre|$ dollar usd|€ euro|£|cent|° degree deg|°C|°F|% percent|N newton|J joule|erg|"
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
-    "child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|yen|* red blue green yellow white black|2 square sq|3 cubic|/ per").split("|")
+    "child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|¥ yen|₹ rupee|* red blue green yellow white black old|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -120,17 +119,17 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
 # Any other plural is a unit of its own, except these, which change the number.
 NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
-    "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)tie|time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
-    "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace|"
-    "kilo|mil|milli|meg|mega|gig|giga|k)s")
+    "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:twen|thir|four?|fif|six|seven|eigh|nine)(?:teen|tie)|"
+    "kilo|mil|milli|meg|mega|gig|giga|k|los|losse|debt|deficit|decrease|drop|fall|decline|reduction|withdrawal|owe|.*ward|"
+    "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
     r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
     r"± \pm|: \colon|≡ \equiv|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
     r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
-    r"∓ \mp|≠ \ne \neq|° \circ \degree|% \%|$ \$|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
-    r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
+    r"∓ \mp|≠ \ne \neq|° \circ \degree|% \%|$ \$|£ \pounds|^ **|' \prime|√ \sqrt sqrt|∞ \infty|π \pi pi|≈ \approx|"
+    r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac \over|\binom \dbinom \tbinom \choose|"
     r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|\arctanh \artanh \atanh"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
@@ -217,14 +216,13 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),  # \\[4pt]
     (r"\.\.\.+", r"\\ldots "),
     (r"\{\s*\\(?:bf|it|rm)(?![a-z])([^{}]*)\}", r"\\text{\1}"),  # {\bf B}
-    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
-    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\{([^{}]*)(\\over|\\choose)(?![a-z])([^{}]*)\}", r"\2{\1}{\3}"),
     (r"\\(?:mathbb|Bbb)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))", r"\\mathbb{\1\2}"),
-    (r"(?i)\\text\s*\{\s*all real(?: number)?s[.\s]*\}|^\s*all real(?: number)?s\W*$", r"\\mathbb{R}"),
+    (r"(?i)(?:\\text\s*\{|^)\s*(?:all|the) (?:real(?: number)?|integer)s(?:[.\s]*\}|\W*$)",
+     lambda match: "\\mathbb{R}" if "real" in match[0].lower() else "\\mathbb{Z}"),
     (r"(?:\\begin\s*\{cases\}|\\left\s*\\\{\s*\\begin\s*\{array\}\s*\{l+\})([^&]*?)"
      r"\\end\s*\{(?:cases|array)\}(?:\s*\\right\s*\.)?",
      lambda match: match[1].replace("\\\\", "\\text{ and }")),  # a system, not a function in pieces
-    (r"\\not\s*=", "≠"),
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
     (r"(?:\\(?:left|right|[bB]igg?[lrm]?)\s*)?(?:\\?\||\\vert(?![a-z]))", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
@@ -237,7 +235,9 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
      lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
     (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
-    (r"(?:\\\{\s*[A-Za-z]\s*:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
+    (r"\\not\s*(=)|-\s*(?=\\\{)", lambda match: "≠" if match[1] else "∖"),  # R - {1}
+    (r"\\(?:bar|overline)(?![a-z])\s*(?:\{([^{}]*)\}|([A-Za-z\d]))", r"\\overline{\1\2}"),
+    (r"(?:\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?:|\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{R\}\s*)?(?:\||\\mid))"
      r"((?:[^|{}\\]|\\(?!\})|\{[^{}]*\})*)\\?\}", r"\1"),  # {x | x > 1}
     (r"\|([^|]+)\|", r"\\lvert \1\\rvert "),
     (r"\^\s*(?:\{\s*((?:\\prime(?![a-z])\s*|')+)\}|(\\prime(?![a-z])))",
@@ -260,9 +260,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      lambda match: re.sub(r"(?<![\\A-Za-z])([A-Za-z]+)\.?", r'"\1"', match[1])),
     (r'(?:°|\\degree(?![a-z])|"?degrees?\b"?)\s*"?([CF])(?:elsius|ahrenheit)?"?(?![A-Za-z])', r' "°\1"'),
     (r'\\[dtc]?frac\s*\{\s*("[^{}]*")\s*\}\s*\{\s*("[^{}]*)\}', r"\1/\2"),  # meters over seconds
-    (r'(?<![A-Za-z])"?mph(?![A-Za-z])"?', '"mi"/"h"'),
+    (r'(?<![A-Za-z])"?Rs\.?"?(?![A-Za-z])', "₹"),
     (r'(?<=[a-z]")\s*"(squared|cubed)"', lambda match: "^2" if match[1] == "squared" else "^3"),
-    (r'(years?"?)\s*"?old(?![a-z])"?', r"\1"),
     (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
     (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
@@ -284,7 +283,7 @@ TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\
 NAMED = re.compile(r"(?<!\S)\S+(?= (?:' |_\S+ )*+\( )")  # before an argument in brackets
 CALLS = re.compile(rf"({NAMED.pattern}) (?:' |_\S+ )*+\( ([^()]*)\) ")
 UNIT = re.compile(
-    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
+    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£¥₹])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
 
 
 def math_tokens(text):
@@ -551,14 +550,13 @@ def without_points(interval, removed):
     """Return the intervals that remain when points are removed from one."""
     points = sorted(removed.parts if removed.kind == "list" else [removed], key=lambda x: x.parts[0].real)
     (low, high), (left, right) = interval.parts, interval.kind
-    inside = all(point.constant for point in points)
-    for x, y in zip([low, *points], [*points, high]):
-        inside &= x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real
+    ends = list(zip([low, *points], [*points, high]))
+    inside = all(point.constant for point in points) and all(
+        x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real for x, y in ends)
     if not inside or interval.kind not in INTERVALS:
         raise ValueError("no points of an interval")
-    lefts, rights = left + "(" * len(points), ")" * len(points) + right
-    ends = zip(lefts, rights, [low, *points], [*points, high])
-    return [Item(left + right, (x, y)) for left, right, x, y in ends]
+    brackets = zip(left + "(" * len(points), ")" * len(points) + right)
+    return [Item(left + right, pair) for (left, right), pair in zip(brackets, ends)]
 
 
 def read_side(tokens):
@@ -595,7 +593,7 @@ def read_unit(text, constant):
                 raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
             powers[name] = powers.get(name, 0) + sign * times * int(exponent or 1)
             times = 1
-    if len(powers) > 1 and {*"$€£"} & {*powers} and min(powers.values()) > 0:
+    if len(powers) > 1 and {*"$€£¥₹"} & {*powers} and min(powers.values()) > 0:
         raise ValueError("a number of dollars")  # K, M or B
     names = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power]
     return " ".join(names) or "1"  # m/m
@@ -656,7 +654,7 @@ def read_atom(tokens):
     if token == "√":
         index = read_atom(tokens) if tokens[-1] == "[" else number(Fraction(2))
         return each(token, index, read_atom(tokens))
-    if token in ("$", "€", "£"):
+    if token in ("$", "€", "£", "¥", "₹"):
         return read_atom(tokens)._replace(unit=token)
     if token[:1] in (*"0123456789.",):
         return read_number(token)
@@ -730,7 +728,8 @@ def relation(sides, signs):
     if signs == ["∈"] and sides[0].name:
         return sides[1]._replace(name=sides[0].name)
     if signs == ["≠"] and sides[0].name and sides[1].constant:
-        return Item("list", tuple(without_points(MEANINGS["\\mathbb{R}"], sides[1])))
+        intervals = without_points(MEANINGS["\\mathbb{R}"], sides[1])
+        return Item("list", tuple(interval._replace(name=sides[0].name) for interval in intervals))
     if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
         return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
     if {*signs} == {"="}:
@@ -810,12 +809,13 @@ def quotient(item):
 
 def same(a, b):
     """Return True if a equals the gold b and leaves no more undone. One of them may lack a unit or a name."""
+    curve = has_label(b) and (b.equation or b.symbols and {b.name, *b.symbols} <= {"x", "y", "z"})
+    other = a.kind == "=" or a.name and a.name != b.name and (a.equation or has_label(a))
+    if b.kind == "=" or curve and other:
+        a, b = (Item("=", (each("+", symbol(item.name), minus(item)),))  # y = 2 - x is x + y = 2
+                if item.name and item.kind == "value" else item for item in (a, b))
     if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
         return False
-    if a.equation and b.equation and a.name != b.name:
-        a, b = (Item("=", (each("+", symbol(item.name), minus(item)),)) for item in (a, b))
-    if a.name and a.kind == "value" and b.kind == "=":  # y = 2 - x answers x + y = 2, but not the reverse
-        a = Item("=", (each("+", symbol(a.name), minus(a)),))
     if {a.kind, b.kind} == {":", "value"}:
         a, b = quotient(a), quotient(b)
     names, golds = names_of(a), names_of(b)
@@ -826,8 +826,8 @@ def same(a, b):
             return False
         a, b = by_name(a, names or golds), by_name(b, golds)
     names = {item.name for item in (a, b) if has_label(item)}
-    other_argument = a.argument and b.argument and a.argument != b.argument
-    if a.kind != b.kind or len(names) > 1 or other_argument or a.unit and b.unit and a.unit != b.unit:
+    both = (names, {a.argument, b.argument}, {a.unit, b.unit})  # one of them may have none
+    if a.kind != b.kind or any(len(labels - {""}) > 1 for labels in both):
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
