@@ -18,10 +18,10 @@ more likely, token by token, and the others less:
 
 The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative,
 so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token
-has its own advantage wA. By default w is 1 up to pi = 0.12, rises to
-1.4 at pi = 0.33, and stays there. Low-probability tokens have the largest gradients (their
-norms grow with 1 - pi), and the weight makes them count for less than the others. The
-loop is `train`, in section 5: sample, compare, learn.
+has its own advantage wA. By default w is 1 up to pi = 0.12, rises to 1.4 at pi = 0.33, and
+stays there. Low-probability tokens have the largest gradients (their norms grow with 1 - pi),
+and the weight makes them count for less than the others. The loop is `train`, in section 5:
+sample, compare, learn.
 
 The settings come first. Sections 1 to 6 are the method, in about an hour: the algorithm,
 log-probabilities, sampling, rollouts, training, evaluation. Sections 7 to 10 are the program
@@ -102,14 +102,12 @@ class Config:
     eval_problems: int = setting(200, "size of a generated test set and of any validation set")
     people: list[int] = setting([3], "kk: sizes of the puzzles, 2 to 8; the paper has 3 4 5 6 7")
     brief: bool = setting(False, "kk: puzzles without a story, which a tiny model can read")
-    system: str = setting("", "system prompt that replaces the task's own; none: the prompt is "
-                              "only the question")
-    chat_template_kwargs: str = setting("{}", "JSON for the chat template, such as "
-                                              "'{\"enable_thinking\": false}'")
+    system: str = setting("", "system prompt that replaces the task's own; none: no system prompt")
+    chat_template_kwargs: str = setting(
+        "{}", "JSON for the chat template, such as '{\"enable_thinking\": false}'")
 
     # The weight
-    shaping: Literal["sg", "none", "ar"] = setting(
-        "sg", "token weights: GRPO-SG, none (GRPO), or AR-Lopti")
+    shaping: Literal["sg", "none", "ar"] = setting("sg", "GRPO-SG, none (GRPO), or AR-Lopti")
     alpha: float = setting(2.0, "scale of the weight")
     tau: float = setting(1/9, "pi is divided by tau in the weight's sigmoid: higher is flatter")
     mu: float = setting(0.25, "offset of the weight")
@@ -133,12 +131,9 @@ class Config:
     max_new_tokens: int = setting(2048, "max tokens per turn; a cut-off turn is malformed")
 
     # Memory and evaluation
-    tokens_per_micro_batch: int = setting(3072, "maximum number of tokens in a backward pass; more "
-                                                "need more memory")
-    sample_batch: int = setting(512, "maximum number of completions sampled at once; more need "
-                                     "more memory")
-    gradient_checkpointing: bool = setting(False, "less memory in the backward pass, for a third "
-                                                  "more time")
+    tokens_per_micro_batch: int = setting(3072, "max tokens in a backward pass")
+    sample_batch: int = setting(512, "max completions sampled at once")
+    gradient_checkpointing: bool = setting(False, "a backward pass needs less memory, more time")
     device: Literal["auto", "cpu", "cuda", "mps"] = setting(
         "auto", "auto: cuda if PyTorch can use it, else cpu; mps is untested")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
@@ -721,7 +716,7 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
-    # completions that carry no learning signal (A = 0).
+    # completions that have no gradient (A = 0).
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
         # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
@@ -736,8 +731,8 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     updates = []
     for minibatch, batches in zip(minibatches, split):
         # Divide the loss by the number of all tokens that the policy wrote, also those with
-        # A = 0. Otherwise a minibatch in which most groups have equal rewards would make an
-        # equally large step, based only on its few other groups.
+        # A = 0. Otherwise a minibatch with many zero-variance groups would make an equally
+        # large step, based only on its few other groups.
         by_token = cfg.loss_agg_mode == "token-mean"
         denominator = sum(sum(c.mask) for c in minibatch) if by_token else len(minibatch)
         if batches:  # else A = 0 everywhere
@@ -765,11 +760,9 @@ def update(model, optimizer, batches, denominator, cfg):
         loss.backward()
         sums_of_batches.append({**sums, "loss": loss.detach()})
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    totals = dict.fromkeys(sums_of_batches[0], 0.0)
-    for sums in sums_of_batches:  # only now, because float() waits for the GPU
-        for key, value in sums.items():
-            totals[key] += float(value)
-    totals["norm"] = float(norm)
+    totals = {"norm": float(norm)}
+    for key in sums_of_batches[0]:  # only now, because float() waits for the GPU
+        totals[key] = sum(float(sums[key]) for sums in sums_of_batches)
     totals["skipped"] = not math.isfinite(totals["norm"] + totals["loss"])
     if not totals["skipped"]:
         optimizer.step()
@@ -794,8 +787,8 @@ def micro_batches(completions, cfg, device):
     """Split completions into batches of at most cfg.tokens_per_micro_batch tokens,
     padding included (a longer completion gets its own), sorted by length to save padding.
 
-    A completion with A = 0 (all of a group with equal rewards) has no gradient:
-    if beta is 0, it is left out. The update is the same, because its tokens count in the
+    A completion with A = 0 (all of a zero-variance group) has no gradient: if beta is 0, it is
+    left out. The update is the same, because its tokens count in the
     denominator; the logged statistics are means over the others.
     """
     used = [c for c in completions if cfg.beta or c.advantage != 0]
@@ -910,7 +903,7 @@ def make_step_row(step, completions, updates, group_size):
     groups = split_groups(completions, group_size)
     return {"step": step, "reward": mean(c.reward for c in completions),
             **average_completions(completions), **average_updates(updates),
-            # without a learning signal; TRL calls it frac_reward_zero_std
+            # of zero-variance groups; TRL calls it frac_reward_zero_std
             "equal_groups": 1 - mean(has_signal(group) for group in groups)}
 
 
@@ -1136,13 +1129,11 @@ def load_state(out):
     folder = find_checkpoint(out)
     try:
         state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
+        assert "logs" in state, "an older version saved it"
+        return state
     except Exception as error:  # no such file, half a file: each has its own type
         raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
                          f"start a new run with --model {folder}")
-    if "logs" not in state:
-        raise SystemExit(f"error: {folder} was saved by an older version, which cannot be resumed: "
-                         f"start a new run with --model {folder}")
-    return state
 
 
 def read_rows(path):
@@ -1232,7 +1223,6 @@ class Run:
         self.rows = []          # of the training steps of this process
         self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
-        self.last_save = time.time()
         settings = os.path.join(out, "settings.json")
         if out and cfg.resume:
             self.state = load_state(out)
@@ -1286,17 +1276,17 @@ class Run:
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
+        if not self.out:
+            return
         samples = []
         for c in completions:
             samples.append({"step": row["step"], "split": row.get("split", "train"),
                             "question": c.problem.question, "answer": c.problem.answer,
                             "completion": c.transcript, **verdict_of(c)})
         for name, rows in zip(LOGS, ([row], samples)):
-            # What JSON cannot represent is written with str().
-            lines = [json.dumps(row, default=str, skipkeys=True) + "\n" for row in rows]
-            if self.out:
-                with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
-                    file.writelines(lines)
+            with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
+                for each in rows:  # what JSON cannot represent is written with str()
+                    file.write(json.dumps(each, default=str, skipkeys=True) + "\n")
 
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes. Return whether a
@@ -1408,13 +1398,11 @@ def check_setting(name, kind, value):
                          f"not {value!r}")
     if not isinstance(value, types_allowed):
         raise SystemExit(f"error: --{name} must be like {usual!r}, not {value!r}")
-    if kind not in (int, float):
-        return
-    if name in "alpha mu low clip_low clip_high beta seed eval_samples".split():
-        if not 0 <= value < math.inf:
-            raise SystemExit(f"error: --{name} must be 0 or more, not {value}")
-    elif not 0 < value < math.inf:
-        raise SystemExit(f"error: --{name} must be above 0, not {value}")
+    may_be_zero = name in "alpha mu low clip_low clip_high beta seed eval_samples".split()
+    possible = kind not in (int, float) or 0 < value < math.inf or value == 0 and may_be_zero
+    if not possible:
+        raise SystemExit(f"error: --{name} must be {'0 or more' if may_be_zero else 'above 0'}, "
+                         f"not {value}")
 
 
 def check_settings(cfg):

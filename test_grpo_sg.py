@@ -2341,7 +2341,7 @@ def test_a_run_of_an_older_version_is_one_line_and_loses_nothing(folder, tmp_pat
     state = torch.load(out / "checkpoint-4" / "training.pt", weights_only=True)
     del state["logs"]
     torch.save(state, out / "checkpoint-4" / "training.pt")
-    assert f"older version, which cannot be resumed: start a new run with --model {out}" in start(folder, out, "--resume")
+    assert f"an older version saved it): start a new run with --model {out}" in start(folder, out, "--resume")
     for name in ("metrics.jsonl", "samples.jsonl", "settings.json"):
         assert (out / name).read_text() == (folder / "whole" / name).read_text()
 
