@@ -557,8 +557,9 @@ QUESTION = ("question", "problem", "prompt")
 ANSWER = ("answer", "solution", "ground_truth")
 # What data sets write where there is no answer, in lower case.
 NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "inf", "n/a",
-             "na", "unknown", "-", "?")
-DATA = re.compile(r"\s*[\[{]\s*[{'\"]")  # the text of a list or a dict, instead of its values
+             "na", "unknown", "tbd", "...", "-", "?")
+# The text of a list or a dict, or half a character, which no tokenizer can encode
+NO_TEXT = re.compile(r"\A\s*[\[{]\s*[{'\"]|[\ud800-\udfff]")
 
 
 def load_hub(name, configuration, split):
@@ -618,14 +619,15 @@ def read_rows(name, rows, read_golds):
             chosen.append((question, golds, columns))
         else:
             lost.append(answer if question else row)
+    reason = "no question, or no answer that a response can match, such as "
+    reason += f"{lost[0]!r:.60}" if lost else "in an empty file"
     if not chosen:
-        found = ", ".join(columns) if rows else ""
-        raise UserError(f"{name} has no row with a question and an answer that a response can "
-                        f"match. Its columns are {found or 'none'}: call the question "
+        columns = rows[0] if lost and isinstance(rows[0], dict) else ["none"]
+        raise UserError(f"{name} has no problems ({reason}). Its columns are "
+                        f"{', '.join(map(str, columns))}: call the question "
                         f"{' or '.join(QUESTION)}, and its answer {' or '.join(ANSWER)}")
     if lost:
-        print(f"dropped {len(lost)} of {len(rows)} problems of {name}: no question, or no answer "
-              f"that a response can match, such as {lost[0]!r:.60}")
+        print(f"dropped {len(lost)} of {len(rows)} problems of {name}: {reason}")
     return chosen
 
 
@@ -635,6 +637,8 @@ def read_columns(row):
     if not isinstance(row, dict) or None in row:  # csv puts the cells without a name under None
         return {}
     columns = {str(name).strip().lower(): value for name, value in row.items()}
+    if len(columns) < len(row):
+        return {}  # Answer and answer
     if isinstance(columns.get("reward_model"), dict):  # as in data for verl
         columns.setdefault("ground_truth", columns["reward_model"].get("ground_truth"))
     return columns
@@ -647,10 +651,11 @@ def find_value(columns, names):
 
 
 def read_question(columns):
-    """Return the question, a text or a chat; None if it is neither."""
+    """Return the question, a text or a chat that ends with the user's turn; None if it is
+    neither."""
     question = find_value(columns, QUESTION)
-    if isinstance(question, str) and question.strip() and not DATA.match(question):
-        body = columns.get("body")  # what SVAMP and ASDiv tell before they ask
+    body = columns.get("body") or ""  # what SVAMP and ASDiv tell before they ask
+    if is_text(question) and (is_text(body) or not body):
         return f"{body} {question}" if body else question
     if isinstance(question, list) and all(map(is_turn, question)):
         return question if question[-1]["role"] == "user" else None
@@ -658,9 +663,11 @@ def read_question(columns):
 
 
 def is_turn(turn):
-    """Return True for the turn of a chat, which has a role and a text."""
-    return (isinstance(turn, dict) and isinstance(turn.get("role"), str)
-            and isinstance(turn.get("content"), str))
+    return isinstance(turn, dict) and is_text(turn.get("role")) and is_text(turn.get("content"))
+
+
+def is_text(value):
+    return isinstance(value, str) and value.strip() != "" and not NO_TEXT.search(value)
 
 
 def list_answers(value):
@@ -789,7 +796,7 @@ EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
 # Signs that a text is more than an answer
 NO_GOLD = re.compile(r"""(?:\A|[\[({:=,])\s*['"`\u2018\u201c]+[^\s'"})\],]  # '7', {'value': 7}
     | [0-9]%?\s*\((?!mod\b)(?:[^()]*[a-z]{4}|[a-z]{2,3}\)\s*\Z)             # 9 (apples)
-    | \\boxed | \b[Aa]nswer\b | \A\s*= | \n[a-z]""", re.X)
+    | \\boxed | \b[Aa]nswer\b | \A\s*[=\#] | \n[a-z] | </\w | &\w+;""", re.X)
 
 
 def load_math(name, places):

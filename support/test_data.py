@@ -80,9 +80,9 @@ def test_a_file_that_is_not_in_utf_8_is_refused(name, encoding, tmp_path):
     ("a.jsonl", "", "columns are none"), ("a.jsonl", "[1]", "columns are none"), ("a.json", "5", "columns are none"),
     ("a.jsonl", '{"question": "1?", "answer": "1"}\n{"question": "2?', "2[?]"),
     ("a.json", '{"data": []}', "columns are data: call"), ("a.csv", "question;answer\n1?;1", "columns are question;answer: "),
-    ("a.csv", 'question,answer\n"1?,1\n2?,2\n', "unexpected end"), ("a.json", "[" * 99_999, "cannot read"),
+    ("a.csv", "question;answer\n1?;1,5", "columns are question;answer"), ("a.csv", 'question,answer\n"1?,1\n2?,2\n', "unexpected end"), ("a.json", "[" * 99_999, "cannot read"),
     ("a.jsonl", '{"text": "1?", "result": "1"}', "columns are text, result: call .*problem.*ground_truth"),
-    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "no row"), ("a.jsonl", '{"question": 5, "answer": 1}', "no row"), ("a.parquet", "PAR1", "a.parquet")])
+    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "such as {'is': 1}.*are question, answer: "), ("a.jsonl", '{"question": 5, "answer": 1}', "no question"), ("a.parquet", "PAR1", "a.parquet")])
 def test_a_file_that_cannot_be_used_is_one_line_that_says_what_was_found(name, text, words, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words) as error:
@@ -91,12 +91,13 @@ def test_a_file_that_cannot_be_used_is_one_line_that_says_what_was_found(name, t
 
 
 USER, BAD_TURNS = {"role": "user", "content": "1?"}, ({"content": "1?"}, {"role": "user", "content": [{"type": "text", "text": "1?"}]},
-                                                       {"role": "user", "content": None}, {"role": "assistant", "content": "1"}, "1?")
+                                                       {"role": "user", "content": None}, {"role": "user", "content": " "}, {"role": "assistant", "content": "1"}, "1?")
 
 
 @pytest.mark.parametrize("row", [
     5, "1?", [1], {}, {"question": " ", "answer": "1"}, {"question": ["1?", "2?"], "answer": "1"}, {"question": [], "answer": "1"},
     {"question": "[{'role': 'user', 'content': '1?'}]", "answer": "1"}, {"query": "1?", "target": "1"},
+    {"question": "1?", "answer": "1", "Answer": "2"}, {"question": "\ud800?", "answer": "1"}, {"question": "1?", "body": ["A."], "answer": "1"},
     *({"question": [USER, turn], "answer": "1"} for turn in BAD_TURNS)], ids=ascii)
 def test_a_row_without_a_question_is_dropped_and_shown(row, tmp_path, capsys):
     """One odd row must not end the load, and is never guessed at."""
@@ -140,7 +141,7 @@ def test_a_gold_stays_what_it_is(answer, golds, tmp_path):
 @pytest.mark.parametrize("answer", [
     "proof", "notfound", "None", "unknown", "nan", "N/A", "", " ", None, float("nan"), True, {"is": 5}, [], ["", None],
     "The function increases on the whole line.", "so it is #### ", "As is easily seen by induction it holds",
-    "['7']", '["7"]', '["7', "{'value': 7}", '{"value": 7}', "'7'", '"7"', "``7''", "array(['7'])", "9 (apples)", "2.5 (million)", "5 (cm)",
+    "['7']", '["7"]', '["7', "{'value': 7}", '{"value": 7}', "'7'", '"7"', "``7''", "array(['7'])", "9 (apples)", "2.5 (million)", "5 (cm)", "#REF!", "<p>7</p>", "&frac12;",
     "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "3 \neq 4", "\begin{cases}1", "7\x00", float("inf")])
 def test_a_gold_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
