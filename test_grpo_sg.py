@@ -1252,7 +1252,7 @@ WRONG = ["", " ", GOOD.replace("knave", "knight"), "Mira is a knight, Tobias is 
 BLOCK = f"<answer>{GOOD}</answer>"
 WHOLE = f"<think>Mira is honest.</think>\n{BLOCK}"
 # Without a block, with two, with text around them, and with tags or turns that are hidden or faked.
-BADLY_FORMED = [
+MALFORMED = [
     GOOD, BLOCK, f"<think></think>{BLOCK}", f"<think> \n</think>{BLOCK}", f"<think>\u200b...</think>{BLOCK}",
     "Sure! " + WHOLE, WHOLE + " I am sure.", WHOLE.replace("\n", " so: "), WHOLE * 2,
     WHOLE.replace("<think>", "<Think>"), WHOLE.replace("answer>", "Answer>"), WHOLE.replace("<think>", ""),
@@ -1261,29 +1261,24 @@ BADLY_FORMED = [
     WHOLE.replace("honest", "< answer >"), BLOCK + "<think>ok</think>", f"<think>{BLOCK}</think>", "<think>" + WHOLE,
     WHOLE + "<answer>\u0338Mira is a knave</answer>\u0338", "Assistant: " + WHOLE, WHOLE + "\x00", WHOLE + "</s> or a knave",
     WHOLE + "<|im_end|>", WHOLE + "</s>",  # grade strips the stop token
-
     WHOLE + "<|im_end|><|im_start|>assistant " + WHOLE, f"<think>a</think>\u0338 text <think>\u0338 b</think>{BLOCK}",
     *(WHOLE.replace("is honest", turn) for turn in (
         "<|im_start|>user\nSure?", "\nUser: sure?", "\rUser: sure?", "\n     User: s",
         "\u2028 **User**: s", "<\uff5cUser\uff5c> sure?", "[INST] sure?"))]
-# Oddities that no answer needs and that pay for nothing: the roles are right, and the policy thought.
-ODD = [f"<think>\u3164</think>{BLOCK}", WHOLE.replace("honest", "<\u200banswer>"), WHOLE.replace("honest", "\uff1canswer\uff1e"),
-       WHOLE.replace("is honest", "\n\u200bUs\u200ber: sure?")]
 
 
 def test_what_a_verifier_of_puzzles_accepts():
-    """A badly formed response is never correct, and a well formed one only if its answer says who is what,
-    about everybody, and nothing else."""
+    """A malformed response is never correct, and another one only if its answer says who is what, about
+    everybody, and nothing else."""
     for answer in RIGHT:
         for thoughts in ("I see.", "If x < 3 & y > 2, |x|<|y|: a knave?"):
             for end in ("", "\n", ".", "\n.\n"):
                 response = f" <think>{thoughts}</think>\n<answer>{answer}</answer>{end}"
                 assert tasks.verify_kk(response, ROLES) == (True, True), response
-    assert all(tasks.verify_kk(response, ROLES) == (True, True) for response in ODD)
     for answer in WRONG:
         response = f"<think>I see.</think><answer>{answer}</answer>"
         assert tasks.verify_kk(response, ROLES) == (False, True), response
-    for response in BADLY_FORMED:
+    for response in MALFORMED:
         assert tasks.verify_kk(response, ROLES) == (False, False), response
     examples = re.findall(r"(<think>.*</answer>.*)\n *\(correct=(.*), formatted=(.*?)\)", tasks.verify_kk.__doc__)
     verdicts = [tasks.verify_kk(response, {"Zoe": "knight", "Max": "knave"}) for response, *_ in examples]
@@ -1291,14 +1286,13 @@ def test_what_a_verifier_of_puzzles_accepts():
     assert len(examples) == 3
 
 
-@pytest.mark.parametrize("names", [
-    "O'Neil, Anna", "Mary Ann, Mary, Ann", "Anna-Maria, Maria", "And, Knight, A"])
-def test_names_may_be_unusual(names):
-    names = names.split(", ")
-    answer = " and ".join(f"{name} is a knight" for name in names)
-    for text in (answer, answer.upper()):
-        response = f"<think>x</think><answer>{text}</answer>"
-        assert tasks.verify_kk(response, dict.fromkeys(names, "knight")) == (True, True)
+def test_names_may_be_unusual():
+    for names in ("O'Neil, Anna", "Mary Ann, Mary, Ann", "Anna-Maria, Maria", "And, Knight, A"):
+        roles = dict.fromkeys(names.split(", "), "knight")
+        answer = " and ".join(f"{name} is a knight" for name in roles)
+        for text in (answer, answer.upper()):
+            response = f"<think>x</think><answer>{text}</answer>"
+            assert tasks.verify_kk(response, roles) == (True, True)
 
 
 def test_hostile_responses_are_cheap():
@@ -1355,21 +1349,24 @@ def test_puzzles_have_one_solution_by_brute_force(n):
         assert tasks.verify_kk(problem.solution, problem.answer) == (True, True)
 
 
-def meaning(problem):
-    """Return a puzzle's truth tables, the smallest over all orders of the people: equal for
-    puzzles that are the same up to names and wording."""
-    claims = claims_of(problem)
-    return min(tuple(say(claims[s], dict(zip(order, roles))) for s in order
-                     for roles in itertools.product(ROLE_NAMES, repeat=3))
-               for order in itertools.permutations(claims))
+def test_a_puzzles_meaning_depends_on_neither_names_nor_words():
+    """So no two splits have the same puzzle."""
+    for number in range(100):
+        rng = random.Random(number)
+        _, *others = [tasks.draw_claim(4, person, rng) for person in range(4)]
+        claims = [("if", (0, "knight"), (1, "knave")), *others]
+        order = rng.sample(range(4), 4)  # new names
+        moved = [(kind, *((order.index(person), role) for person, role in leaves))
+                 for kind, *leaves in map(claims.__getitem__, order)]
+        worded = [("or", (1, "knave"), (0, "knave")), *others]
+        hashes = [tasks.hash_meaning(each) for each in (claims, moved, worded)]
+        assert hashes == hashes[:1] * 3
 
 
-def test_splits_share_no_puzzle_under_other_names_or_words():
-    problems = {split: tasks.kk_split(split, 60, [3], seed)
-                for split, seed in (("train", 0), ("valid", 1), ("test", 0))}
-    sets = {split: set(map(meaning, puzzles)) for split, puzzles in problems.items()}
-    assert not any(a & b for a, b in itertools.combinations(sets.values(), 2))
-    assert len(sets["test"]) == 60 and len({problem.question for problem in problems["train"]}) == 60
+def test_splits_share_no_puzzle_and_depend_on_the_seed():
+    meanings = [{problem.meaning for problem in tasks.kk_split(split, 60, [3], 0)}
+                for split in ("train", "valid", "test")]
+    assert len(meanings[0] | meanings[1] | meanings[2]) == sum(map(len, meanings))
     assert tasks.kk_split("test", 5, [3, 4], 0) == tasks.kk_split("test", 10, [3, 4], 0)[:5]
     assert tasks.kk_split("train", 5, [3], 0) != tasks.kk_split("train", 5, [3], 1)
 
@@ -1387,29 +1384,16 @@ def test_problems_and_their_solutions_are_the_same_in_every_version():
     assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
 
 
-def test_two_people_have_enough_puzzles_for_every_split():
-    """Logically equivalent wording would leave 3 to test on, all with one answer."""
-    problems = {split: tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")}
-    assert {split: len(puzzles) for split, puzzles in problems.items()} == {"train": 267, "valid": 35, "test": 33}
-    answers = [tuple(problem.answer.values()) for problem in problems["test"]]
+def test_two_people_have_enough_puzzles_for_every_split(capsys):
+    """Logically equivalent wording would leave 3 to test on, all with one answer. Larger puzzles fill
+    up what is missing."""
+    problems = [tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")]
+    assert list(map(len, problems)) == [267, 35, 33]
+    answers = [tuple(problem.answer.values()) for problem in problems[2]]
     assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
-    texts = {split: {up_to_names(problem) for problem in puzzles} for split, puzzles in problems.items()}
-    assert not any(a & b for a, b in itertools.combinations(texts.values(), 2))
-
-
-def up_to_names(problem):
-    """Return a brief puzzle of two people, Ada and Alice, in whichever order of the two sorts first."""
-    first, second = re.fullmatch(r"Ada: (.*)\. Alice: (.*)\.", problem.question).groups()
-    exchange = {"Ada": "Alice", "Alice": "Ada"}
-    exchanged = [re.sub("Ada|Alice", lambda name: exchange[name[0]], claim) for claim in (second, first)]
-    return min((first, second), tuple(exchanged))
-
-
-def test_other_sizes_fill_up_a_size_without_more_puzzles(capsys):
+    assert "only 33 of 1000 test puzzles: there are no others with 2 people\n" in capsys.readouterr().out
     sizes = [len(problem.answer) for problem in tasks.kk_split("test", 100, [2, 3], 0)]
     assert (sizes.count(2), sizes.count(3)) == (33, 67) and capsys.readouterr().out == ""
-    assert len(tasks.kk_split("test", 50, [2], 0)) == 33
-    assert capsys.readouterr().out == "only 33 of 50 test puzzles: there are no others with 2 people\n"
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
@@ -1447,11 +1431,11 @@ def test_solutions_of_arithmetic_are_right():
 
 def test_arithmetic_splits_share_no_operands():
     pairs = {}
-    for split, count in (("train", 2000), ("valid", 1000), ("test", 1000)):
-        problems = tasks.arithmetic_split(split, count, 3)
-        pairs[split] = [frozenset(re.findall(r"\d+", problem.question)) for problem in problems]
-    assert not any(set(a) & set(b) for a, b in itertools.combinations(pairs.values(), 2))
-    assert len(set(pairs["test"])) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
+    for split in ("train", "valid", "test"):
+        problems = tasks.arithmetic_split(split, 1000, 3)
+        pairs[split] = {frozenset(re.findall(r"\d+", problem.question)) for problem in problems}
+    assert not any(a & b for a, b in itertools.combinations(pairs.values(), 2))
+    assert len(pairs["test"]) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
 
 
 # ==== Plain numbers ====
@@ -1464,14 +1448,11 @@ UNEQUAL = ["5 6", "5 -5", "6/8 3/4", "5/1 5", "1/0 1", "1/0 0", "0/0 0", "12,34 
            "\\frac{2}{-4} -0.5", "1,234,56 123456", "\\text{5}6 56", "$5 50%", "5% $5", ". 0", "- 0", "$ 0", "3\\frac{1}{2} 31/2"]
 
 
-@pytest.mark.parametrize("pair", EQUAL)
-def test_equal_plain_numbers(pair):
-    assert tasks.plain_equal(*pair.split())
-
-
-@pytest.mark.parametrize("pair", UNEQUAL)
-def test_what_is_no_plain_number_or_another_one_equals_nothing(pair):
-    assert not tasks.plain_equal(*pair.split())
+def test_plain_numbers_that_are_equal_and_texts_that_are_not():
+    for pair in EQUAL:
+        assert tasks.plain_equal(*pair.split()), pair
+    for pair in UNEQUAL:
+        assert not tasks.plain_equal(*pair.split()), pair
     assert not tasks.plain_equal("", "") and not tasks.plain_equal("9" * 501, "9" * 501)
 
 
