@@ -24,7 +24,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -1499,38 +1498,29 @@ def test_a_task_is_a_name_or_a_python_file(tmp_path, monkeypatch):
     assert tasks.load_task(str(path))[0] is make_task  # the file runs once
 
 
-def test_a_task_file_is_found_from_any_folder_and_imports_the_project_and_its_neighbors(tmp_path):
+def test_a_task_file_imports_the_project_and_its_neighbors_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "neighbor.py").write_text("WORD = 'hello'")
     (tmp_path / "mine.py").write_text(f"{MY_TASK}\nimport neighbor\nSETTINGS = {{'system': neighbor.WORD}}")
-    program = (f"import importlib.util as u; s = u.spec_from_file_location('tasks', {tasks.__file__!r});"
-               "import sys; sys.modules['tasks'] = t = u.module_from_spec(s); s.loader.exec_module(t);"
-               f"print(t.load_task({str(tmp_path / 'mine.py')!r})[1])")
-    done = subprocess.run([sys.executable, "-c", program], cwd="/", capture_output=True, text=True)
-    assert done.stdout == "{'system': 'hello'}\n", done.stderr
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if os.path.abspath(path) != HERE])
+    monkeypatch.delitem(sys.modules, "grpo_sg")
+    assert tasks.load_task(str(tmp_path / "mine.py"))[1] == {"system": "hello"}
+
+
+RETURN = "import tasks\ndef make_task(cfg): return "
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, ["no.py", "no such file or task"]), ("x = 5", ["no.py", "make_task(cfg)"]),
-    ("make_task = 5", ["no.py", "make_task(cfg)"]), ("def make_task(cfg): pass\nSETTINGS = [1]", ["no.py", "SETTINGS", "[1]"])])
+    (None, "no such file or task.* kk, math.* make_task"), ("x = 5", "make_task.cfg."),
+    ("make_task = 5", "make_task.cfg."), ("def make_task(cfg): pass\nSETTINGS = [1]", "SETTINGS .*, not .1"),
+    (RETURN + "None", "must return a tasks.Task, not None"), (RETURN + "[1]", "must return a tasks.Task, not .1."),
+    (RETURN + "tasks.Task('', '', [('1?', '1')], [], [], None, 0)", "must be a tasks.Problem .*not .'1[?]', '1'."),
+    (RETURN + "tasks.Task('', '', [], [], [tasks.Problem(1, '1')], None, 0)", "a text or a chat, not Problem.question=1")])
 def test_a_file_that_is_no_task_is_one_line(text, words, tmp_path):
     path = tmp_path / "no.py"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(tasks.UserError) as error:
-        tasks.load_task(str(path))
-    assert all(word in str(error.value) for word in words)
-    with pytest.raises(tasks.UserError, match="--task mat: there is no such file or task.* kk, math.* make_task"):
-        tasks.load_task("mat")
-
-
-@pytest.mark.parametrize("made, words", [
-    ("None", "must return a tasks.Task, not None"), ("[1]", "must return a tasks.Task, not .1."),
-    ("tasks.Task('', '', [('1?', '1')], [], [], None, 0)", "must be a tasks.Problem .*not .'1[?]', '1'."),
-    ("tasks.Task('', '', [], [], [tasks.Problem(1, '1')], None, 0)", "a text or a chat, not Problem.question=1")])
-def test_a_task_file_with_a_usual_mistake_is_one_line(made, words, tmp_path):
-    path = tmp_path / "no.py"
-    path.write_text(f"import tasks\ndef make_task(cfg): return {made}")
-    with pytest.raises(tasks.UserError, match=f"no.py: .*{words}"):
+    with pytest.raises(tasks.UserError, match=f"--task {path}.*{words}"):
         tasks.make_task(grpo_sg.Config(task=str(path)))
 
 
@@ -1566,6 +1556,9 @@ def chat_task(**fields):
     return tasks.Task("any", "Be good.", [], [], [], None, 0.0)._replace(**fields)
 
 
+SWITCHED = CHAT + "{% if not thinking %}<think></think>{% endif %}"
+
+
 @pytest.mark.parametrize("template, prompt", [
     (None, "Be good.\n\nWho?\n\n<think>"),
     (CHAT, CHAT_PROMPT + "<think>"),
@@ -1578,49 +1571,36 @@ def chat_task(**fields):
     (LAST_MESSAGE, "Be good.\n\nWho?<think>"),
     # This one strips the tags from the instructions.
     ("{% for m in messages %}{{ m.content.replace('good', '') if m.role == 'system' else m.content }}{% endfor %}",
-     "Be good.\n\nWho?<think>")])
+     "Be good.\n\nWho?<think>"),
+    (SWITCHED, CHAT_PROMPT + "<think>")])
 def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
     """Without the instructions a model cannot know the format, and earns -3 for every completion. The
     opening is the response's."""
     tokenizer = byte_tokenizer(template)
-    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"])
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"], '{"thinking": 1}')
     assert tokenizer.decode(ids) == prompt and opening == "<think>"
 
 
-@pytest.mark.parametrize("template", [
-    "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",  # of a vision model
-    "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}", "{{ messages[-1].content[:3] }}",
-    "{{ messages[-1].content }}", "{{ raise_exception('no') }}"])
+@pytest.mark.parametrize("template, kwargs, words", [
+    *[(template, "{}", "chat template.* 'Why[?]'") for template in (  # the model would be asked nothing
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",  # of a vision model
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}", "{{ messages[-1].content[:3] }}",
+        "{{ messages[-1].content }}", "{{ raise_exception('no') }}")],
+    *[(CHAT, kwargs, f"--chat_template_kwargs .*{re.escape(kwargs)}") for kwargs in ("{", "[1]", "5", "a=false")],
+    (CLOSED, "{}", "--task any .*--chat_template_kwargs")])
 @pytest.mark.parametrize("system", ["", "Be good."])
-def test_a_template_that_leaves_out_a_question_is_refused(template, system):
-    """The model would be asked nothing, and answer all the same."""
+def test_a_prompt_that_cannot_be_written_is_one_line(template, kwargs, words, system):
     chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}, {"role": "user", "content": "Why?"}]
-    with pytest.raises(tasks.UserError, match="chat template.* 'Why[?]'"):
-        tasks.encode_prompts(byte_tokenizer(template), chat_task(system=system), [chat])
-
-
-def test_a_template_that_closes_the_thoughts_is_reported_in_one_line():
-    with pytest.raises(tasks.UserError, match="--task any .*--chat_template_kwargs"):
-        tasks.encode_prompts(byte_tokenizer(CLOSED), chat_task(opening="<think>"), ["Who?"])
+    with pytest.raises(tasks.UserError, match=words):
+        tasks.encode_prompts(byte_tokenizer(template), chat_task(system=system, opening="<think>"), [chat], kwargs)
 
 
 def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
-    tokenizer = byte_tokenizer(CLOSED)
-    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids).endswith("</think>\n\n") and opening == ""
-    (ids, opening), = tasks.encode_prompts(byte_tokenizer(CHAT + "<think>"), chat_task(system=""), ["Who?"])
-    assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n<think>"
-    assert opening == "<think>"  # the response contains the thoughts, because this template opens them
-    switched = CHAT + "{% if not thinking %}<think></think>{% endif %}"
-    (ids, opening), = tasks.encode_prompts(byte_tokenizer(switched), chat_task(opening="<think>"), ["Who?"],
-                                           '{"thinking": true}')
-    assert tokenizer.decode(ids) == CHAT_PROMPT + "<think>" and opening == "<think>"
-
-
-@pytest.mark.parametrize("kwargs", ["{", "[1]", "5", "enable_thinking=false"])
-def test_variables_for_the_template_must_be_a_json_object(kwargs):
-    with pytest.raises(tasks.UserError, match=f"--chat_template_kwargs .*{re.escape(kwargs)}"):
-        tasks.encode_prompts(byte_tokenizer(CHAT), chat_task(), ["Who?"], kwargs)
+    for template, end, tag in ((CLOSED, "<think>\n\n</think>\n\n", ""), (CHAT + "<think>", "<think>", "<think>")):
+        tokenizer = byte_tokenizer(template)
+        (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(system=""), ["Who?"])
+        assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n" + end
+        assert opening == tag  # if this template opens the thoughts, they are the response's
 
 
 def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
@@ -1714,16 +1694,6 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
             assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
-def test_a_chat_token_that_was_added_to_the_tokenizer_only_is_reported():
-    """The embedding has no row for it: an IndexError, and on a GPU a failed assertion without a name."""
-    tokenizer = byte_tokenizer(CHAT + "<new>", ["<new>"])
-    cfg = grpo_sg.Config(task="math", train_problems=5, eval_problems=5)
-    whole, short = [grpo_sg.Policy(build_model(vocab_size=len(tokenizer) - n), tokenizer, {0}) for n in (0, 1)]
-    tasks.encode_problems(tasks.math_task(cfg), whole, cfg)
-    with pytest.raises(tasks.UserError, match="has tokens that the model lacks, such as <new>: resize"):
-        tasks.encode_problems(tasks.math_task(cfg), short, cfg)
-
-
 def test_long_prompts_are_dropped_with_a_count(capsys):
     """The context must also hold a completion."""
     policy, task, cfg = build_toy()
@@ -1738,23 +1708,26 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_a_split_without_problems_is_refused_before_training(split):
+@pytest.mark.parametrize("question, words", [
+    (None, "--task toy has no SPLIT problems"), ("why " * 4096, "--task toy.* 1 of 1 SPLIT problems"),
+    ("who " * 18 + "Zo\u00eb", "does not know 1 of 19"),  # one in 20 is allowed
+    ("no always", "has tokens that the model lacks, such as always: resize")])
+def test_a_split_that_the_model_cannot_read_is_one_line(question, words):
     policy, task, cfg = build_toy()
-    for problems, words in (([], f"no {split} problems"), ([tasks.Problem("why " * 4096, "maybe")], f"1 of 1 {split} problems")):
-        with pytest.raises(tasks.UserError, match=f"--task toy.* {words}"):
-            tasks.encode_problems(task._replace(**{split: problems}), policy, cfg)
+    problems = [tasks.Problem("who " * 19 + "Zo\u00eb", "yes")]
+    task = tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
+    policy.model.config.vocab_size = 9  # without the last word, `always`
+    for split in ("train", "valid", "test"):
+        other = [tasks.Problem(question, "yes")] if question else []
+        with pytest.raises(tasks.UserError, match=words.replace("SPLIT", split)):
+            tasks.encode_problems(task._replace(**{split: other}), policy, cfg)
 
 
-def test_a_tokenizer_that_does_not_know_the_words_is_refused():
-    """Such as a tiny model's, with another task. One unknown word in 20 is allowed."""
+def test_an_unknown_token_that_ends_a_turn_is_no_unknown_word():
+    """As in GPT-2, whose templates write it."""
     policy, task, cfg = build_toy()
-    for words, refused in (("who " * 19 + "Zo\u00eb", False), ("who " * 18 + "Zo\u00eb", True)):
-        problems = [tasks.Problem(words, "yes")]
-        with pytest.raises(tasks.UserError, match="does not know 1 of 19") if refused else contextlib.nullcontext():
-            tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
-    policy.stop_ids.add(policy.tokenizer.unk_token_id)  # as GPT-2's, which templates write
-    tasks.encode_problems(task._replace(train=problems), policy, cfg)
+    policy.stop_ids.add(policy.tokenizer.unk_token_id)
+    tasks.encode_problems(task._replace(train=[tasks.Problem("who [UNK]", "yes")]), policy, cfg)
 
 
 # ==== The model: loading and its device ====
