@@ -1,20 +1,22 @@
-"""The numbers of the derivation, computed exactly: nothing is trained, and there is no noise.
+"""Compute the numbers of one group, of the derivation and of off-policy sampling.
 
     python -m lesson.by_hand        a few seconds; it always prints the same
 
-lesson/README.md, "The policy gradient in seven lines" and "When the sampler is another policy",
-ask for these numbers. Write yours down first.
+Nothing is trained, and there is no noise. lesson/README.md and lesson/off_policy.md ask for these
+numbers, so write yours down first.
 """
 import itertools
+import math
 import os
 import sys
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models
 
 # The project's folder: a script sees only its own.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from grpo_sg import group_advantages
+from grpo_sg import group_advantages, grpo_sg_loss, token_weights
 
 # A policy that can write four completions only, and what they earn.
 LOGITS = torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
@@ -22,7 +24,22 @@ REWARDS = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)
 G = 3
 
 
-# ---- Advantages ----
+# ---- One group ----
+
+GROUP = torch.tensor([[3.0, 3.0] + [-0.5] * 6])  # two completions are correct
+
+
+def push(pi, A, weighted=False, old=None):
+    """Return the gradient of a token's objective in the token's own logit, which an update raises
+    if this is positive. old: its probability when it was sampled, if that was not pi."""
+    logit = torch.tensor(math.log(pi / (1 - pi)), requires_grad=True)
+    logps = F.logsigmoid(logit).view(1, 1)  # log pi: the other tokens have 1 - pi together
+    old_logps = torch.tensor([[math.log(old or pi)]])
+    weights = token_weights(logps) if weighted else None
+    loss, _ = grpo_sg_loss(logps, old_logps, torch.tensor([A]), torch.ones(1, 1), weights=weights)
+    (-loss).backward()
+    return logit.grad.item()
+
 
 def advantages(k, G=8):
     """Return the advantages of a correct and of a wrong completion, if k of G are correct."""
@@ -32,7 +49,7 @@ def advantages(k, G=8):
 
 
 def silence(p, G=8):
-    """Return how often a group has no signal, if each is correct with probability p."""
+    """Return how often a group gives no gradient, if each is correct with probability p."""
     return p ** G + (1 - p) ** G
 
 
@@ -77,7 +94,7 @@ def restrict(p, top_p):
 
 def log_ratio_of_rounding(logits):
     """Return (mean, standard deviation) of log(p / q), over tokens that q draws, where q has the
-    logits in bfloat16 and p in float32."""
+    logits in bfloat16 and p has them exactly."""
     p, q = logits.log_softmax(-1), logits.bfloat16().double().log_softmax(-1)
     mean = (q.exp() * (p - q)).sum(-1).mean()
     variance = (q.exp() * (p - q - mean) ** 2).sum(-1).mean()
@@ -95,23 +112,36 @@ def build_tokenizer():
 
 # ---- What it prints ----
 
-def main():
+def print_one_group():
+    good, bad = group_advantages(GROUP)[0, [0, -1]].tolist()
+    print(f"one group, with the rewards {GROUP[0].tolist()}:")
+    print(f"    mean {GROUP.mean():.3f}, standard deviation {GROUP.std():.2f}, "
+          f"A = {good:+.2f} or {bad:+.2f}")
+    for pi in (0.08, 0.9):
+        print(f"    a correct completion's token with pi = {pi}: push A (1 - pi) = "
+              f"{push(pi, good):.2f}, with w {push(pi, good, weighted=True):.2f}")
+    for pi in (0.60, 0.65):
+        print(f"    from pi = 0.50 to {pi:.2f}, r = {pi / 0.5:.2f}: push "
+              f"{push(pi, good, old=0.5):.2f}")
+
+
+def print_derivation():
     print("advantages if k of 8 completions are correct, the reward 1 or 0:")
     for k in (1, 4, 7):
         print("    k = {}: correct {:+.2f}, wrong {:+.2f}".format(k, *advantages(k)))
     print("how often all 8 rewards are equal, if each is 1 with probability p:")
     for p in (0.5, 0.9, 0.99):
         print(f"    p = {p}: {silence(p):.3f}")
-
     print("variance of a group's gradient, over its squared mean, with four possible completions:")
-    expected = torch.softmax(LOGITS, 0) @ REWARDS
-    for name, plus in (("as they are", 0.0), ("plus 10", 10.0), ("minus their mean", -expected)):
+    for name, plus in (("as they are", 0.0), ("plus 10", 10.0)):
         print(f"    rewards {name}:", end="")
         for baseline in (no_baseline, group_mean, others_mean):
             mean, variance = gradient_of_groups(baseline, rewards=REWARDS + plus)
             print(f"  {baseline.__name__} {variance / (mean @ mean):.1f}", end="")
         print()
 
+
+def print_samplers():
     p = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04], dtype=torch.float64)
     q, Z = restrict(p, 0.8)
     ratios = ", ".join(f"{x:.2f}" for x in (p / q)[q > 0])
@@ -119,15 +149,17 @@ def main():
 
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(50, 50_000, generator=generator, dtype=torch.float64)
-    mean, std = log_ratio_of_rounding(logits)
-    print(f"logits in bfloat16: log(p / q) of a token has the mean {mean:+.5f} and the standard "
-          f"deviation {std:.3f}; of 1,000 tokens {1000 * mean:+.2f} and {std * 1000 ** 0.5:.2f}")
+    _, std = log_ratio_of_rounding(logits)
+    print(f"logits in bfloat16: log(p / q) of a token has the standard deviation {std:.3f}, and "
+          f"of 1,000 tokens {std * 1000 ** 0.5:.2f}")
 
     tokenizer = build_tokenizer()
     ids = [tokenizer.token_to_id("he"), tokenizer.token_to_id("llo")]
     text = tokenizer.decode(ids)
-    print(f"sampled {ids}, decoded {text!r}, encoded again {tokenizer.encode(text).ids}")
+    print(f"sampled {ids}, decoded {text!r}, retokenized {tokenizer.encode(text).ids}")
 
 
 if __name__ == "__main__":
-    main()
+    print_one_group()
+    print_derivation()
+    print_samplers()
