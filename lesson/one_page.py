@@ -146,5 +146,5 @@ for step in range(1, STEPS + 1):
         optimizer.zero_grad()
     # A group of equal rewards has A = 0 everywhere, so it gives no gradient.
     print(f"step {step:2}: mean reward {R.mean():+.2f}, right {(R == 3).float().mean():.2f},"
-          f" equal groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
+          f" zero-variance groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
 print(f"avg@4 after: {average_at_4():.3f}")

@@ -7,9 +7,9 @@ r"""Train a real pretrained model, SmolLM2-135M-Instruct, on a laptop without a 
 Five to seven minutes on two idle CPU cores, and 6 GB; README.md has what it reaches.
 
 The task is small: sums of two numbers below 25. The model does not write \boxed{} by itself, and
-without a box every completion gets the same reward: no learning signal. The example in the system
-prompt makes it write one in about one of seven completions. From there on the reward teaches both:
-the form in four steps, and then the sums.
+without a box every completion gets the same reward, so there is no gradient. The example in the
+system prompt makes it write one in about one of seven completions. From there on the reward teaches
+first the format and then the sums.
 """
 import itertools
 import random
