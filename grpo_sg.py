@@ -90,14 +90,11 @@ class Config:
     of 32 prompts with four updates each, lr 2e-4 and temperature 1. `train` and `evaluate` read
     only the settings from shaping on, except device, out, eval_only and resume."""
     # Model and task
-    model: str = setting("", "hub name, or folder of a model or a run; without it, the tiny model "
-                             "support/pretrained/TASK")
-    task: str = setting("", "kk, math, or a Python file with make_task(cfg); without it, what the "
-                            "model was made for, else kk")
-    data: str = setting("synthetic", "synthetic; kk: published; math: gsm8k, math, deepscaler, or "
-                                     "a .jsonl, .json, .csv or .parquet file")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24, or a file; without it, the test "
-                                 "set of --data")
+    model: str = setting("", "hub name, or folder of a model or a run; else a tiny model of ours")
+    task: str = setting("", "kk, math, or a file with make_task(cfg); else the model's, or kk")
+    data: str = setting(
+        "synthetic", "kk: published; math: gsm8k, math, deepscaler, .jsonl, .json, .csv, .parquet")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24, a file; else the test of --data")
     train_problems: int = setting(4500, "size of a generated training set")
     eval_problems: int = setting(200, "size of a generated test set and of any validation set")
     people: list[int] = setting([3], "kk: sizes of the puzzles, 2 to 8; the paper has 3 4 5 6 7")
@@ -141,10 +138,9 @@ class Config:
 
     # The run
     seed: int = setting(0, "of all random choices")
-    out: str = setting("", "folder for the run's files, new or empty; without it, one under runs/")
+    out: str = setting("", "folder for the run's files, new or empty; else one under runs/")
     eval_only: bool = setting(False, "only run the test, no training")
-    resume: bool = setting(False, "continue the run in --out from its last checkpoint, with its "
-                                  "settings, which other flags change")
+    resume: bool = setting(False, "continue the run in --out; other flags change its settings")
 
 
 # ---- 1. The algorithm: pure functions of tensors ----
@@ -266,11 +262,13 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # no longer the policy that sampled, and the ratio r corrects for that (importance sampling).
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
-    # The correction holds only near r = 1, so the clip bounds how far a rollout moves a token.
+    # The correction holds only near r = 1, so the clip bounds how far one rollout moves a token.
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
-    # The minimum keeps the gradient wherever it brings r back. Outside of the bounds, with
-    #   A > 0 and r too high, or A < 0 and r too low: the clipped term, no gradient: far enough;
-    #   A > 0 and r too low, or A < 0 and r too high: r A, because A pushes r back to 1.
+    # Within the bounds both terms of the minimum are r A. Outside of them there are four cases:
+    #   A > 0, r too high: the token has become likely enough; clipped A has no gradient.
+    #   A < 0, r too low: it has become unlikely enough; clipped A has no gradient.
+    #   A > 0, r too low: it has moved the wrong way; r A makes it more likely.
+    #   A < 0, r too high: it has moved the wrong way; r A makes it less likely.
     # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
     # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
@@ -1430,13 +1428,13 @@ def read_settings(argv=None):
     settings = read_run(flags) if flags.resume else read_usual(flags)
     parser.set_defaults(**settings)
     cfg = Config(**vars(parser.parse_args(argv)))
-    cfg.model = settings.get("model", cfg.model)
-    # A run may be resumed in another folder.
-    for name in ("task", "data", "eval_data"):
-        path = getattr(cfg, name)
-        if isinstance(path, str) and "." in path and os.path.isfile(path):
-            setattr(cfg, name, os.path.abspath(path))
+    if not cfg.resume:
+        cfg.model = settings["model"]  # as a path that is found from any folder
     check_settings(cfg)
+    for name in ("task", "data", "eval_data"):  # a run may be resumed in another folder
+        path = getattr(cfg, name)
+        if "." in path and os.path.isfile(path):
+            setattr(cfg, name, os.path.abspath(path))
     return cfg
 
 
