@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments.compare import RESULTS, read_rows
+from experiments import noise
+from experiments.compare import RESULTS, interval, read_rows
 
 FIGURES = RESULTS.parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
@@ -161,6 +162,25 @@ def draw_real():
     save(figure, "real.svg")
 
 
+def draw_noise():
+    """Plot what each arm of the experiment on noise gains on GRPO, against its alignment."""
+    x, gains, _ = noise.summarize(read_rows(RESULTS / "noise.jsonl"))
+    figure, axis = plt.subplots(figsize=(5, 2.8))
+    axis.axhline(0, color=GREY, lw=0.8)
+    axis.annotate("GRPO", (1, 0), (5, 5), textcoords="offset points", color=GREY)
+    axis.plot(1, 0, "o", color=GREY, ms=4)
+    for (lr, arm), differences in gains.items():
+        if lr == noise.RATE:
+            mean, low, _ = interval([100 * difference for difference in differences])
+            color = ORANGE if arm == "GRPO-SG" else BLUE
+            axis.errorbar(1 + x[arm], mean, mean - low, color=color, fmt="o", ms=4)
+            name = arm if arm == "GRPO-SG" else f"f = {arm}"
+            axis.annotate(name, (1 + x[arm], mean), (5, 5), textcoords="offset points", color=color)
+    axis.set(xlabel="alignment of an update with the mean gradient (GRPO has 1)", xlim=(0, 1.45),
+             title="Accuracy in steps 1 to 20, in points above GRPO's")
+    save(figure, "noise.svg")
+
+
 def main():
     matplotlib.use("svg")
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "svg.fonttype": "none",
@@ -169,6 +189,7 @@ def main():
     draw_group()
     draw_method()
     draw_real()
+    draw_noise()
 
 
 if __name__ == "__main__":
