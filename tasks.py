@@ -1,9 +1,9 @@
 """The tasks of grpo_sg.py: what a task is, Knights and Knaves, and mathematics.
 
 A `Task` has problems to train and test on, a system prompt, and a verifier that checks
-whether a response is correct and well formed. Responses are hostile input, because the
-model that writes them is rewarded for fooling the verifier: nothing here executes them,
-and no verifier raises or hangs. The functions that make a task raise UserError on bad
+whether a response is correct and has the correct format. It is hostile input, because the
+model that writes it is rewarded for fooling the verifier: nothing here executes it, and
+no verifier raises or hangs. The functions that make a task raise UserError on bad
 settings or data.
 
 This file needs tqdm, and datasets for data from the hub. With the optional folder
@@ -70,9 +70,9 @@ class Verdict(NamedTuple):
 
 
 def reward(completion):
-    """Return the default reward: +3 if the answer is right, -0.5 if it is wrong but well
-    formed, -3 if it is badly formed, as in AR-Lopti (arXiv 2505.12929). A truncated
-    completion is badly formed."""
+    """Return the default reward, as in AR-Lopti (arXiv 2505.12929): +3 if the answer is right,
+    -0.5 if it is wrong but in the correct format, -3 if the completion is malformed. A
+    truncated completion is malformed."""
     if not completion.formatted:
         return -3.0
     return 3.0 if completion.correct else -0.5
@@ -217,7 +217,7 @@ SAYINGS = ["{} says that {}.", "{} said to you that {}.", "{} tells you that {}.
 KINDS = {"leaf": "{0}", "not": "it is not true that {0}", "and": "{0} and {1}",
          "or": "{0} or {1}", "if": "if {0} then {1}", "iff": "{0} if and only if {1}"}
 BRIEF = {**KINDS, "not": "not {0}", "iff": "{0} iff {1}"}  # without a story
-# Words that decide nothing. Each is unlikely, like many words of a real model.
+# Words that decide nothing. Each has a low probability, like many words of a real model.
 STYLE = "again also clearly finally hence indeed now so still then therefore thus".split()
 
 
@@ -493,7 +493,7 @@ def verify_math(response, gold):
 
 
 def as_answers(gold):
-    """Return one gold answer, or several, as a list of strings."""
+    """Return one reference answer, or several, as a list of strings."""
     if isinstance(gold, (str, int, float)):
         gold = [gold]
     return [str(each) for each in gold]
@@ -890,8 +890,8 @@ def write_prompt(tokenizer, task, question, kwargs):
     """Write a prompt as text. Returns (text, tag), the tag with which it ends, or "".
 
     The prompt ends with task.opening, such as <think>, unless the template has opened the
-    thoughts. Base models rarely start with that tag themselves, and a group of badly formed
-    completions has no learning signal.
+    thoughts. Base models rarely start with that tag themselves, and a group of malformed
+    completions gives no gradient, because all its rewards are equal.
     """
     messages = list_messages(task.system, question)
     if tokenizer.chat_template:

@@ -120,7 +120,7 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
 NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:twen|thir|four?|fif|six|seven|eigh|nine)(?:teen|tie)|"
-    "kilo|mil|milli|meg|mega|gig|giga|k|los|losse|debt|deficit|decrease|drop|fall|decline|reduction|withdrawal|owe|.*ward|"
+    "kilo|mil|milli|meg|mega|gig|giga|k|los|losse|debt|deficit|decrease|drop|fall|decline|reduction|withdrawal|owe|overdraft|shortfall|liabilitie|penaltie|.*ward|"
     "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}

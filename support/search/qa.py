@@ -83,11 +83,11 @@ def verify_qa(response, golds):
 
     Args:
         response: what the policy wrote, without the tool's answers.
-        golds: a gold answer, or a list of accepted ones.
+        golds: a reference answer, or a list of accepted ones.
 
     Returns:
         A Verdict. formatted: see read_answer. correct: formatted, and the answer equals a
-        gold answer, ignoring case, accents, articles and punctuation.
+        reference answer, ignoring case, accents, articles and punctuation.
     """
     golds = as_answers(golds)
     answer = read_answer(response, max(map(len, golds), default=0))
@@ -98,11 +98,11 @@ def verify_qa(response, golds):
 
 
 def read_answer(response, longest):
-    """Return the text of the answer, or None if the response is badly formed.
+    """Return the text of the answer, or None if the response is malformed.
 
-    A well-formed response ends with its only <answer>...</answer>, which is outside of
-    thoughts and searches and not empty. To bound the work, the answer has at most
-    200 characters more than twice the `longest` gold answer. The response contains no
+    A response in the correct format ends with its only <answer>...</answer>, which
+    is outside of thoughts and searches and not empty. To bound the work, the answer has at
+    most 200 characters more than twice the `longest` reference answer. The response contains no
     <information> tag in any spelling, with which the policy could invent a source, and no
     faked turn of a dialogue.
     """
