@@ -86,7 +86,7 @@ def test_wrong_reward_differs_in_what_a_failed_attempt_costs(data, attempt):
     word = task.train[0].question
     right = "".join(sorted(word))
     earned = [grade(task, word, response)[1] for response in (
-        right, word, right[:4] + right[0], right[:4], right + "a", right.upper(), right[:4] + "x")]
+        right, word, right[:4] + right[0], right[:4], right + right[0], right.upper(), right[:4] + "x")]
     assert earned == [3.0, -0.5, attempt, -3.0, -3.0, -3.0, -3.0]
 
 
