@@ -1004,6 +1004,9 @@ def make_task(cfg):
     if not isinstance(task, Task):
         raise UserError(f"--task {cfg.task}: make_task(cfg) must return a tasks.Task, not "
                         f"{task!r:.60}")
+    splits = (task.train, task.valid, task.test)
+    if not all(isinstance(problems, (list, tuple)) for problems in splits):
+        raise UserError(f"--task {cfg.task}: train, valid and test must be lists of tasks.Problem")
     for problem in (*task.train, *task.valid, *task.test):
         if not isinstance(problem, Problem) or not isinstance(problem.question, (str, list)):
             raise UserError(f"--task {cfg.task}: a problem must be a tasks.Problem whose question "
