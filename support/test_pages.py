@@ -78,8 +78,9 @@ def check_flags(words, monkeypatch, capsys):
     # The first two are not part of the project, the last needs matplotlib.
     if is_away(path) or name in ("pytest", "venv", "experiments.figures"):
         return
-    assert path.exists(), words
-    if name == "grpo_sg.py" and "--help" not in words:
+    printed = any(f"```python\n# {name}" in page.read_text() for page in PAGES)
+    assert path.exists() or printed, words
+    if (name == "grpo_sg.py" or printed) and "--help" not in words:
         grpo_sg.make_parser().parse_args(words[1:])
         return
     flags = {word for word in words if word.startswith("--")}
