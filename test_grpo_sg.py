@@ -1647,17 +1647,6 @@ def test_the_system_prompt_can_be_replaced(name, opening):
     assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
 
 
-@pytest.mark.skipif(not os.path.isdir(os.path.join(HERE, "support", "pretrained")), reason="support/ is optional")
-@pytest.mark.parametrize("name", ["kk", "math"])
-def test_a_tiny_model_reads_only_the_question(name):
-    """It knows the words of the questions and solutions, and no others."""
-    flags = f"--task {name} --train_problems 5 --eval_problems 5"
-    policy, task = grpo_sg.load(grpo_sg.read_settings(flags.split()))
-    for problem in task.test:
-        assert policy.tokenizer.decode(problem.prompt) == problem.question and problem.opening == ""
-        assert policy.tokenizer.unk_token_id not in problem.prompt
-
-
 @pytest.mark.parametrize("template, end", [
     (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
