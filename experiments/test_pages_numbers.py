@@ -102,6 +102,12 @@ def noise():
     yield EVIDENCE, "| GRPO-SG, predicted", end_of_row(cell([slope * x["GRPO-SG"] for slope in slopes], 4))
     for lr, name in ((1e-4, "1e-4"), (4e-4, "4e-4")):
         yield EVIDENCE, f"| f = 15 at rate {name}", end_of_row(cell(gains[lr, "15"], 4))
+    for place in ("after", "before"):
+        rows = [row for row in read("places") if place in row["model"]]
+        x = mean(row["aligned"]["GRPO-SG"][0] for row in rows if "aligned" in row)
+        ours, theirs = ({row["seed"]: row for row in rows if row.get("arm") == arm} for arm in ("GRPO-SG", "1"))
+        leads = cell(subtract(ours, theirs, lambda row: mean(row["solved"]) / 64), 4)
+        yield EVIDENCE, f"| {place} |", end_of_row(f"{x:.2f}", leads)
 
 
 def real_sums():
