@@ -1143,17 +1143,12 @@ def read_rows(path):
     return rows
 
 
-def measure_logs(out):
-    """Return the sizes of a run's logs in bytes, those that there are."""
-    paths = {name: os.path.join(out, name) for name in LOGS}
-    return {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
-
-
 def cut_logs(out, sizes):
     """Cut the logs to their sizes at the checkpoint: what was logged after it comes again."""
-    for name, size in measure_logs(out).items():
-        if size > sizes.get(name, 0):
-            os.truncate(os.path.join(out, name), sizes.get(name, 0))
+    for name, size in sizes.items():
+        path = os.path.join(out, name)
+        if os.path.isfile(path) and os.path.getsize(path) > size:
+            os.truncate(path, size)
 
 
 def write_json(path, content, mode="w"):
@@ -1216,7 +1211,7 @@ class Run:
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = {"step": 0}
+        self.state = {"step": 0, "logs": {}}
         self.rows = []          # of the training steps of this process
         self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
@@ -1284,6 +1279,7 @@ class Run:
             with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                 for each in rows:  # what JSON cannot represent is written with str()
                     file.write(json.dumps(each, default=str, skipkeys=True) + "\n")
+                self.state["logs"][name] = file.tell()
 
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes. Return whether a
@@ -1305,7 +1301,7 @@ class Run:
         """
         new = os.path.join(self.out, "checkpoint.new")
         older = list_checkpoints(self.out)
-        state = {"step": step, "optimizer": optimizer.state_dict(), "logs": measure_logs(self.out)}
+        state = {**self.state, "step": step, "optimizer": optimizer.state_dict()}
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
