@@ -1377,25 +1377,23 @@ def read_saved(folder, task=""):
     if task and short_name(task) != short_name(made_for):
         say(f"{folder} was made for --task {made_for}: its settings.json is not used")
         return {}
-    return {name: saved[name] for name in vars(Config()) if name in saved and name not in ONE_START}
+    return {name: saved[name] for name in kept_settings(Config()) if name in saved}
 
 
 def check_setting(name, kind, value):
     """Raise SystemExit if the value of a setting, which has any type if it comes from a file, is
     not of its kind: a type, or a Literal."""
     usual = getattr(Config(), name)
-    allowed = get_args(kind) if get_origin(kind) is Literal else ()
-    types_allowed = (int, float) if kind is float else type(usual)
-    if allowed and value not in allowed:
-        raise SystemExit(f"error: --{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
-                         f"not {value!r}")
-    if not isinstance(value, types_allowed):
-        raise SystemExit(f"error: --{name} must be like {usual!r}, not {value!r}")
     may_be_zero = name in "alpha mu low clip_low clip_high beta seed eval_samples".split()
-    possible = kind not in (int, float) or 0 < value < math.inf or value == 0 and may_be_zero
-    if not possible:
-        raise SystemExit(f"error: --{name} must be {'0 or more' if may_be_zero else 'above 0'}, "
-                         f"not {value}")
+    must = ""
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        must = " or ".join(get_args(kind))
+    elif not isinstance(value, (int, float) if kind is float else type(usual)):
+        must = f"like {usual!r}"
+    elif kind in (int, float) and not (0 < value < math.inf or value == 0 and may_be_zero):
+        must = "0 or more" if may_be_zero else "above 0"
+    if must:
+        raise SystemExit(f"error: --{name} must be {must}, not {value!r}")
 
 
 def check_settings(cfg):
