@@ -190,9 +190,6 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
 
     Returns:
         (P, G) float32. Exactly 0 in a group whose rewards are equal up to rounding.
-
-    Raises:
-        AssertionError: for other shapes.
     """
     shape = tuple(rewards.shape)
     assert len(shape) == 2 and shape[1] >= 2, f"(P, G) with G >= 2, not {shape}"
@@ -244,9 +241,6 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         of tokens as "count" (in the second mode: sums of the completions' token means, and
         the number of completions). They are sums, because those of the parts of a batch
         add up: sums["kls"] / sums["count"] is the mean KL.
-
-    Raises:
-        AssertionError: a shape or the mode does not fit.
     """
     for x in (old_logps, mask, weights, ref_logps):  # other shapes would broadcast
         assert x is None or x.shape == logps.shape, f"{x.shape} is not (B, T) {logps.shape}"
@@ -271,8 +265,9 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
     # would be above 1 + clip_high from the start: no gradient, no learning.
     objective = w * torch.minimum(r * A, clipped * A)
-    # By default beta is 0. The KL is meant to keep the policy from exploiting a learned reward
-    # model. A verifier is none, and the reference would be a second model in memory.
+    # By default beta is 0. The KL keeps the policy near the texts on which a learned reward model
+    # is right. A verifier is a program, not a learned model: it stays right however far the policy
+    # moves. And the reference would be a second model in memory.
     if beta:  # not times w, which scales only the advantage
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
@@ -318,9 +313,6 @@ def estimate_kl(logps, ref_logps, mask):
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Estimate pass@k, the probability that at least one of k samples is correct, from n
     samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
-
-    Raises:
-        AssertionError: unless 0 <= c <= n and 1 <= k <= n.
     """
     possible = 0 <= c <= n and 1 <= k <= n
     assert possible, f"0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}"
@@ -346,10 +338,6 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
 
     Returns:
         (B, T) float32, in nats; 0 outside of the mask.
-
-    Raises:
-        AssertionError: a mask of another shape, or one that is true on a first token; a
-            temperature that is not above 0.
     """
     assert mask.shape == ids.shape, f"mask {tuple(mask.shape)}, ids {tuple(ids.shape)}"
     mask = mask.bool()
@@ -466,10 +454,6 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
 
     Returns:
         P * n lists of token ids: all n of the first prompt, then those of the second, ...
-
-    Raises:
-        AssertionError: a model in training mode, a temperature below 0, no prompts, or
-            one that is not a list of ids.
     """
     assert not model.training, "call model.eval() before sampling"
     assert temperature >= 0, f"the temperature must not be below 0: {temperature}"
@@ -770,12 +754,11 @@ def update(model, optimizer, batches, denominator, cfg):
 def weigh(logps, cfg):
     """Return the weights of the method that cfg.shaping names, shaped like logps; None (all
     1) is GRPO."""
-    known = cfg.shaping in ("sg", "none", "ar")
-    assert known, f"shaping must be sg, none or ar, not {cfg.shaping!r}"
     if cfg.shaping == "none":
         return None
     if cfg.shaping == "ar":  # AR-Lopti's reweighting of advantages (arXiv 2505.12929)
         return 0.2 * logps.detach().float().exp() + 0.8
+    assert cfg.shaping == "sg", f"shaping must be sg, none or ar, not {cfg.shaping!r}"
     return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low,
                          high=cfg.high)
 
@@ -945,18 +928,10 @@ def average_completions(completions):
 # ---- 8. The model: loading, its stop tokens, its device ----
 
 def load_model(name):
-    """Load a causal language model of transformers and its tokenizer. Code that comes with a
-    model is never run. Of a model with an adapter (LoRA), only the adapter will be trained.
-
-    Args:
-        name: a folder written by save_pretrained, or a name on the hub.
-
-    Returns:
-        (model, tokenizer), the parameters in float32.
-
-    Raises:
-        OSError: the model cannot be used, and why.
-    """
+    """Load a causal language model of transformers, in float32, and its tokenizer from a folder
+    written by save_pretrained or by their name on the hub. Returns (model, tokenizer), or raises
+    OSError with the reason. Code that comes with a model is never run. Of a model with an adapter
+    (LoRA), only the adapter will be trained."""
     local = os.path.isdir(name)
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
