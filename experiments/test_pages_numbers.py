@@ -61,8 +61,8 @@ def choice():
         yield EVIDENCE, f"| {arm}: ", end_of_row(*map(cell, found))
     early = [cell(pool("B", [step], True)) for step in ("10", "20", "40")]
     yield EVIDENCE, "| avg@8 minus GRPO's ", end_of_row(*early)
-    yield README, "", f"tuned rates, gives {mean(pool('B', ['60'], False)):+.3f}"
-    yield README, "", "is {:+.3f} after 60 steps (three tasks, 40 seeds each, 95% CI {:+.3f} to {:+.3f})".format(
+    yield README, "", f"rates, gives {mean(pool('B', ['60'], False)):+.3f}"
+    yield README, "", "from GRPO's by {:+.3f} (40 seeds each, 95% CI {:+.3f} to {:+.3f})".format(
         *interval(pool("B", ["60"], True)))
 
 
@@ -132,13 +132,17 @@ def real_sums():
 
 def default_runs():
     printed = (RESULTS / "default_run.txt").read_text("utf-8")
-    for line in re.findall(r"^(?:step (?:1|60) |before ).*", printed, re.M):
+    for line in re.findall(r"^(?:step (?:1|60) of|4 samples|On the test).*", printed, re.M):
         yield README, "", line
     for arm, name in (("kk, words", "logic puzzles"), ("math, ready", "sums and products")):
         rows = select("default", arm=arm).values()
         first, last = ([row[key] for row in rows] for key in ("before", "avg@4"))
         means = f"{mean(first):.3f} → {mean(last):.3f} ({min(last):.3f} to {max(last):.3f})"
         yield README, f"| {name} |", f" {means} | {len(rows)} seeds"
+    rows = read("recipe")
+    last = [row["avg@4"] for row in rows]
+    yield README, "| SmolLM2-135M", (f"| {mean(row['before'] for row in rows):.3f} → {mean(last):.3f} "
+                                     f"({min(last):.3f} to {max(last):.3f}) | {len(rows)} seeds")
 
 
 @pytest.mark.parametrize("numbers", [choice, alignment, learning, noise, kinds, real_sums, default_runs])
