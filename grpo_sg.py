@@ -657,8 +657,8 @@ def train(policy, task, cfg, run=None, reference=None):
                                   weight_decay=0, fused=True)
     run.begin(optimizer)
     for step in range(run.done + 1, cfg.steps + 1):
-        # Before the next step, so that a resumed run does not miss it. The command line tests
-        # after the last one.
+        # Before the next step, so that a resumed run does not miss it. After the last one, the
+        # command line tests.
         if step > 1 and (step - 1) % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, run, step - 1, "valid")
         started = time.time()
@@ -812,16 +812,11 @@ def compute_logps(model, batch, cfg):
 
 def evaluate(policy, task, problems, cfg, *, samples=0):
     """Evaluate by greedy decoding and, if samples is above 0, by that many samples of each
-    problem.
+    problem (the k of avg@k and pass@k). The other arguments are those of `rollout`.
 
-    Args:
-        policy, task, problems, cfg: as for `rollout`.
-        samples: k of avg@k and pass@k.
-
-    Returns:
-        (row, greedy completions). The row has means of the greedy completions
-        ("eval/accuracy", "eval/reward" and more) and those that `add_samples` lists. Each
-        "_se" is the standard error of a mean over the problems.
+    Returns (row, greedy completions). The row has means of the greedy completions
+    ("eval/accuracy", "eval/reward" and more) and those that `add_samples` lists. Each "_se" is
+    the standard error of a mean over the problems.
     """
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
     row = {f"eval/{key}": value for key, value in average_completions(greedy).items()}
@@ -983,8 +978,7 @@ def find_turn_end(tokenizer):
 
 
 def find_device(name):
-    """Return "cuda" (the first GPU), "cpu" or "mps". "auto" takes CUDA if PyTorch can use it,
-    otherwise the CPU."""
+    """Return "cuda" (the first GPU), "cpu" or "mps". "auto" is cuda if PyTorch can use it."""
     usable = {"cpu": True, "cuda": torch.cuda.is_available(),
               "mps": torch.backends.mps.is_available()}
     if name == "auto":
@@ -1109,17 +1103,14 @@ def load_state(out):
 
 
 def read_rows(path):
-    """Read the rows of a .jsonl file. A computer that went down may have left half a line."""
-    rows = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-    return rows
+    """Read the rows of a .jsonl file."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def cut_logs(out, sizes):
-    """Cut the logs to their sizes at the checkpoint: what was logged after it comes again."""
+    """Cut the logs to their sizes at the checkpoint, because what was logged after it comes again.
+    A computer that went down may have left half a line there."""
     for name, size in sizes.items():
         path = os.path.join(out, name)
         if os.path.isfile(path) and os.path.getsize(path) > size:
@@ -1245,11 +1236,9 @@ class Run:
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
         if not self.out:
             return
-        samples = []
-        for c in completions:
-            samples.append({"step": row["step"], "split": row.get("split", "train"),
-                            "question": c.problem.question, "answer": c.problem.answer,
-                            "completion": c.transcript, **verdict_of(c)})
+        samples = [{"step": row["step"], "split": row.get("split", "train"),
+                    "question": c.problem.question, "answer": c.problem.answer,
+                    "completion": c.transcript, **verdict_of(c)} for c in completions]
         for name, rows in zip(LOGS, ([row], samples)):
             with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                 for each in rows:  # what JSON cannot represent is written with str()
