@@ -157,9 +157,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     Args:
         logps: log pi, in nats, of the sampled tokens under the current policy, at the
             sampling temperature; any shape.
-        alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our
-            choice: the only source with a value says 9, which would make w constant
-            (lesson/decisions.md).
+        alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our choice: the only
+            source with a value says 9, which would make w constant (lesson/decisions.md).
         low, high: the bounds L and U.
 
     Returns:
@@ -181,8 +180,7 @@ def are_equal(rewards):
 
 
 def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv
-    2402.03300).
+    """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv 2402.03300).
 
     Args:
         rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64 (not MPS).
@@ -210,17 +208,15 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
                  clip_low: float = 0.2, clip_high: float = 0.24, beta: float = 0.0,
                  loss_agg_mode: str = "token-mean",
                  denominator: float | None = None) -> tuple[Tensor, dict]:
-    """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG,
-    weights=None is GRPO.
+    """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
     Before the first update r = 1, so the loss (without KL) is -mean(wA), often near 0. Its
     gradient is not: at r = 1 the gradient of r is that of log pi, so the update is
     REINFORCE with the advantage wA.
 
     Args:
-        logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta
-            (with gradient), the policy that sampled, and the reference; finite where
-            mask is true.
+        logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
+            gradient), the policy that sampled, and the reference; finite where mask is true.
         advantages: (B,) or (B, T).
         mask: (B, T) bool, int or float: true on the tokens that the policy wrote; other
             positions are ignored.
@@ -519,11 +515,9 @@ class Completion:
     mask: list[bool] = dataclasses.field(default_factory=list)
     tool_calls: int = 0
     transcript: str = ""     # the tokens as text, without the stop token
-    # the text to verify: the prompt's final tag, such as <think>, plus what the policy
-    # wrote
+    # the text to verify: the prompt's final tag, such as <think>, and what the policy wrote
     response: str = ""
-    # its last turn has no stop token; it is trained on like any other
-    truncated: bool = False
+    truncated: bool = False  # no stop token at its end; it is trained on like any other
     correct: bool = False
     formatted: bool = False  # False if truncated
     reward: float = 0.0
@@ -555,9 +549,8 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
             reward(completion), which returns a number;
             write, None or a function like `write_completions`, which writes the
             completions in another way (support/tools.py: with calls of a tool).
-        problems: each has the attributes answer (for verify), prompt (token ids) and
-            opening (the text at the end of the prompt that belongs to the response, such as
-            <think>, or "").
+        problems: each has the attributes answer (for verify), prompt (token ids) and opening (the
+            text at the end of the prompt that belongs to the response, such as <think>, or "").
         cfg: a Config.
         n, temperature, seed: completions of each problem, and how to sample them. The
             same parameters and seed give the same completions for any cfg.sample_batch,
@@ -768,8 +761,8 @@ def micro_batches(completions, cfg, device):
     padding included (a longer completion gets its own), sorted by length to save padding.
 
     A completion with A = 0 (all of a zero-variance group) has no gradient: if beta is 0, it is
-    left out. The update is the same, because its tokens count in the
-    denominator; the logged statistics are means over the others.
+    left out. The update is the same, because its tokens count in the denominator; the logged
+    statistics are means over the others.
     """
     used = [c for c in completions if cfg.beta or c.advantage != 0]
     waiting = sorted(used, key=Completion.length, reverse=True)
@@ -893,11 +886,10 @@ def has_signal(group):
 
 
 def average_updates(updates):
-    """Average what `learn` returns: grad_norm, the largest norm before gradient
-    clipping (0: nothing was trained on, or no update was finite); skipped, the number of
-    updates that were not finite; loss, the mean over updates; and the loss's statistics,
-    means over what was trained on. Statistics are None if there was no update, or if a
-    value is not finite."""
+    """Average what `learn` returns: grad_norm, the largest norm before gradient clipping (0:
+    nothing was trained on, or no update was finite); skipped, the number of updates that were not
+    finite; loss, the mean over updates; and the loss's statistics, means over what was trained on.
+    Statistics are None if there was no update, or if a value is not finite."""
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
     count = sum(totals["count"] for totals in updates)
