@@ -53,6 +53,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 from statistics import fmean as mean
@@ -1550,10 +1551,15 @@ def errors_in_one_line():
         yield
     except (tasks.UserError, TaskError, OSError) as error:
         raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of GPU memory: lower --sample_batch (for sampling) and "
-                         "--tokens_per_micro_batch (for updates), add --gradient_checkpointing, or "
-                         "take a smaller model (with --resume, too)")
+    except torch.OutOfMemoryError as error:
+        called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        phase, advice = "loading the model", "take a smaller one"
+        if "sample" in called:
+            phase, advice = "sampling", "lower --sample_batch"
+        elif "learn" in called:
+            phase, advice = "an update", ("lower --tokens_per_micro_batch, which helps down to the "
+                                          "longest row; then add --gradient_checkpointing")
+        raise SystemExit(f"error: out of GPU memory in {phase}: {advice} (with --resume, too)")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)
