@@ -31,11 +31,11 @@ classes, value networks, reward models, several GPUs, inference engines.
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
-    python grpo_sg.py                                      train a tiny model (in a clone)
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk  train a real one
-    python grpo_sg.py --task my_task.py --model NAME       on a task of your own
-    python grpo_sg.py --eval_only --model runs/NAME        test what a run has trained
-    python grpo_sg.py --resume --out runs/NAME             continue an interrupted run
+    python grpo_sg.py                                              train a tiny model (in a clone)
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk train a real one
+    python grpo_sg.py --task my_task.py --model NAME               on a task of your own
+    python grpo_sg.py --eval_only --model runs/NAME                test what a run has trained
+    python grpo_sg.py --resume --out runs/NAME                     continue an interrupted run
 """
 import argparse
 import contextlib
@@ -165,8 +165,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     Returns:
         Weights >= low, shaped like logps: float32 and detached.
     """
-    # It is a constant, not maximized: the policy must not raise its objective by making the
-    # tokens that it was rewarded for likely enough for a large w.
+    # w is detached, because the policy must not raise its objective by making the tokens that
+    # it was rewarded for likely enough for a large w.
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
@@ -200,7 +200,8 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     difference = (R - R.mean(1, keepdim=True)).float()
     # Dividing by the standard deviation gives every prompt the same scale, whatever its rewards.
     A = difference / (difference.std(1, keepdim=True) + eps)
-    # Exactly 0 for equal rewards: a rounding error, divided by eps, would be a signal.
+    # A is set to exactly 0 if all rewards are equal, because the division would otherwise turn
+    # rounding errors into advantages.
     return A.masked_fill(are_equal(rewards), 0.0)
 
 
@@ -248,8 +249,9 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
 
-    # A rollout is expensive, so several updates share it. From the second update on, pi_theta is
-    # no longer the policy that sampled, and the ratio r corrects for that (importance sampling).
+    # A rollout is expensive, so several updates share it. From the second update on, pi_theta
+    # differs from the old policy, pi_old, which wrote the tokens, and the ratio r corrects for
+    # that (importance sampling).
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
     # The correction holds only near r = 1, so the clip bounds how far one rollout moves a token.
@@ -259,8 +261,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     #   A < 0, r too low: it has become unlikely enough; clipped A has no gradient.
     #   A > 0, r too low: it has moved the wrong way; r A makes it more likely.
     #   A < 0, r too high: it has moved the wrong way; r A makes it less likely.
-    # w is outside the clip. Inside it, in clip(w r), a likely token (w = 1.4) with A > 0
-    # would be above 1 + clip_high from the start: no gradient, no learning.
+    # w is outside the clip. Inside it, in clip(w r), a high-probability token (w = 1.4) with
+    # A > 0 would be above 1 + clip_high from the start, so it would get no gradient.
     objective = w * torch.minimum(r * A, clipped * A)
     # By default beta is 0. The KL keeps the policy near the texts on which a learned reward model
     # is right. A verifier is a program, not a learned model: it stays right however far the policy
@@ -270,8 +272,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
 
     lengths = mask.sum(1, keepdim=True)  # (B, 1): tokens of each completion
     if loss_agg_mode == "token-mean":
-        # Every token counts the same. In a mean over completions a token of a long one counts
-        # less, so a wrong completion would be discouraged less the longer it is.
+        # Every token counts the same. In a mean over completions, a token of a long completion
+        # counts less, so the tokens of a long wrong completion would be pushed down less.
         size, count = torch.ones_like(lengths), lengths.sum()
     else:
         size, count = lengths.clamp(min=1), (lengths > 0).sum()
@@ -1311,9 +1313,9 @@ def find_model(name, task):
     if os.path.isdir(name):
         return os.path.abspath(find_checkpoint(name) or name)
     if name == tiny:
-        raise SystemExit("error: name a model with --model, such as Qwen/Qwen2.5-0.5B or a folder: "
-                         f"there is no tiny model for --task {task} (python -m support.tiny "
-                         f"{task} makes one)")
+        raise SystemExit(f"error: there is no tiny model for --task {task} (python -m support.tiny "
+                         f"{task} makes one): name a model with --model, such as "
+                         "Qwen/Qwen2.5-0.5B-Instruct or a folder")
     if name.startswith((".", "/", "runs/")):
         raise SystemExit(f"error: --model {name}: there is no such folder")
     return name

@@ -1,10 +1,9 @@
 """The tasks of grpo_sg.py: what a task is, Knights and Knaves, and mathematics.
 
-A `Task` has problems to train and test on, a system prompt, and a verifier that checks
-whether a response is correct and has the correct format. It is hostile input, because the
-model that writes it is rewarded for fooling the verifier: nothing here executes it, and
-no verifier raises or hangs. The functions that make a task raise UserError on bad
-settings or data.
+A `Task` has problems to train and test on, a system prompt, and a verifier that checks whether
+a response is correct and has the correct format. A response is hostile input, because the model
+that writes it is rewarded for fooling the verifier: nothing here executes it, and no verifier
+raises or hangs. The functions that make a task raise UserError on bad settings or data.
 
 This file needs tqdm, and datasets for data from the hub. With the optional folder
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
@@ -140,7 +139,7 @@ def verify_kk(response, roles):
         <think>Max lies.</think> <answer>Zoe is a knight, Max is a knave</answer>
             (correct=True, formatted=True)
         <think>Max lies.</think> <answer>Zoe is a knight but Max is a knave</answer>
-            (correct=False, formatted=True), because "but" is no role
+            (correct=False, formatted=True), because "but" may not stand between roles
         <think>Max lies.</think> <answer>Zoe is a knight, Max is a knave</answer> I am sure
             (correct=False, formatted=False), because the answer does not end the response
 

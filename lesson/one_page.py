@@ -108,7 +108,7 @@ for step in range(1, STEPS + 1):
 
     # Compare each completion with its group. How good is a reward of 3? That depends on the
     # problem, and the other completions of the same problem tell, so no value network is needed.
-    # The deviation makes easy and hard problems count on one scale.
+    # Dividing by the deviation makes the size of an update independent of the scale of the rewards.
     # [grpo_sg.group_advantages: exactly 0 where all are equal, whatever the rounding]
     groups = R.view(P, G)
     A = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
@@ -135,10 +135,10 @@ for step in range(1, STEPS + 1):
         # updates moved the wrong way (A > 0 below 0.8, A < 0 above 1.24) can still come back.
         # [grpo_sg.grpo_sg_loss: masks before exp; KL, means by completion, statistics]
         objective = w * torch.minimum(r * A[rows], clipped * A[rows])
-        # Every token counts the same, because a mean by completion would make each token of a
-        # long wrong completion cheaper. There is no KL to the first policy (beta = 0), because the
-        # reward is a rule, and not a learned model that holds only near the first policy. The KL
-        # would also need a second model in memory.
+        # Every token counts the same, because a mean by completion would make each token of a long
+        # wrong completion cheaper. There is no KL to the initial policy (beta = 0), because the
+        # reward is a fixed rule, and not a learned model that is right only near that policy. The
+        # KL would also need a second model in memory.
         loss = -(objective * mask[rows]).sum() / mask[rows].sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
