@@ -145,6 +145,6 @@ for step in range(1, STEPS + 1):
         optimizer.step()
         optimizer.zero_grad()
     # A group of equal rewards has A = 0 everywhere, so it gives no gradient.
-    print(f"step {step:2}: mean reward {R.mean():+.2f}, right {(R == 3).float().mean():.2f},"
+    print(f"step {step:2}: mean reward {R.mean():+.2f}, accuracy {(R == 3).float().mean():.2f},"
           f" zero-variance groups {(groups.std(1) == 0).float().mean():.2f}", flush=True)
 print(f"avg@4 after: {average_at_4():.3f}")
