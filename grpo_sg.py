@@ -1492,15 +1492,15 @@ def describe_change(rows, cfg, floor):
     tests = [row for row in rows if row.get("split") == "test"]
     before, after = tests[0], tests[-1]
     k = cfg.eval_samples
-    keys = f"eval/avg@{k}", f"eval/reward@{k}"
+    kind, keys = "sampled", (f"eval/avg@{k}", f"eval/reward@{k}")
     if keys[0] not in before:  # no samples, or a resumed run with another k
-        keys = "eval/accuracy", "eval/reward"
+        kind, keys = "greedy", ("eval/accuracy", "eval/reward")
     changes = [f"{key.removeprefix('eval/')} {before[key]:.3f} -> {after[key]:.3f}"
                for key in keys]
     say(f"before -> after training: {', '.join(changes)}\n"
-        f"On the test problems, {before[keys[0]]:.0%} of the model's answers were correct before "
-        f"training and {after[keys[0]]:.0%} are now. Always giving the best constant answer would "
-        f"get {floor:.0%}.")
+        f"On the test problems, {before[keys[0]]:.0%} of the model's {kind} answers were correct "
+        f"before training and {after[keys[0]]:.0%} are now. Always giving the best constant answer "
+        f"would get {floor:.0%}.")
 
 
 def carry_out(policy, task, cfg, run):

@@ -1920,7 +1920,7 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
     assert set(keys.split()) <= rows[1].keys()
     for words in (f"step 1 of 1: reward {rows[1]['reward']:.2f}, sampled accuracy", "its answer: ",
                   "test after step 0: greedy accuracy 0.000 ± 0.000, reward", "before -> after training",
-                  "0% of the model's answers were correct before training and 0% are now"):
+                  "0% of the model's greedy answers were correct before training and 0% are now"):
         assert words in printed
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint-1")
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
