@@ -1549,8 +1549,6 @@ GEMMA = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system 
          "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
 PHI = ("{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}<|end|><|assistant|>"
        "{% elif m['role'] == 'assistant' %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}")
-LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}"
-         "<|eot_id|>{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}")
 MISTRAL = ("<s>{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}"
            "[INST] {{ m['content'] }} [/INST]{% endif %}{% endfor %}")
 CLOSED = CHAT + "{{ '<think>\n\n</think>\n\n' }}"
@@ -1572,7 +1570,6 @@ SWITCHED = CHAT + "{% if not thinking %}<think></think>{% endif %}"
     (GEMMA, "<start_of_turn>user\nBe good.\n\nWho?<end_of_turn>\n<start_of_turn>model\n<think>"),
     (PHI, "<|user|>Be good.\n\nWho?<|end|><|assistant|><think>"),  # it leaves out the system role
     ("{{ messages[0]['content'] }}", "Be good.\n\nWho?<think>"),
-    (LAST_MESSAGE, "Be good.\n\nWho?<think>"),
     # This one strips the tags from the instructions.
     ("{% for m in messages %}{{ m.content.replace('good', '') if m.role == 'system' else m.content }}{% endfor %}",
      "Be good.\n\nWho?<think>"),
@@ -1652,7 +1649,7 @@ def test_the_system_prompt_can_be_replaced(name, opening):
 
 
 @pytest.mark.parametrize("template, end", [
-    (LLAMA, "<|eot_id|>"), (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
+    (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
     # These write it only if another turn follows, or write another one then.
@@ -1665,7 +1662,7 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
     base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
     would be truncated, and every reward -3."""
-    tokenizer = byte_tokenizer(template, ["<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>", "<|user|>"])
+    tokenizer = byte_tokenizer(template, ["<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>", "<|user|>"])
     model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
     last = tokenizer.convert_tokens_to_ids(end)
     model.transformer.ln_f.weight.data.zero_()
@@ -1831,12 +1828,6 @@ def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
     assert len(rows) == 48 and last["answer"] == "{'yes'}"
 
 
-class Saves(grpo_sg.Run):
-    def save(self, step, optimizer):
-        super().save(step, optimizer)
-        self.saved += [[name for name in os.listdir(self.out) if "checkpoint" in name]]
-
-
 def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_ten_minutes(
         tmp_path, monkeypatch, capsys):
     """The clock advances by 10 s in each rollout and by 100 s in learn."""
@@ -1853,12 +1844,12 @@ def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_
     slow("learn", 100)
     monkeypatch.setattr(grpo_sg, "time", mock.Mock(time=lambda: now[0]))
     policy, task, cfg = build_toy(steps=13, eval_every=99)
-    run = Saves(cfg, policy, tmp_path)
-    run.saved = []
-    for row in grpo_sg.train(policy, task, cfg, run):
+    with mock.patch.object(grpo_sg.Run, "save") as save:
+        rows = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path))
+    for row in rows:
         assert (row["seconds"], row["seconds_sampling"], row["seconds_update"]) == (110, 10, 100)
         assert row["tokens_per_second"] == pytest.approx(48 * row["completion_tokens"] / 10)
-    assert run.saved == [["checkpoint-6"], ["checkpoint-12"], ["checkpoint-13"]]
+    assert [call.args[0] for call in save.call_args_list] == [6, 12, 13]
     assert "110.0 s, 0:22:00 left\n" in capsys.readouterr().out
 
 
@@ -1871,6 +1862,10 @@ def test_five_steps_without_a_gradient_are_told_once_until_there_is_one(capsys):
         if "warning: 5 steps gave no gradient" in capsys.readouterr().out:
             found.append(step)
     assert found == [6, 13]
+    test = {"eval/format_rate@4": 1.0, "eval/truncated@4": 0.0, "eval/equal_groups@4": 0.95}
+    grpo_sg.describe_signal(test, run.cfg)
+    assert "95% of the groups give no gradient" in (printed := capsys.readouterr().out)
+    assert "python -m support.check" in printed
 
 
 def test_a_lora_adapter_is_resumed_and_trained_further(folder, tmp_path):
@@ -1952,14 +1947,12 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
 
 @pytest.mark.parametrize("text, words", [
     ("", "--model"), ("--model ./nowhere", "--model ./nowhere"), ("--modle x", "--modle"),
-    ("x", "x"), ("--device tpu", "--device 'tpu'"), ("--model x --device cuda", "--device cuda"),
+    ("--device tpu", "--device 'tpu'"), ("--model x --device cuda", "--device cuda"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
-    ("--steps x", "--steps 'x'"), ("--steps", "--steps"), ("--model x --steps 0", "--steps 0"),
-    ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr inf"),
+    ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr inf"),
     ("--model x --tau 0", "--tau 0"), ("--model x --seed -1", "--seed 0 or more -1"),
     (f"--model x --seed {10 ** 14}", f"--seed {10 ** 14} below"),
     ("--resume --eval_only --out nowhere", "--resume --eval_only"), ("--model /nowhere", "--model /nowhere"),
-    ("--model x --temperature 0", "--temperature 0"),
     ("--model x --group_size 1", "--group_size 1"), ("--model x --people 9", "--people 9"),
     ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
     ("--model x --task math --data gsm8", "--data gsm8"), ("--resume", "--resume --out ''"),
@@ -2198,20 +2191,11 @@ def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
     assert first == 0 and second > 1e-6 and third > 1e-6
 
 
-def test_a_checkpoint_cannot_run_code(folder, tmp_path):
-    """It may be somebody else's. torch.load would call any function that a pickle names."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    torch.save({"step": 4, "optimizer": os.remove}, out / "checkpoint-4" / "training.pt")
-    assert "training.pt cannot be read" in start(folder, out, "--resume")
-
-
 @pytest.mark.parametrize("lost, place, words", [
     ("checkpoint-4", "gone", "--resume --out checkpoint"),
-    ("checkpoint-4/training.pt", "gone", "training.pt --model"),
-    ("settings.json", "gone", "--resume"),
+    ("checkpoint-4/training.pt", "gone", "training.pt --model"), ("settings.json", "gone", "--resume"),
     ("checkpoint-4/model.safetensors", "gone", "checkpoint-4")])
-def test_a_run_that_cannot_continue_is_one_line_and_loses_nothing(
-        lost, place, words, folder, tmp_path):
+def test_a_run_that_cannot_continue_is_one_line_and_loses_nothing(lost, place, words, folder, tmp_path):
     """A checkpoint is not a run, but has settings, too. Without a checkpoint the rows stay."""
     out = shutil.copytree(folder / "whole", tmp_path / "run")
     assert "--resume needs --out" in start(folder, out / "checkpoint-4", "--resume")
@@ -2222,17 +2206,19 @@ def test_a_run_that_cannot_continue_is_one_line_and_loses_nothing(
         assert (out / name).read_text() == (folder / "whole" / name).read_text()
 
 
-def test_a_run_of_an_older_version_is_one_line(folder, tmp_path):
-    """Its checkpoint has no sizes of the logs."""
+@pytest.mark.parametrize("state, words", [
+    ({"step": 4, "optimizer": os.remove, "logs": {}}, "training.pt cannot be read"),
+    ({"step": 4}, "an older version saved it): start a new run with --model")])  # without "logs"
+def test_a_checkpoint_may_be_somebody_elses_or_old(state, words, folder, tmp_path):
+    """torch.load would call any function that a pickle names."""
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    torch.save({"step": 4}, out / "checkpoint-4" / "training.pt")
-    assert f"an older version saved it): start a new run with --model {out}" in start(folder, out, "--resume")
+    torch.save(state, out / "checkpoint-4" / "training.pt")
+    assert words in start(folder, out, "--resume")
 
 
-@pytest.mark.parametrize("where, name", [(json, "dump"), (os, "replace")], ids=str)
-def test_a_full_disk_leaves_the_settings_of_a_resumed_run(where, name, folder, tmp_path):
+def test_a_full_disk_leaves_the_settings_of_a_resumed_run(folder, tmp_path):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
-    with interrupt(where, name, 1, FULL_DISK):
+    with interrupt(json, "dump", 1, FULL_DISK):
         assert "No space left" in start(folder, out, "--resume --steps 5")
     assert (out / "settings.json").read_text() == (folder / "whole" / "settings.json").read_text()
 
@@ -2273,12 +2259,9 @@ def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch
         assert contents_of(tmp_path / name) == contents_of(folder / "whole")
 
 
-def test_a_run_of_a_task_file_is_tested_without_naming_it_and_a_lost_file_is_one_line(
-        folder, tmp_path, monkeypatch, capsys):
+def test_a_run_whose_task_file_is_lost_ends_in_one_line(folder, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(folder / "whole", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    run_program("--eval_only --model run --out tested", capsys)
-    assert rows_of("tested/metrics.jsonl") == [{**rows_of("run/metrics.jsonl")[-1], "step": 0}]
     for path in (out / "settings.json", out / "checkpoint-4" / "settings.json"):
         path.write_text(path.read_text().replace("own.py", "gone.py"))
     for flags in ("--eval_only --model run --out other", "--resume --out run"):
@@ -2292,16 +2275,6 @@ def test_an_error_in_a_users_function_keeps_its_traceback(folder, tmp_path):
     with pytest.raises(AttributeError, match="nothing") as error:
         start(folder, tmp_path / "run", f"--task {file}")
     assert str(error.traceback[-1].path) == str(file)
-
-
-def test_a_run_without_a_signal_says_so_before_during_and_after_training(folder, tmp_path, capsys):
-    file = tmp_path / "flat.py"
-    file.write_text(OWN_TASK.replace("len(completion.response) % 3", "1.0"))
-    assert start(folder, tmp_path / "run", f"--task {file} --steps 6") is None
-    printed = capsys.readouterr().out
-    assert "100% of the groups give no gradient, because all their rewards are equal" in printed
-    assert "python -m support.check" in printed
-    assert printed.count("warning: 5 steps gave no gradient") == 1
 
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====
