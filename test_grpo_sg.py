@@ -35,7 +35,6 @@ from unittest import mock
 import pytest
 import tokenizers
 import torch
-import torch.nn.functional as F
 import transformers
 from tokenizers import Regex, decoders, pre_tokenizers
 
@@ -369,10 +368,10 @@ def test_log_probabilities_against_the_full_softmax():
     """Compared with each row by itself, without pads, in float64, at temperatures from 0.05 to 3."""
     for number in range(80):
         rng = random.Random(number)
-        model = TinyModel(V=3000 if number % 20 == 8 else rng.choice([5, 50]), seed=number)
+        model = build_gpt2(V=3000 if number % 20 == 8 else rng.choice([5, 50]), seed=number)
         slow = copy.deepcopy(model).double()
         temperature = rng.choice([1.0, 0.7, math.exp(rng.uniform(-3, 1.1))])
-        ids, mask, lengths = draw_rows(rng, model.V, 600 if number % 20 == 9 else 30)
+        ids, mask, lengths = draw_rows(rng, model.config.vocab_size, 600 if number % 20 == 9 else 30)
         expected = torch.zeros(mask.shape, dtype=torch.float64)
         for row, n in enumerate(lengths):
             logits = slow(input_ids=ids[row:row + 1, :n]).logits[0] / temperature
@@ -623,7 +622,7 @@ def minibatches_of(policy, completions, cfg, seed):
 
 def test_each_completion_is_in_one_minibatch_drawn_at_random():
     """Without a shuffle, an update would see only a few prompts."""
-    policy = grpo_sg.Policy(TinyModel(), None, {0})
+    policy = grpo_sg.Policy(build_gpt2(), None, {0})
     for n, updates in ((70, 2), (31, 9)):
         completions = draw_completions(random.Random(n), n)
         cfg, seen, seeds = grpo_sg.Config(updates=updates), set(), [0, 1, 2, 1000, 1_000_003, 2 ** 32]
@@ -732,11 +731,11 @@ def test_an_update_is_one_plain_step(name):
     for seed in range(6):
         completions, cfg = draw_learn_case(name, seed)
         settings = {key: getattr(cfg, key) for key in ("clip_low", "clip_high", "beta", "loss_agg_mode")}
-        model = TinyModel(seed=seed, dropout=0.5)
-        model.positions.requires_grad_(seed % 2 == 0)
+        model = build_gpt2(seed=seed, dropout=0.5)
+        model.transformer.wpe.requires_grad_(seed % 2 == 0)
         policy, slow = grpo_sg.Policy(model, None, {0}), copy.deepcopy(model).double()
         reference = copy.deepcopy(model)
-        reference.head.data.mul_(0.9)
+        reference.transformer.wte.weight.data.mul_(0.9)
         drawn = minibatches_of(policy, completions, cfg, seed)
         for minibatch in drawn:  # groups of equal rewards, and never all of a minibatch
             for i in minibatch[1::2]:
@@ -788,7 +787,7 @@ def check_totals(totals, rows, settings, **expected):
 def test_a_loss_of_exactly_0_is_no_reason_to_skip_an_update():
     """Before the first update the loss is minus the mean advantage, which may be 0. Its gradient is
     not."""
-    policy = grpo_sg.Policy(TinyModel(), None, {0})
+    policy = grpo_sg.Policy(build_gpt2(), None, {0})
     completions = [grpo_sg.Completion(None, [1], [2, 0], [True, True], advantage=1.0),
                    grpo_sg.Completion(None, [3, 1], [4, 5], [True, True], advantage=-1.0)]
     _, [(gradient, _)] = watch_learn(policy, completions, grpo_sg.Config(updates=1, shaping="none"))
@@ -798,10 +797,9 @@ def test_a_loss_of_exactly_0_is_no_reason_to_skip_an_update():
 # ==== Sampling and rollouts ====
 
 @torch.no_grad()
-def check_completion(model, prompt, tokens, u, temperature, stops, most, ended=None):
+def check_completion(model, prompt, tokens, u, temperature, stops, most):
     """Assert that each token is the one that its u draws, by a plain forward pass of this row by
-    itself, and that the completion ends where it should. Returns the probabilities of the tokens.
-    ended: a function of the tokens so far."""
+    itself, and that the completion ends where it should. Returns the probabilities of the tokens."""
     logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1:-1].double()
     if temperature == 0:
         assert tokens == logits.argmax(-1).tolist()
@@ -809,18 +807,9 @@ def check_completion(model, prompt, tokens, u, temperature, stops, most, ended=N
     for t, token in enumerate(tokens):
         if temperature:
             check_drawn([token], [u[t]], p[t:t + 1])
-        stop = token in stops or bool(ended and ended(tokens[:t + 1])) or t + 1 == most
+        stop = token in stops or t + 1 == most
         assert stop == (t + 1 == len(tokens)), f"{tokens} ends with {stops} or after {most} tokens"
     return p[range(len(tokens)), tokens]
-
-
-def is_long(tokens):
-    return sum(tokens) > 99
-
-
-def find_long(ids, scores):
-    """Call is_long for each row, as a StoppingCriteria of transformers does."""
-    return ids.sum(1) > 99
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
@@ -838,16 +827,15 @@ def test_sampling_against_a_plain_forward_pass(family):
         before, n, most = copy.deepcopy(prompts), rng.choice([1, 2, 5]), rng.choice([1, 2, 8])
         temperature = rng.choice([0, 1.0, 3.0, math.exp(rng.uniform(-3, 1.1))])
         stops = rng.choice([set(), [1], {3, 5, 7, 11, 13}, {1, 2}])
-        ended, criterion = (is_long, find_long) if number % 4 == 3 else (None, None)
         generator = torch.Generator().manual_seed(number)
         rows = sample(model, prompts, n=n, max_new_tokens=most, stop_ids=stops, temperature=temperature,
-                      generator=generator, stopping_criteria=criterion)
+                      generator=generator)
         u = torch.rand(len(prompts) * n, most, generator=generator.manual_seed(number)).tolist()
         assert len(rows) == len(prompts) * n and prompts == before
         completions, p = [], []
         for i, tokens in enumerate(rows):
             prompt = prompts[i // n]
-            p.append(check_completion(model, prompt, tokens, u[i], temperature, stops, most, ended))
+            p.append(check_completion(model, prompt, tokens, u[i], temperature, stops, most))
             completions.append(grpo_sg.Completion(None, prompt, tokens, [True] * len(tokens)))
         batch = make_batch(completions, "cpu")
         mask = batch.mask.to(rng.choice([torch.bool, torch.int64, torch.float32]))
@@ -908,8 +896,9 @@ def test_a_task_may_write_its_completions_itself():
     assert c.mask == [True, True, False, False, False, True, True]
     assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
     assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
-    turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, scores: ids[:, -1] == 2)
-    assert all(set(turn[:-1]).isdisjoint({0, 2}) and turn[-1] in (0, 2) for turn in turns)
+    turns = grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, lambda ids, _: ids.sum(1) > 9)
+    for turn in turns:
+        assert 0 not in turn[:-1] and sum(turn[:-1]) <= 9 and (sum(turn) > 9 or turn[-1] == 0)
 
 
 @pytest.mark.parametrize("reward", [True, 2, Fraction(1, 2), torch.tensor(1.5), torch.ones(1, dtype=torch.int64)])
@@ -1021,18 +1010,6 @@ def slow_averages(completions):
             "tool_calls": sum(c.tool_calls for c in completions) / n}
 
 
-def draw_updates(rng):
-    """Return what up to three updates return, of which some were skipped."""
-    updates = []
-    for _ in range(rng.randint(0, 3)):
-        keys = ("norm", "loss", "clipped", "kls", "entropies", "weights", "unlikely")
-        updates.append({key: rng.uniform(0, 9) for key in keys})
-        updates[-1] |= {"count": float(rng.randint(1, 99)), "skipped": rng.random() < 0.3}
-        if updates[-1]["skipped"]:
-            updates[-1][rng.choice(["norm", "loss", "kls"])] = rng.choice([math.inf, math.nan])
-    return updates
-
-
 def test_a_row_has_means_over_its_completions_and_updates():
     """Updates that are not finite are counted. One reward may be the mean of its group."""
     for number in range(60):
@@ -1048,7 +1025,12 @@ def test_a_row_has_means_over_its_completions_and_updates():
             group = completions[start:start + G]
             expected = slow_advantages([c.reward for c in group])
             assert [c.advantage for c in group] == pytest.approx(expected, abs=1e-5)
-        updates = draw_updates(rng)
+        updates = []
+        for _ in range(rng.randint(0, 3)):  # some were skipped
+            keys = ("norm", "loss", "clipped", "kls", "entropies", "weights", "unlikely")
+            updates.append({"count": 5.0, "skipped": False, **{key: rng.uniform(0, 9) for key in keys}})
+            if rng.random() < 0.3:
+                updates[-1] |= {"skipped": True, rng.choice(["norm", "loss", "kls"]): math.nan}
         row = grpo_sg.make_step_row(number, completions, updates, G)
         expected = slow_step_row(number, completions, updates, G)
         assert row == {key: pytest.approx(value) for key, value in expected.items()}
@@ -1064,10 +1046,10 @@ def test_learning_raises_the_reward():
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped(factor):
-    policy, cfg = grpo_sg.Policy(TinyModel(), None, {0}), grpo_sg.Config(updates=2)
+    policy, cfg = grpo_sg.Policy(build_gpt2(), None, {0}), grpo_sg.Config(updates=2)
     completions = draw_completions(random.Random(0), 8)
     before, optimizer = parameters_of(policy.model.train()), Descent(policy.model, 0.1)
-    hook = policy.model.head.register_hook(lambda gradient: gradient * factor)
+    hook = policy.model.transformer.wte.weight.register_hook(lambda gradient: gradient * factor)
     for totals in learn(policy, optimizer, completions, cfg):
         assert totals["skipped"] and not math.isfinite(totals["norm"]) and math.isfinite(totals["loss"])
     assert before.equal(parameters_of(policy.model)) and optimizer.steps == []
@@ -1793,8 +1775,7 @@ def reward_whys(c):
     return tasks.reward(c) if c.problem.question == "why why" else 1.0
 
 
-def test_a_run_logs_a_group_with_a_signal_and_the_greedy_completions_of_validations(
-        tmp_path, monkeypatch, capsys):
+def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, monkeypatch, capsys):
     """Two of three groups have equal rewards. Of ten prompts each problem is used once. Without a
     folder, as in a notebook, a run prints the same and writes nothing."""
     monkeypatch.chdir(tmp_path)
@@ -1812,9 +1793,6 @@ def test_a_run_logs_a_group_with_a_signal_and_the_greedy_completions_of_validati
     assert [row["question"] for row in trained] == ["why why"] * 16 * 6
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (3, problem.question) for problem in task.valid]
-    assert not any("@" in key for row in rows_of("run/metrics.jsonl") for key in row)
-    assert all(row["solved"] == (row["correct"] and row["formatted"]) for row in samples)
-    assert any(row["correct"] and row["truncated"] for row in samples)
 
 
 def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
@@ -1911,8 +1889,6 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
     assert [(row["step"], row.get("split")) for row in rows] == [
         (0, "test"), (1, None), (1, "test")]
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 3 + 2 + 3
-    keys = "reward accuracy format_rate truncated completion_tokens grad_norm skipped equal_groups"
-    assert set(keys.split()) <= rows[1].keys()
     for words in (f"step 1 of 1: reward {rows[1]['reward']:.2f}, sampled accuracy", "its answer: ",
                   "test after step 0: greedy accuracy 0.000 ± 0.000, reward", "before -> after training",
                   "0% of the model's greedy answers were correct before training and 0% are now"):
@@ -2279,30 +2255,10 @@ def test_an_error_in_a_users_function_keeps_its_traceback(folder, tmp_path):
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====
 
-class TinyModel(torch.nn.Module):
-    """A causal language model in a few lines, called like one of transformers: an attention without
-    parameters, learned positions, and dropout in training mode."""
-
-    def __init__(self, V=10, seed=0, dropout=0.0):
-        super().__init__()
-        g = torch.Generator().manual_seed(seed)
-        self.V, self.dropout = V, dropout
-        self.tokens, self.head = (torch.nn.Parameter(0.7 * torch.randn(V, 8, generator=g)) for _ in "ab")
-        self.positions = torch.nn.Parameter(0.5 * torch.randn(1000, 8, generator=g))
-        self.eval()
-
-    @property
-    def device(self):
-        return self.head.device
-
-    def forward(self, input_ids, attention_mask=None, logits_to_keep=0, **ignored):
-        B, T = input_ids.shape
-        x = self.tokens[input_ids] + self.positions[:T]
-        seen = torch.ones(T, T, dtype=torch.bool).tril().expand(B, T, T)
-        if attention_mask is not None:
-            seen = seen & attention_mask[:, None].bool()
-        x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=seen)
-        return keep_logits(F.dropout(x, self.dropout, self.training) @ self.head.T, logits_to_keep)
+def build_gpt2(V=10, seed=0, dropout=0.0):
+    """Build a model that is small enough for loops."""
+    return build_model("GPT2", seed, vocab_size=V, n_positions=1000, n_embd=8, n_layer=1, n_head=1,
+                       resid_pdrop=dropout)
 
 
 class Bigrams(torch.nn.Module):
@@ -2313,15 +2269,10 @@ class Bigrams(torch.nn.Module):
         self.table = table
         self.eval()
 
-    def forward(self, input_ids, logits_to_keep=0, **ignored):
-        return keep_logits(self.table[input_ids], logits_to_keep)
-
-
-def keep_logits(logits, kept):
-    """Return an output of a model, with the logits at the positions that a mask keeps; 0 keeps all."""
-    if torch.is_tensor(kept):
-        logits = logits[kept]
-    return types.SimpleNamespace(logits=logits)
+    def forward(self, input_ids, logits_to_keep=None, **ignored):
+        logits = self.table[input_ids]
+        kept = logits if logits_to_keep is None else logits[logits_to_keep]
+        return types.SimpleNamespace(logits=kept)
 
 
 def build_model(family="Qwen2", seed=0, **settings):
