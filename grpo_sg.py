@@ -16,12 +16,12 @@ more likely, token by token, and the others less:
     w = clip(alpha * (sigmoid(pi_theta(token) / tau) - mu), L, U)
     KL = for each token, an estimate of how far pi_theta is from a reference policy
 
-The weight w is all that GRPO-SG adds (arXiv 2511.00066). It is never negative,
-so w * min(r A, clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token
-has its own advantage wA. By default w is 1 up to pi = 0.12, rises to 1.4 at pi = 0.33, and
-stays there. Low-probability tokens have the largest gradients (their norms grow with 1 - pi),
-and the weight makes them count for less than the others. The loop is `train`, in section 5:
-sample, compare, learn.
+The weight w is what GRPO-SG adds (arXiv 2511.00066). It is never negative, so w * min(r A,
+clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
+advantage wA. By default w is 1 up to pi = 0.12, rises to 1.4 at pi = 0.33, and stays there.
+Low-probability tokens have the largest gradients (their norms grow with 1 - pi), and the weight
+makes them count for less than the others. The loop is `train`, in section 5: sample, compare,
+learn.
 
 The settings come first. Sections 1 to 6 are the method, in about an hour: the algorithm,
 log-probabilities, sampling, rollouts, training, evaluation. Sections 7 to 10 are the program
@@ -254,7 +254,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # that (importance sampling).
     # Mask before exp, so that NaNs at padding don't propagate.
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
-    # The correction holds only near r = 1, so the clip bounds how far one rollout moves a token.
+    # The correction holds only near r = 1, so the clip ends the gradient of a token that has moved
+    # far enough. (Updates of other tokens can still move it.)
     clipped = r.clamp(1 - clip_low, 1 + clip_high)
     # Within the bounds both terms of the minimum are r A. Outside of them there are four cases:
     #   A > 0, r too high: the token has become likely enough; clipped A has no gradient.

@@ -112,7 +112,7 @@ def kinds():
         rows = [row[part] for row in read("kinds") if (row["place"], row["step"]) == ("after", step)]
         return f"{round(100 * mean(sum(row[name] for name in row if name.startswith(kind)) for row in rows))}%"
     for kind, name in (("filler", "filler"), ("claim <", "claims with pi below"), ("claim >", "claims with pi above")):
-        cells = share("signal", kind, 0), share("signal", kind, 15), share("noise", kind, 15)
+        cells = [share(part, kind, step) for part in ("signal", "noise") for step in (0, 15)]
         yield WEIGHT, f"| {name}", end_of_row(*cells)
     first, last = share("signal", "shortcut >", 0), share("signal", "shortcut <", 15)
     yield WEIGHT, "the shortcut |", f" {first} (all above 1/3) | {last} (all below 1/3) |"
