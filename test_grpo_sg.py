@@ -1014,16 +1014,21 @@ def slow_averages(completions):
             "tool_calls": sum(c.tool_calls for c in completions) / n}
 
 
+def draw_graded(rng, count, rewards):
+    completions = draw_completions(rng, count, longest=20)
+    for c in completions:
+        c.correct, c.formatted, c.truncated = (rng.random() < 0.5 for _ in range(3))
+        c.tool_calls, c.reward = rng.randrange(3), rng.choice(rewards)
+    return completions
+
+
 def test_a_row_has_means_over_its_completions_and_updates():
     """Updates that are not finite are counted. One reward may be the mean of its group."""
     for number in range(60):
         rng = random.Random(number)
         G = rng.choice([2, 3, 8])
         rewards = [[0, 1, 2], [0, 0, 0, 0, 1], [1e8, 1e8 + 1]][number % 3]  # equal in float32
-        completions = draw_completions(rng, G * rng.randint(1, 3))
-        for c in completions:
-            c.correct, c.formatted, c.truncated = (rng.random() < 0.5 for _ in range(3))
-            c.tool_calls, c.reward = rng.randrange(3), rng.choice(rewards)
+        completions = draw_graded(rng, G * rng.randint(1, 3), rewards)
         grpo_sg.set_advantages(completions, G)
         for start in range(0, len(completions), G):
             group = completions[start:start + G]
@@ -1091,31 +1096,22 @@ def test_micro_batches_are_as_large_as_fits():
 # ==== Evaluation ====
 
 def test_an_evaluation_against_loops():
-    """Its means, and their standard errors over problems, of completions that a task has written at
-    random: a greedy one and `samples` others of each problem."""
-    def write(policy, completions, cfg, generator, temperature):
-        asked.append((temperature, generator.initial_seed()))
-        for c in completions:
-            for token in rng.choices(range(10), k=rng.randint(1, 5)):
-                c.add([token], own=rng.random() < 0.8)
-            c.tool_calls = rng.randrange(3)
-            written.append(c)
-
-    def verify(text, gold):
-        return tasks.Verdict(len(text) % 2 == 0, len(text) % 3 != 0)
-    policy, task, _ = build_toy(change={"write": write, "verify": verify})
+    """Its means, and their standard errors over problems: of a greedy completion of each, and of
+    `samples` others."""
     for number in range(20):
-        rng, written, asked = random.Random(number), [], []
-        problems = task.train[:1] * rng.choice([1, 2, 12, 50])
-        n, k, cfg = len(problems), rng.choice([0, 1, 2, 3, 4, 9, 16]), grpo_sg.Config(temperature=0.7, seed=number)
-        row, greedy = grpo_sg.evaluate(policy, task, problems, cfg, samples=k)
-        assert greedy == written[:n] and len(written) == n * (1 + k)
-        assert asked == [(0, number), (0.7, number)][:1 + (k > 0)]
+        rng = random.Random(number)
+        n, k = rng.choice([1, 2, 12, 50]), rng.choice([0, 1, 2, 3, 4, 9, 16])
+        cfg, rewards = grpo_sg.Config(temperature=0.7, seed=number), [3, -0.5, -3]
+        greedy, drawn = draw_graded(rng, n, rewards), draw_graded(rng, n * k, rewards)
+        with mock.patch.object(grpo_sg, "rollout", side_effect=[greedy, drawn]) as rollout:
+            row, returned = grpo_sg.evaluate(None, None, None, cfg, samples=k)
+        asked = [dict(n=1, temperature=0, seed=number), dict(n=k, temperature=0.7, seed=number)]
+        assert returned is greedy and [call.kwargs for call in rollout.mock_calls] == asked[:1 + (k > 0)]
         expected = {f"eval/{key}": value for key, value in slow_averages(greedy).items()}
         columns = {"accuracy": [[c.solved] for c in greedy], "reward": [[c.reward] for c in greedy]}
         if k:
-            groups = [written[start:start + k] for start in range(n, len(written), k)]
-            averages = slow_averages(written[n:])
+            groups = [drawn[start:start + k] for start in range(0, len(drawn), k)]
+            averages = slow_averages(drawn)
             expected |= {f"eval/format_rate@{k}": averages["format_rate"],
                          f"eval/truncated@{k}": averages["truncated"],
                          f"eval/equal_groups@{k}": sum(len({c.reward for c in g}) == 1 for g in groups) / n}
@@ -1142,10 +1138,8 @@ def test_the_sums_are_those_of_loops_in_float32_or_float64():
         given = {"mask": tensors["mask"], "weights": tensors["weights"]}
         tensors = change_tensors(tensors, lambda x: x.clamp(-15).to(dtype)) | given
         loss, found = grpo_sg_loss(**tensors, **settings)
-        expected, slopes, sums = slow_loss(**change_tensors(tensors, torch.Tensor.tolist), **settings)
-        size = abs(expected) + sum(map(abs, sum(slopes, [])))
+        *_, sums = slow_loss(**change_tensors(tensors, torch.Tensor.tolist), **settings)
         assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        assert loss.item() == pytest.approx(expected, abs=2e-5 * size)
         assert {key: float(value) for key, value in found.items()} == {
             key: pytest.approx(value, rel=1e-3, abs=1e-12) for key, value in sums.items()}, (part, seed)
         assert not any(torch.is_tensor(x) and x.requires_grad for x in found.values())
@@ -1623,15 +1617,16 @@ def test_a_question_may_be_a_chat():
     assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
-@pytest.mark.parametrize("name, opening", [("kk", "<think>"), ("math", "")])
-def test_the_system_prompt_can_be_replaced(name, opening):
-    tokenizer = byte_tokenizer(CHAT)
-    policy = grpo_sg.Policy(build_model(vocab_size=260), tokenizer, {0})
-    system = "Write 1+1 = \\boxed{2}."
-    cfg = grpo_sg.Config(task=name, people=[3], system=system, train_problems=5, eval_problems=5)
-    problem = tasks.encode_problems(tasks.TASKS[name](cfg), policy, cfg).test[0]
-    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem.question}<|im_end|>"
-    assert tokenizer.decode(problem.prompt).startswith(prompt) and problem.opening == opening
+@pytest.mark.parametrize("system, first, opening", [
+    ("Be bad.", "<|im_start|>system\nBe bad.<|im_end|>\n", "<think>"), ("none", "", "")])
+def test_the_system_prompt_can_be_replaced_or_left_out(system, first, opening):
+    policy = grpo_sg.Policy(build_model(vocab_size=260), byte_tokenizer(CHAT), {0})
+    problems = [tasks.Problem("Who?", "")]
+    task = chat_task(train=problems, valid=problems, test=problems, opening="<think>")
+    problem = tasks.encode_problems(task, policy, grpo_sg.Config(system=system)).test[0]
+    assert policy.tokenizer.decode(problem.prompt) == (
+        f"{first}<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n{opening}")
+    assert problem.opening == opening
 
 
 @pytest.mark.parametrize("template, end", [
@@ -1929,7 +1924,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("", "--model"), ("--model ./nowhere", "--model ./nowhere"), ("--modle x", "--modle"),
     ("--device tpu", "--device 'tpu'"), ("--model x --device cuda", "--device cuda"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
-    ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr nan"),
+    ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr"),
     ("--model x --tau 0", "--tau 0"), ("--model x --seed -1", "--seed 0 or more -1"),
     (f"--model x --seed {10 ** 14}", f"--seed {10 ** 14} below"),
     ("--resume --eval_only --out nowhere", "--resume --eval_only"), ("--model /nowhere", "--model /nowhere"),
@@ -1952,10 +1947,8 @@ def test_a_mistake_is_one_line_with_the_flag_and_the_value(
     ("model.safetensors", "[", "", "cannot be used {}"), ("tokenizer.json", "[", "", "cannot be used {}"),
     ("settings.json", '{"people": 3}', "", "--people 3"), ("settings.json", '{"seed": "x"}', "", "--seed 'x'"),
     ("settings.json", '{"system": null}', "", "--system None"),
-    ("settings.json", '{"device": "gpu"}', "", "--device auto cuda 'gpu'"),
     ("settings.json", '{"loss_agg_mode": "mean"}', "", "--loss_agg_mode token-mean 'mean'"),
     ("own.py", "dict(stepz=3)", "--task {}/own.py", "SETTINGS stepz"),
-    ("own.py", "dict(seed=2.5)", "--task {}/own.py", "--seed 2.5"),
     ("own.py", "dict(resume=True)", "--task {}/own.py", "SETTINGS resume"),
     ("own.py", "dict(shaping='grpo')", "--task {}/own.py", "--shaping sg none ar 'grpo'"),
     ("own.py", "{}", "--max_new_tokens 5000", "--max_new_tokens"),
