@@ -1538,6 +1538,12 @@ def chat_task(**fields):
     return tasks.Task("any", "Be good.", [], [], [], None, 0.0)._replace(**fields)
 
 
+def write_prompt(tokenizer, question="Who?", kwargs="{}", **fields):
+    """Return what encode_prompts makes of a question, as text, and its opening."""
+    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(**fields), [question], kwargs)
+    return tokenizer.decode(ids), opening
+
+
 SWITCHED = CHAT + "{% if not thinking %}<think></think>{% endif %}"
 
 
@@ -1557,9 +1563,8 @@ SWITCHED = CHAT + "{% if not thinking %}<think></think>{% endif %}"
 def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
     """Without the instructions a model cannot know the format, and earns -3 for every completion. The
     opening is the response's."""
-    tokenizer = byte_tokenizer(template)
-    (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(opening="<think>"), ["Who?"], '{"thinking": 1}')
-    assert tokenizer.decode(ids) == prompt and opening == "<think>"
+    written = write_prompt(byte_tokenizer(template), kwargs='{"thinking": 1}', opening="<think>")
+    assert written == (prompt, "<think>")
 
 
 @pytest.mark.parametrize("template, kwargs, words", [
@@ -1573,47 +1578,41 @@ def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
 def test_a_prompt_that_cannot_be_written_is_one_line(template, kwargs, words, system):
     chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}, {"role": "user", "content": "Why?"}]
     with pytest.raises(tasks.UserError, match=words):
-        tasks.encode_prompts(byte_tokenizer(template), chat_task(system=system, opening="<think>"), [chat], kwargs)
+        write_prompt(byte_tokenizer(template), chat, kwargs, system=system, opening="<think>")
 
 
 def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
     for template, end, tag in ((CLOSED, "<think>\n\n</think>\n\n", ""), (CHAT + "<think>", "<think>", "<think>")):
-        tokenizer = byte_tokenizer(template)
-        (ids, opening), = tasks.encode_prompts(tokenizer, chat_task(system=""), ["Who?"])
-        assert tokenizer.decode(ids) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n" + end
-        assert opening == tag  # if this template opens the thoughts, they are the response's
+        prompt = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n" + end
+        # If a template opens the thoughts, they are the response's.
+        assert write_prompt(byte_tokenizer(template), system="") == (prompt, tag)
 
 
 def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
     tokenizer = byte_tokenizer(None)
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
-    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids) == "<|im_start|>Be good.\n\nWho?\n\n"
+    assert write_prompt(tokenizer)[0] == "<|im_start|>Be good.\n\nWho?\n\n"
     # A template writes all special tokens itself. This one ends every turn with the end token.
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), ["Who?"])
-    assert tokenizer.decode(ids) == "Be good.<|endoftext|>Who?<|endoftext|>"
+    assert write_prompt(tokenizer)[0] == "Be good.<|endoftext|>Who?<|endoftext|>"
 
 
 def test_a_question_may_be_a_chat():
     tokenizer = byte_tokenizer(CHAT)
     chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"},
             {"role": "user", "content": "Who?"}]
-    own = [{"role": "system", "content": "Be bad."}, *chat]
-    (first, _), (second, _) = tasks.encode_prompts(tokenizer, chat_task(), [chat, own])
     turns = ("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
              "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.decode(first) == "<|im_start|>system\nBe good.<|im_end|>\n" + turns
-    assert tokenizer.decode(second) == "<|im_start|>system\nBe bad.<|im_end|>\n" + turns
+    expected = "<|im_start|>system\nBe good.<|im_end|>\n" + turns
+    assert write_prompt(tokenizer, chat)[0] == expected
+    own = [{"role": "system", "content": "Be bad."}, *chat]
+    assert write_prompt(tokenizer, own)[0] == expected.replace("good", "bad")
     # Templates may leave out what the assistant thought.
     tokenizer = byte_tokenizer(CHAT.replace("m['content']", "m['content'].split('</think>')[-1]"))
     chat[1]["content"] = "<think>easy</think>2"
-    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
-    assert ids == first
-    tokenizer = byte_tokenizer(GEMMA)
-    (ids, _), = tasks.encode_prompts(tokenizer, chat_task(), [chat])
-    first, *_, last, _ = tokenizer.decode(ids).split("<end_of_turn>\n")
+    assert write_prompt(tokenizer, chat)[0] == expected
+    first, *_, last, _ = write_prompt(byte_tokenizer(GEMMA), chat)[0].split("<end_of_turn>\n")
     assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
@@ -2043,6 +2042,11 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def finished(folder, tmp_path):
+    return shutil.copytree(folder / "whole", tmp_path / "run")
+
+
 @pytest.fixture(autouse=True)
 def ctrl_c_interrupts():
     """In the background of a shell SIGINT is ignored, and a child inherits this."""
@@ -2127,31 +2131,29 @@ class Tracked(grpo_sg.Run):
         self.tracked.append(row)
 
 
-def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp_path):
+def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp_path, finished):
     """The validation after what was the last step comes, too. Its model may be gone. A subclass
     of Run, such as a tracker's, gets every row."""
     assert start(folder, tmp_path / "long", "--steps 6", make_run=Tracked) is None
     rows = rows_of(tmp_path / "long" / "metrics.jsonl")
     assert Tracked.tracked == rows
     assert [row["step"] for row in rows if row.get("split") == "valid"] == [1, 2, 3, 4, 5]
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
     away = (folder / "model").rename(folder / "moved")
-    assert start(folder, out, "--resume --steps 6") is None
+    assert start(folder, finished, "--resume --steps 6") is None
     away.rename(folder / "model")
-    assert contents_of(out) == contents_of(tmp_path / "long")
+    assert contents_of(finished) == contents_of(tmp_path / "long")
 
 
-def test_a_resumed_run_keeps_a_new_learning_rate(folder, tmp_path):
+def test_a_resumed_run_keeps_a_new_learning_rate(folder, finished):
     """Also one that began on a GPU."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    state = torch.load(out / "checkpoint-4" / "training.pt", weights_only=True)
+    state = torch.load(finished / "checkpoint-4" / "training.pt", weights_only=True)
     with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
-        torch.save(state, out / "checkpoint-4" / "training.pt")
+        torch.save(state, finished / "checkpoint-4" / "training.pt")
     with interrupt(grpo_sg, "learn", 1, KILLED):
-        assert start(folder, out, "--resume --lr 2 --steps 5") == "killed"
-    assert start(folder, out, "--resume") is None  # the next one, too
-    assert json.loads((out / "checkpoint-5" / "settings.json").read_text())["lr"] == 2
-    state = torch.load(out / "checkpoint-5" / "training.pt", weights_only=True)
+        assert start(folder, finished, "--resume --lr 2 --steps 5") == "killed"
+    assert start(folder, finished, "--resume") is None  # the next one, too
+    assert json.loads((finished / "checkpoint-5" / "settings.json").read_text())["lr"] == 2
+    state = torch.load(finished / "checkpoint-5" / "training.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["lr"] == 2
 
 
@@ -2169,41 +2171,37 @@ def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
     ("checkpoint-4/training.pt", "gone", "training.pt --model"),
     ("settings.json", "gone", "--resume"),
     ("checkpoint-4/model.safetensors", "gone", "checkpoint-4")])
-def test_a_run_that_cannot_continue_loses_nothing(lost, place, words, folder, tmp_path):
+def test_a_run_that_cannot_continue_loses_nothing(lost, place, words, folder, finished):
     """A checkpoint is not a run, but has settings, too. Without a checkpoint the rows stay."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    assert "--resume needs --out" in start(folder, out / "checkpoint-4", "--resume")
-    (out / lost).rename(out / place)
-    error = start(folder, out, "--resume")
+    assert "--resume needs --out" in start(folder, finished / "checkpoint-4", "--resume")
+    (finished / lost).rename(finished / place)
+    error = start(folder, finished, "--resume")
     assert "\n" not in error and all(word in error for word in words.split()), error
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert (out / name).read_text() == (folder / "whole" / name).read_text()
+        assert (finished / name).read_text() == (folder / "whole" / name).read_text()
 
 
 @pytest.mark.parametrize("state, words", [
     ({"step": 4, "optimizer": os.remove, "logs": {}}, "training.pt cannot be read"),
     ({"step": 4}, "an older version saved it): start a new run with --model")])  # without "logs"
-def test_a_checkpoint_may_be_somebody_elses_or_old(state, words, folder, tmp_path):
+def test_a_checkpoint_may_be_somebody_elses_or_old(state, words, folder, finished):
     """torch.load would call any function that a pickle names."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    torch.save(state, out / "checkpoint-4" / "training.pt")
-    assert words in start(folder, out, "--resume")
+    torch.save(state, finished / "checkpoint-4" / "training.pt")
+    assert words in start(folder, finished, "--resume")
 
 
-def test_a_full_disk_leaves_the_settings_of_a_resumed_run(folder, tmp_path):
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
+def test_a_full_disk_leaves_the_settings_of_a_resumed_run(folder, finished):
     with interrupt(json, "dump", 1, FULL_DISK):
-        assert "No space left" in start(folder, out, "--resume --steps 5")
-    assert (out / "settings.json").read_text() == (folder / "whole" / "settings.json").read_text()
+        assert "No space left" in start(folder, finished, "--resume --steps 5")
+    assert (finished / "settings.json").read_text() == (folder / "whole" / "settings.json").read_text()
 
 
-def test_a_checkpoint_leaves_no_older_one(folder, tmp_path):
+def test_a_checkpoint_leaves_no_older_one(folder, finished):
     """Also not one that was left by a run that was killed before it removed it."""
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
-    shutil.copytree(out / "checkpoint-4", out / "checkpoint-3")
-    (out / "checkpoint-best").mkdir()  # the user's own
-    assert start(folder, out, "--resume --steps 5") is None
-    assert sorted(name for name in os.listdir(out) if "checkpoint" in name) == ["checkpoint-5", "checkpoint-best"]
+    shutil.copytree(finished / "checkpoint-4", finished / "checkpoint-3")
+    (finished / "checkpoint-best").mkdir()  # the user's own
+    assert start(folder, finished, "--resume --steps 5") is None
+    assert sorted(name for name in os.listdir(finished) if "checkpoint" in name) == ["checkpoint-5", "checkpoint-best"]
 
 
 def test_the_program_runs_in_a_thread(folder, tmp_path):
@@ -2233,10 +2231,9 @@ def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch
         assert contents_of(tmp_path / name) == contents_of(folder / "whole")
 
 
-def test_a_run_whose_task_file_is_lost_ends_in_one_line(folder, tmp_path, monkeypatch, capsys):
-    out = shutil.copytree(folder / "whole", tmp_path / "run")
+def test_a_run_whose_task_file_is_lost_ends_in_one_line(folder, tmp_path, finished, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for path in (out / "settings.json", out / "checkpoint-4" / "settings.json"):
+    for path in (finished / "settings.json", finished / "checkpoint-4" / "settings.json"):
         path.write_text(path.read_text().replace("own.py", "gone.py"))
     for flags in ("--eval_only --model run --out other", "--resume --out run"):
         error = run_program(flags, capsys)
