@@ -173,7 +173,7 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
 #
 # The expected gradient of R log pi, summed over a completion's tokens, is the gradient of the
 # expected reward. (The loop averages over all tokens of a batch, which only changes the scale.)
-# But no reward here is negative: every sampled token becomes more likely, and the good ones have to
+# But no reward here is negative: every sampled token is pushed up, and the good ones have to
 # outrun the bad ones.
 
 def raw_rewards(R):  # (P, G) -> (P, G)
@@ -191,8 +191,8 @@ climb("1. REINFORCE: R log pi", train,
 climb("1 try: every reward plus 10", train, plus=10,
       advantages_of=raw_rewards, objective_of=log_likelihood)
 
-# The answer to rung 1. Nothing is learned (0.131 instead of 0.683). Every sampled token becomes
-# more likely, good or bad.
+# The answer to rung 1. Nothing is learned (0.131 instead of 0.683). Every sampled token is pushed
+# up, good or bad, by nearly the same amount.
 
 
 # ---- 2. Minus the mean of the group: better than what? ----
