@@ -544,18 +544,12 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
         longest = max(c.length() for c in completions)
         for name, dtype in (("ids", torch.int64), ("mask", torch.bool), ("advantages", torch.float32)):
             check_type(name, getattr(elsewhere, name), dtype)
-            shape = (len(completions), longest)[:1 + (name != "advantages")]
-            found = tuple(getattr(batch, name).shape)
-            assert found == shape, f"{name} has shape {found}, expected {shape}"
         same("an advantage", batch.advantages, torch.tensor([c.advantage for c in completions]),
              "c.advantage of each completion", 0)
-        for c, ids, mask in zip(completions, batch.ids.tolist(), batch.mask.tolist()):
-            row = c.prompt + c.tokens + [0] * (longest - c.length())
-            assert ids == row, f"a row of ids is {ids}, expected {row}: prompt, completion, pads (0)"
-            at, expected = [t for t, x in enumerate(mask) if x], list(own_positions(c))
-            assert at == expected, (
-                f"mask is True at {at} of {ids}, expected {expected}: what the policy wrote, with "
-                "its stop token")
+        rows = [c.prompt + c.tokens + [0] * (longest - c.length()) for c in completions]
+        same("an entry of ids", batch.ids, rows, "a row is prompt, completion, pads (0)", 0)
+        own = [[t in own_positions(c) for t in range(longest)] for c in completions]
+        same("an entry of mask", batch.mask, own, "what the policy wrote, with its stop token", 0)
 
 
 # ---- 8. learn: a rollout in a few updates, each on its own minibatch ----
