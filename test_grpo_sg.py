@@ -98,7 +98,6 @@ def draw_weight_settings(rng, number):
 
 
 def test_weights_against_plain_arithmetic():
-    """Of tokens with pi from 1e-8 to 1, in tensors of any shape and dtype."""
     for number in range(140):
         rng = random.Random(number)
         settings = draw_weight_settings(rng, number)
@@ -365,7 +364,6 @@ def draw_rows(rng, V, longest):
 
 
 def test_log_probabilities_against_the_full_softmax():
-    """Compared with each row by itself, without pads, in float64, at temperatures from 0.05 to 3."""
     for number in range(80):
         rng = random.Random(number)
         model = build_gpt2(V=3000 if number % 20 == 8 else rng.choice([5, 50]), seed=number)
@@ -925,7 +923,6 @@ def test_keys_are_kept_in_the_type_of_the_values():
 
 
 def test_equal_prompts_are_prefilled_once():
-    """Whether they are n completions of a prompt or several equal prompts."""
     model, drawn = build_model(), []
     for prompts, n in ((PROMPTS, 4), ([p for p in PROMPTS for _ in range(4)], 1)):
         with mock.patch.object(model, "forward", wraps=model.forward) as forward:
@@ -1659,7 +1656,6 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
 
 
 def test_long_prompts_are_dropped_with_a_count(capsys):
-    """The context must also hold a completion."""
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
     short = tasks.encode_problems(task, policy, cfg)
