@@ -1,4 +1,4 @@
-"""Measure before you train whether the weight makes updates point better on your model and task.
+"""Measure before you train whether the weight aligns updates with the mean gradient, on your task.
 
     python -m support.look                       the pretrained tiny model: 20 seconds; its
                                                  alignment is 1.083 +- 0.012
@@ -14,7 +14,7 @@ the same with it, and mu the expectation of g. An update on n groups follows S =
 gradients, and to first order the reward rises with how well S points along mu:
 
     gradient alignment = mean cos(S_w, mu) / mean cos(S, mu)
-                                                 above 1, updates point better with w
+                                                 above 1, w aligns updates better
 
 The groups are divided into updates of n groups, and mu is estimated from the groups outside of
 the update. The tokens are also divided into classes, by pi and the sign of A. For a class whose
@@ -207,7 +207,7 @@ def interpret(numbers, groups):
         return ("no difference detected: the alignment is within two standard errors of 1; "
                 "more --groups can detect smaller ones")
     better = "better" if value > 1 else "worse"
-    return f"at this point of training, updates point {better} with the weight than without"
+    return f"at this point of training, updates are {better} aligned with the weight than without"
 
 
 def report(numbers, tokens, cfg, groups, sketched):
@@ -221,7 +221,7 @@ def report(numbers, tokens, cfg, groups, sketched):
                      f"{text[f'variance: {name}']:>17}")
     lines.append(f"gradient alignment of an update of {groups_per_update(cfg):g} groups: "
                  f"{text['alignment']} (its cosine with the mean gradient, divided by GRPO's: "
-                 "above 1, updates point better with the weight)")
+                 "above 1, the weight turns updates towards it)")
     if sketched:
         lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
     return [*lines, f"what it means: {interpret(numbers, groups)}. This changes in training, so "

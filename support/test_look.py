@@ -134,7 +134,7 @@ def test_a_sketch_keeps_inner_products(monkeypatch):
 
 
 @pytest.mark.parametrize("alignment, length, words", [
-    ((1.10, 0.02), (5.0, 1.0), "point better"), ((0.90, 0.02), (5.0, 1.0), "point worse"),
+    ((1.10, 0.02), (5.0, 1.0), "better aligned"), ((0.90, 0.02), (5.0, 1.0), "worse aligned"),
     ((1.10, math.nan), (5.0, 1.0), "no difference"), ((1.10, 0.02), (1.5, 1.0), "--groups 1024")])
 def test_the_sentence_says_when_errors_are_too_large(alignment, length, words):
     assert words in look.interpret({"alignment": alignment, "length": length}, groups=256)
