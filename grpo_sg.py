@@ -1159,7 +1159,7 @@ class Run:
     The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each step and each
     evaluation), samples.jsonl (completions as text, with their verdicts) and checkpoint-STEP/:
     model and tokenizer, which transformers can load, settings, and the state of the training.
-    A subclass with its own `log` sends the rows elsewhere, too: main(make_run=TheSubclass).
+    A subclass with its own `log` can also send the rows elsewhere: main(make_run=TheSubclass).
 
     Args:
         cfg: a Config.
@@ -1244,7 +1244,7 @@ class Run:
     def save_if_due(self, step, optimizer):
         """Save after the last step, after a signal, and every ten minutes. Return whether a
         signal ends the run. (One that comes while this saves ends it after the next step, which
-        is then saved, too.)"""
+        is then also saved.)"""
         stopped = self.stopped_by is not None
         late = time.time() - self.last_save > SAVE_SECONDS
         if self.out and (stopped or late or step == self.cfg.steps):
@@ -1562,7 +1562,7 @@ def errors_in_one_line():
         elif "learn" in called:
             phase, advice = "an update", ("lower --tokens_per_micro_batch, which helps down to the "
                                           "longest row; then add --gradient_checkpointing")
-        raise SystemExit(f"error: out of GPU memory in {phase}: {advice} (with --resume, too)")
+        raise SystemExit(f"error: out of GPU memory in {phase}: {advice} (with --resume as well)")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)

@@ -857,7 +857,7 @@ def list_messages(system, question):
 def render_chat(tokenizer, messages, kwargs):
     """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
     leaves out a text, as Phi-3's does the system prompt, the first turn has both texts.
-    Raises UserError if a text is missing then, too."""
+    Raises UserError if a text is still missing then."""
     attempts = [messages]
     system, *turns = messages
     if system["role"] == "system" and turns:

@@ -71,7 +71,7 @@ def compare_passes(model, prompt, tokens):
 
 
 def check_passes(model, prompt):
-    """Sample four tokens after a prompt, and after its second half: padding is tried, too."""
+    """Sample four tokens after a prompt, and after its second half: so padding is tried as well."""
     prompts = [prompt, prompt[len(prompt) // 2:]]
     drawn = grpo_sg.sample(model, prompts, max_new_tokens=4, stop_ids=[], temperature=0)
     for prompt, tokens in zip(prompts, drawn):

@@ -49,6 +49,18 @@ def test_links_and_anchors_exist(page):
             assert anchor in anchors_of(read), f"{path}#{anchor}"
 
 
+OLD_WORDS = (r"\b(in place of|beside|hardly|anew|surer|well[- ]formed|badly formed|points? better|"
+             r"as printed|what you lose)\b|, too[.,;)]|^#+ (Before|After)\b")
+
+
+@pytest.mark.parametrize("path", [
+    *PAGES, *ROOT.glob("*.py"), *ROOT.glob("[les]*/*.py"), *ROOT.glob("support/*/*.py")],
+    ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_and_programs_use_the_words_of_the_field(path):
+    if not path.name.startswith("test_"):
+        assert not re.search(OLD_WORDS, path.read_text(encoding="utf-8"), re.I | re.M)
+
+
 def find_commands():
     """Return (page, words after "python") of each command, without comments."""
     commands = []
