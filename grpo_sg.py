@@ -42,6 +42,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import inspect
 import json
 import math
@@ -1322,6 +1323,14 @@ def find_model(name, task):
     return name
 
 
+def hash_file(path):
+    """Return a hash of a file, or "" if there is none."""
+    if not os.path.isfile(path):
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
 def read_saved(folder, task=""):
     """Read settings.json in the folder of a model or a run, as a dict; {} if there is none, or
     if it was made for another task."""
@@ -1337,6 +1346,9 @@ def read_saved(folder, task=""):
     if task and short_name(task) != short_name(made_for):
         say(f"{folder} was made for --task {made_for}: its settings.json is not used")
         return {}
+    if task and saved.get("task_hash", hash_file(task)) != hash_file(task):
+        say(f"warning: {task} has changed since its tiny model was made (from {made_for}): run "
+            f"python -m support.tiny {task} again")
     return {name: saved[name] for name in kept_settings(Config()) if name in saved}
 
 

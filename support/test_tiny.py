@@ -84,6 +84,36 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     assert row["eval/accuracy"] == 1
 
 
+def test_a_tiny_model_belongs_to_one_task_as_it_was(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny, "PRETRAINED", str(tmp_path / "pretrained"))
+    tiny.main([script, "--steps", "1"])
+    flags = ["--task", script, "--model", "pretrained/short"]
+    assert grpo_sg.read_settings(flags).lr == 2e-4
+    assert "warning" not in capsys.readouterr().out
+    (tmp_path / script).write_text(f"{SCRIPT}# Another rule.\n")
+    assert grpo_sg.read_settings(flags).lr == 2e-4
+    assert ("short.py has changed since its tiny model was made" in (said := capsys.readouterr().out)
+            and "run python -m support.tiny short.py again\n" in said)
+    tiny.main([script, "--steps", "1"])
+    assert "warning" not in capsys.readouterr().out
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / script).write_text(SCRIPT)
+    made = (tmp_path / "pretrained" / "short" / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit, match=f"is the tiny model of {tmp_path}/short.py: give one of the two"):
+        tiny.main(["other/short.py", "--steps", "1"])
+    assert (tmp_path / "pretrained" / "short" / "model.safetensors").read_bytes() == made
+
+
+@pytest.mark.parametrize("name", ["math.py", "kk.py"])
+def test_a_file_with_the_name_of_our_task_does_not_replace_its_tiny_model(name, script, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "PRETRAINED", str(tmp_path / "pretrained"))
+    (tmp_path / name).write_text(SCRIPT)
+    with pytest.raises(SystemExit, match=f"error: {name} has the name of our task {name[:-3]}"):
+        tiny.main([name, "--steps", "1"])
+    assert not (tmp_path / "pretrained").exists()
+
+
 def test_equal_seeds_make_equal_models(script, tmp_path):
     states = []
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
@@ -143,6 +173,7 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
     ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
     ("solution=word[::-1]", "", "", "3 of 3 training problems have no solution to learn from"),
     ('tokens="."', 'tokens="("', "", r"its tokens must be a regular expression, not '\('"),
+    ('"steps": 30', '"stpes": 30', "", "SETTINGS has names that are not settings of a task: stpes"),
     ("warmup=80", "shortcuts=0.5", "", "has shortcuts 0.5, but no problem with a shortcut")])
 def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
     (tmp_path / script).write_text(SCRIPT.replace(old, new))

@@ -44,6 +44,7 @@ PUZZLES_OF_A_RUN = 4000
 NEW = dict(batch=64, lr=5e-3, betas=(0.8, 0.95))
 LOADED = dict(steps=60, batch=16, lr=2e-5, betas=(0.9, 0.99))
 NOT_SAVED = ("model", "out", "resume", "eval_only", "seed")
+PRETRAINED = os.path.join(grpo_sg.HERE, "support", "pretrained")
 
 
 # ---- The tiny model ----
@@ -226,7 +227,8 @@ def train(cfg, recipe, new):
 
 
 def save(policy, cfg, folder):
-    """Write the model's folder, with the settings of a run that starts from it."""
+    """Write the model's folder, with the settings of a run that starts from it. A hash of the
+    task's file shows a run whether a tiny model still fits the task."""
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
@@ -234,6 +236,8 @@ def save(policy, cfg, folder):
     for name, value in vars(cfg).items():
         if name not in NOT_SAVED and (value != defaults[name] or name in own):
             settings[name] = value
+    if not cfg.model:
+        settings["task_hash"] = grpo_sg.hash_file(cfg.task)
     grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
 
 
@@ -264,6 +268,9 @@ def read_settings(task, model, out, flags):
     absolute, because the run may start in another folder."""
     parser = grpo_sg.make_parser()
     _, own = tasks.load_task(task)
+    if unknown := own.keys() - vars(grpo_sg.Config()).keys():
+        raise UserError(f"--task {task}: SETTINGS has names that are not settings of a task: "
+                        f"{', '.join(sorted(unknown))}")
     puzzles = PUZZLES if task == "kk" else {}
     parser.set_defaults(**(own if model else {**TINY, **puzzles, **own}))
     cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))
@@ -275,6 +282,19 @@ def read_settings(task, model, out, flags):
     return cfg
 
 
+def check_name(task, folder):
+    """Raise UserError if the tiny model of the task would replace that of another task: a run finds
+    the model by the name of the task's file."""
+    stem = grpo_sg.short_name(task)
+    if stem in tasks.TASKS and stem != task:
+        raise UserError(f"{task} has the name of our task {stem}, whose tiny model it would "
+                        "replace: give the file another name")
+    made_for = os.path.join(grpo_sg.HERE, grpo_sg.read_saved(folder).get("task", task))
+    if os.path.isfile(made_for) and os.path.realpath(made_for) != os.path.realpath(task):
+        raise UserError(f"{folder} is the tiny model of {made_for}: give one of the two files "
+                        "another name")
+
+
 def main(argv=None):
     transformers.utils.logging.disable_progress_bar()  # it would garble our lines
     own, flags = read_flags(argv)
@@ -284,10 +304,12 @@ def main(argv=None):
             raise SystemExit(f"error: --{name} must be above 0, not {value}")
     with grpo_sg.errors_in_one_line():
         cfg = read_settings(task, model, out, flags)
-        policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
-        stem = os.path.basename(task).removesuffix(".py")
+        stem = grpo_sg.short_name(task)
         name = f"{stem}-{os.path.basename(model)}" if model else stem
-        folder = out or os.path.join(grpo_sg.HERE, "support", "pretrained", name)
+        folder = out or os.path.join(PRETRAINED, name)
+        if not model:
+            check_name(task, folder)
+        policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         if task == "kk" and not model:
             cfg.train_problems = min(cfg.train_problems, PUZZLES_OF_A_RUN)
         save(policy, cfg, folder)
