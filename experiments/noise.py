@@ -1,6 +1,6 @@
 """Does a better aligned update learn faster? Only the noise of the updates changes between runs.
 
-    python -m experiments.noise run     the runs of the rule, results/noise_rule.txt, with rows in
+    python -m experiments.noise run     the runs of the rule, results/rules.md#noise, with rows in
                                         results/noise.jsonl: 20 minutes on one idle core
     python -m experiments.noise show    the slope and the other outcomes
 
