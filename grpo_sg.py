@@ -1457,7 +1457,7 @@ def load(cfg):
     if not policy.stop_ids:
         raise SystemExit(f"error: --model {name} names no token that ends a completion: set "
                          "eos_token_id in its generation_config.json")
-    return policy, tasks.encode_problems(task, policy, cfg)
+    return policy, tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
 
 
 def describe_run(policy, task, run):

@@ -939,34 +939,35 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
 
-def check_words(policy, prompts, size):
+def check_words(tokenizer, stop_ids, prompts, size):
     """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
     does not know many of their words, as a tiny model's does not know those of another task."""
     ids = [token for prompt, _ in prompts[:100] for token in prompt]
     if max(ids, default=0) >= size:
         raise UserError(f"the tokenizer has tokens that the model lacks, such as "
-                        f"{policy.tokenizer.decode([max(ids)])}: resize the model's embeddings and "
+                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
                         "train them, or name another --model")
     # GPT-2's token for unknown words ends a text as well, so templates may write it.
-    unknown = ids.count(policy.tokenizer.unk_token_id)
-    if policy.tokenizer.unk_token_id not in policy.stop_ids and unknown > len(ids) / 20:
+    unknown = ids.count(tokenizer.unk_token_id)
+    if tokenizer.unk_token_id not in stop_ids and unknown > len(ids) / 20:
         raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
                         "model was made for another task or other settings; name another --model")
 
 
-def encode_problems(task, policy, cfg):
+def encode_problems(task, tokenizer, stop_ids, config, cfg):
     """Encode the prompts of a task. Returns the task without the problems whose prompt and
     completion do not fit into the model's context, and prints how many these are.
 
     cfg.system, if given, replaces the system prompt. With "none", prompts are the questions and
     nothing else, because the tiny models, whose settings.json says so, know no other words.
-    Raises UserError if a split has no problem or the model cannot read the prompts.
+    config is the model's. Raises UserError if a split has no problem or the model cannot read
+    the prompts.
     """
     if cfg.system == "none":
         task = task._replace(system="", opening="")
     elif cfg.system:
         task = task._replace(system=cfg.system)
-    config = policy.model.config.get_text_config()
+    config = config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or math.inf
     # With a tool, a completion is longer: support/tools.py says how long.
     longest = getattr(task.write, "longest", None)
@@ -977,8 +978,8 @@ def encode_problems(task, policy, cfg):
         if not problems:
             raise UserError(f"--task {task.name} has no {split} problems: give some")
         questions = [problem.question for problem in problems]
-        prompts = encode_prompts(policy.tokenizer, task, questions, cfg.chat_template_kwargs)
-        check_words(policy, prompts, config.vocab_size)
+        prompts = encode_prompts(tokenizer, task, questions, cfg.chat_template_kwargs)
+        check_words(tokenizer, stop_ids, prompts, config.vocab_size)
         encoded[split] = [problem._replace(prompt=prompt, opening=opening)
                           for problem, (prompt, opening) in zip(problems, prompts)
                           if len(prompt) + longest <= context]

@@ -1613,7 +1613,7 @@ def test_the_system_prompt_can_be_replaced_or_left_out(system, first, opening):
     policy = grpo_sg.Policy(build_model(vocab_size=260), byte_tokenizer(CHAT), {0})
     problems = [tasks.Problem("Who?", "")]
     task = chat_task(train=problems, valid=problems, test=problems, opening="<think>")
-    problem = tasks.encode_problems(task, policy, grpo_sg.Config(system=system)).test[0]
+    problem = encode(task, policy, grpo_sg.Config(system=system)).test[0]
     assert policy.tokenizer.decode(problem.prompt) == (
         f"{first}<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n{opening}")
     assert problem.opening == opening
@@ -1658,14 +1658,14 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
 def test_long_prompts_are_dropped_with_a_count(capsys):
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
-    short = tasks.encode_problems(task, policy, cfg)
+    short = encode(task, policy, cfg)
     assert [p.question for p in short.train] == ["who", "what"]
     assert "1 of 3 train problems" in (printed := capsys.readouterr().out)
     cfg.max_new_tokens = 4095 - int(re.search(r"lower --max_new_tokens by (\d+) to keep", printed)[1])
-    assert len(tasks.encode_problems(task, policy, cfg).train) == 3 and capsys.readouterr().out == ""
+    assert len(encode(task, policy, cfg).train) == 3 and capsys.readouterr().out == ""
     cfg.max_new_tokens = 6
     tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
-    assert tasks.encode_problems(task._replace(write=tool), policy, cfg).train == short.train
+    assert encode(task._replace(write=tool), policy, cfg).train == short.train
 
 
 @pytest.mark.parametrize("question, words", [
@@ -1675,19 +1675,19 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
 def test_a_split_that_the_model_cannot_read_is_one_line(question, words):
     policy, task, cfg = build_toy()
     problems = [tasks.Problem("who " * 19 + "Zo\u00eb", "yes")]
-    task = tasks.encode_problems(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
+    task = encode(task._replace(train=problems, valid=problems, test=problems), policy, cfg)
     policy.model.config.vocab_size = 9  # without the last word, `always`
     for split in ("train", "valid", "test"):
         other = [tasks.Problem(question, "yes")] if question else []
         with pytest.raises(tasks.UserError, match=words.replace("SPLIT", split)):
-            tasks.encode_problems(task._replace(**{split: other}), policy, cfg)
+            encode(task._replace(**{split: other}), policy, cfg)
 
 
 def test_an_unknown_token_that_ends_a_turn_is_no_unknown_word():
     """As in GPT-2, whose templates write it."""
     policy, task, cfg = build_toy()
     policy.stop_ids.add(policy.tokenizer.unk_token_id)
-    tasks.encode_problems(task._replace(train=[tasks.Problem("who [UNK]", "yes")]), policy, cfg)
+    encode(task._replace(train=[tasks.Problem("who [UNK]", "yes")]), policy, cfg)
 
 
 # ==== The model: loading and its device ====
@@ -2316,6 +2316,10 @@ def verify_toy(text, gold):
     return tasks.Verdict(gold in text.split(), text != "")
 
 
+def encode(task, policy, cfg):
+    return tasks.encode_problems(task, policy.tokenizer, policy.stop_ids, policy.model.config, cfg)
+
+
 def build_toy(seed=0, dropout=0.0, change=None, **settings):
     """Build (policy, task, cfg). change: a dict of fields of the task to replace."""
     usual = dict(steps=25, prompts=3, group_size=16, lr=5e-3, temperature=1.0, updates=2,
@@ -2328,7 +2332,7 @@ def build_toy(seed=0, dropout=0.0, change=None, **settings):
                         attention_dropout=dropout)
     model.generation_config.eos_token_id = 0
     policy = grpo_sg.Policy(model, word_tokenizer(WORDS), {0})
-    return policy, tasks.encode_problems(task._replace(**change or {}), policy, cfg), cfg
+    return policy, encode(task._replace(**change or {}), policy, cfg), cfg
 
 
 def parameters_of(model):

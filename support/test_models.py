@@ -100,7 +100,7 @@ def test_a_training_step_changes_the_model_and_its_checkpoint_restores_it(name, 
     cfg = grpo_sg.Config(prompts=4, group_size=4, max_new_tokens=8, temperature=1.0, beta=0.1,
                          lr=1e-2, steps=1, out=str(tmp_path / "run"))
     policy = grpo_sg.Policy(build(name), Words(), set(range(9)))
-    task = tasks.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, policy.tokenizer, policy.stop_ids, policy.model.config, cfg)
     before = policy.model.get_output_embeddings().weight.clone()
     run = grpo_sg.Run(cfg, policy, cfg.out)
     grpo_sg.train(policy, task, cfg, run, reference=build(name))

@@ -32,7 +32,7 @@ def check_pretrained(name, accuracy):
     shapes = [{key: p.shape for key, p in each.state_dict().items()} for each in (made, model)]
     assert shapes[0] == shapes[1] and type(made) is type(model)
     policy = grpo_sg.Policy(model.eval(), tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    task = tasks.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     # On another processor, rounding may change a token or two.
     assert row["eval/accuracy"] == pytest.approx(accuracy, abs=0.02)

@@ -11,7 +11,7 @@ import grpo_sg
 import tasks
 from support import tiny, tools
 from support.tools import Tool
-from test_grpo_sg import build_model, build_toy, word_tokenizer
+from test_grpo_sg import build_model, build_toy, encode, word_tokenizer
 
 
 STOP = "</search>"
@@ -155,7 +155,7 @@ def test_the_context_must_hold_the_tools_answers(capsys):
     task = task._replace(write=Tool(count_calls, STOP, 4))
     for most, kept in ((418, 3), (419, 2)):
         cfg.max_new_tokens = most
-        assert len(tasks.encode_problems(task, policy, cfg).train) == kept
+        assert len(encode(task, policy, cfg).train) == kept
     cfg.max_new_tokens = 420
     with pytest.raises(tasks.UserError, match="3 of 3 train problems"):
-        tasks.encode_problems(task, policy, cfg)
+        encode(task, policy, cfg)

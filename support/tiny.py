@@ -216,7 +216,7 @@ def train(cfg, recipe, new):
                             gradient_checkpointing=cfg.gradient_checkpointing)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     check_lengths(task, tokenizer, cfg)
-    task = tasks.encode_problems(task, policy, cfg)
+    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     if new:
         recipe = {"steps": task.warmup, **recipe}
     steps = recipe["steps"]
