@@ -27,8 +27,7 @@ def group_advantages(rewards, *, eps=1e-6):
 
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None,
-                 clip_low=0.2, clip_high=0.24, beta=0.0, loss_agg_mode="token-mean",
-                 denominator=None):
+                 clip_low=0.2, clip_high=0.24, beta=0.0, denominator=None):
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
     r = (logps - old_logps.detach()).masked_fill(~mask, 0.0).exp()
@@ -41,13 +40,7 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
         kl = log_x.exp() - 1 - log_x
         objective = objective - beta * kl
     objective = objective.masked_fill(~mask, 0.0)
-    lengths = mask.sum(1)
-    if loss_agg_mode == "seq-mean-token-mean":
-        objective = objective.sum(1) / lengths.clamp(min=1)
-        count = (lengths > 0).sum()
-    else:
-        count = lengths.sum()
-    loss = -objective.sum() / (denominator or count.clamp(min=1))
+    loss = -objective.sum() / (denominator or mask.sum().clamp(min=1))
     return loss, {}
 
 
@@ -99,8 +92,7 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
         loss, _ = grpo_sg_loss(
             logps, batch.old_logps, batch.advantages, batch.mask,
             weights=grpo_sg.weigh(logps, cfg), ref_logps=batch.ref_logps,
-            clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-            loss_agg_mode=cfg.loss_agg_mode)
+            clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)

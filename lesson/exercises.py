@@ -29,14 +29,14 @@ def group_advantages(rewards, *, eps=1e-6):
     """Return A = (R - mean R) / (std R + eps) of each group.
 
     rewards: (P, G), a group in each row, G >= 2, of any dtype. Returns (P, G), float32. std is
-    the sample standard deviation (over G - 1). A group of equal rewards gets exactly 0. Compute
-    in float64: 100000 and 100001 differ by a large part of their std.
+    the sample standard deviation (over G - 1). That is the core. Others also rely on this: a group
+    of equal rewards gets exactly 0, and in float64 the mean of 100000 and 100001 is not rounded.
     """
     raise NotImplementedError("group_advantages")
 
 
 def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
-                 clip_high=0.24, beta=0.0, loss_agg_mode="token-mean", denominator=None):
+                 clip_high=0.24, beta=0.0, denominator=None):
     """Return (loss to minimize, dict of statistics: here it may be empty).
 
     The objective of a token is w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) - beta KL, with
@@ -45,12 +45,12 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
 
     logps, old_logps, ref_logps, weights: (B, T); only logps gets a gradient. weights=None: all
     are 1. advantages: (B,) or (B, T). mask: (B, T), bool or 0 and 1, true on completion tokens.
-    Elsewhere all inputs may be nan, and neither the loss nor the gradient may become nan.
-    loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean": first the
-    mean over each completion's tokens, then the mean of these (completions without tokens left
-    out). A batch without tokens has the loss 0. denominator: if this is only a part of a larger
-    batch, divide by this number instead of the number of tokens (in the second mode: of
-    completions).
+    Elsewhere all inputs may be nan, and neither the loss nor the gradient may become nan. A batch
+    without tokens has the loss 0. denominator: if this is only a part of a larger batch, divide by
+    this number instead of the number of tokens.
+
+    The core is the loss for weights that are given, finite numbers everywhere, a mask of bool, (B,)
+    advantages, and beta = 0.
     """
     raise NotImplementedError("grpo_sg_loss")
 
@@ -99,8 +99,8 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     Shuffle a copy of the completions (by the seed) and cut it into cfg.updates minibatches whose
     sizes differ by at most one. Each makes one update, by calling your grpo_sg_loss. r compares
     with the policy that sampled, which is the policy before the first update. The weights are
-    grpo_sg.weigh(logps, cfg); the other settings of the loss are cfg.clip_low, clip_high, beta
-    and loss_agg_mode; cfg.temperature is that of all log-probabilities. Each gradient is cut to a
+    grpo_sg.weigh(logps, cfg); the other settings of the loss are cfg.clip_low, clip_high and
+    beta; cfg.temperature is that of all log-probabilities. Each gradient is cut to a
     norm of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing.
     (grpo_sg.learn returns statistics, and cuts a minibatch into parts that fit into memory.)
     Leave the completions as they are, and the model in eval mode.

@@ -1,13 +1,16 @@
 """Grade the exercises: run the project's tests on your functions, and give hints.
 
-    python -m lesson.grade               what is done, and what comes next: a few seconds
+    python -m lesson.grade               the core of the method, two functions: a few seconds
+    python -m lesson.grade all           all eight functions, so that others can rely on them
     python -m lesson.grade draw          the first failure of one function
     python -m lesson.grade draw --hint   a hint
     python -m lesson.grade draw --long   all that pytest says
 
 The first command copies lesson/exercises.py to my_exercises.py, next to grpo_sg.py. Write your
-bodies there: git ignores that file, and nothing overwrites it. A section of test_grpo_sg.py whose
-heading is "# ---- 5. draw: ..." has the tests of `draw`, which call your function here.
+bodies there: git ignores that file, and nothing overwrites it. lesson/test_core.py has the tests
+of the core, with usual numbers. test_grpo_sg.py tests the rest: number types, integer rewards, the
+KL, parts of a batch, nan at padding. There a section whose heading is "# ---- 5. draw: ..." has the
+tests of `draw`, which call your function here.
 """
 import argparse
 import importlib.util
@@ -18,7 +21,7 @@ import shutil
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TESTS = ROOT / "test_grpo_sg.py"
+TESTS, CORE = ROOT / "test_grpo_sg.py", ROOT / "lesson/test_core.py"
 BLANK, MINE = ROOT / "lesson/exercises.py", ROOT / "my_exercises.py"
 HINTS = {
     "token_weights":
@@ -49,9 +52,9 @@ HINTS = {
 }
 
 
-def read_sections():
-    """Return {function: names of its tests}, from the numbered headings of test_grpo_sg.py."""
-    lesson = TESTS.read_text(encoding="utf-8").split("\n# ==== ")[0]
+def read_sections(path):
+    """Return {function: names of its tests}, from the numbered headings of a file of tests."""
+    lesson = path.read_text(encoding="utf-8").split("\n# ==== ")[0]
     sections = {}
     for section in lesson.split("\n# ---- ")[1:]:
         function = re.match(r"\d+\. (\w+): ", section)[1]
@@ -71,7 +74,8 @@ class Grader:
     def pytest_collection_modifyitems(self, items):
         """Replace grpo_sg's functions, which the file of the tests imports, by the module's."""
         for function in HINTS:
-            self.patch.setattr(items[0].module, function, getattr(self.module, function))
+            if hasattr(items[0].module, function):
+                self.patch.setattr(items[0].module, function, getattr(self.module, function))
         if not self.long:  # the code of a failure takes pytest seconds
             for item in items:
                 item.repr_failure = first_line
@@ -88,11 +92,11 @@ def first_line(failure):
     return failure.exconly(tryshort=True).split("\n")[0]
 
 
-def run_tests(module, functions, long=False):
-    """Run the tests of these functions on the module's, and print what pytest says if long.
+def run_tests(module, path, functions, long=False):
+    """Run a file's tests of these functions on the module's, and print what pytest says if long.
     Returns {function: [None, or what fails, for each case of its tests]}."""
-    sections = read_sections()
-    tests = [f"{TESTS}::{test}" for function in functions for test in sections[function]]
+    sections = read_sections(path)
+    tests = [f"{path}::{test}" for function in functions for test in sections[function]]
     # Without the last plugin's garbage collection a run takes half of the time.
     options = ["-q" if long else "-pno:terminal", "-pno:cacheprovider", "-pno:unraisableexception"]
     with pytest.MonkeyPatch.context() as patch:
@@ -117,44 +121,54 @@ def load_module(path):
     return module
 
 
-def show(module, wanted=None):
-    """Print what is done and what comes next; or, with a name, what fails of this function."""
-    names = [wanted] if wanted else list(HINTS)
-    print(f"running the tests of {', '.join(names)} on {module.__name__}.py", flush=True)
-    results = run_tests(module, names)
+def show(module, path, names, part):
+    """Print which functions pass a file's tests, and the first failure. Returns whether all do."""
+    results = run_tests(module, path, names)
     todo = [name for name in names if any(results[name])]
-    done = [name for name in names if name not in todo]
-    print(f"{len(done)} of {len(names)} done{': ' if done else ''}{', '.join(done)}")
+    done = len(names) - len(todo)
+    print(f"{done} of {len(names)}: {part} {'not done yet' if todo else 'done'}")
     for name in todo:
-        failures = list(filter(None, results[name]))
-        print(f"{name}: {results[name].count(None)} of {len(results[name])} tests pass")
+        print(f"    {name}: {results[name].count(None)} of {len(results[name])} tests pass")
         if name == todo[0]:
-            print(f"    {failures[0]}\n    for a hint: python -m lesson.grade {name} --hint")
-    if not todo and not wanted:
+            print(f"        {next(filter(None, results[name]))}")
+            print(f"        for a hint: python -m lesson.grade {name} --hint")
+    return not todo
+
+
+def grade(module, wanted):
+    """Print how far the reader is: with the core, with all functions, or with the one wanted."""
+    names = list(HINTS) if wanted in ("core", "all") else [wanted]
+    core = [name for name in read_sections(CORE) if name in names]
+    print(f"running the tests on {module.__name__}.py", flush=True)
+    done = not core or show(module, CORE, core, "core")
+    if done and wanted == "core":
+        print("Others rely on more, such as number types and nan: python -m lesson.grade all")
+    elif done and show(module, TESTS, names, "the rest, on which others rely,") and len(names) > 1:
         print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m lesson.grade", description="Grade the exercises in my_exercises.py.")
-    parser.add_argument("function", choices=HINTS, metavar="NAME", nargs="?",
-                        help=f"show what fails of this function: {', '.join(HINTS)}")
+    parser.add_argument("part", choices=["core", "all", *HINTS], metavar="PART", nargs="?",
+                        default="core", help="the core (if nothing is given), all, or the name of "
+                        f"one function: {', '.join(HINTS)}")
     parser.add_argument("--hint", action="store_true", help="print a hint for the function")
     parser.add_argument("--long", action="store_true", help="print all that pytest says of it")
     args = parser.parse_args(argv)
-    if (args.hint or args.long) and not args.function:
+    if (args.hint or args.long) and args.part not in HINTS:
         parser.error(f"name the function: one of {', '.join(HINTS)}")
     if args.hint:
-        print(f"{args.function}: {HINTS[args.function]}")
+        print(f"{args.part}: {HINTS[args.part]}")
         return
     if not MINE.exists():
         shutil.copy(BLANK, MINE)
         print(f"copied lesson/exercises.py to {MINE.name}: write your bodies there")
     module = load_module(MINE)
     if args.long:
-        run_tests(module, [args.function], long=True)
+        run_tests(module, TESTS, [args.part], long=True)
     else:
-        show(module, args.function)
+        grade(module, args.part)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 import inspect
 import pathlib
 import re
+import textwrap
 
 import pytest
 
@@ -24,21 +25,24 @@ def test_the_signatures_are_the_projects():
     for name in NAMES:
         heads = (inspect.signature(getattr(module, name)) for module in (exercises, grpo_sg))
         own, projects = ([parameter.replace(annotation=parameter.empty)
-                          for parameter in head.parameters.values()] for head in heads)
+                          for parameter in head.parameters.values()
+                          if parameter.name != "loss_agg_mode"] for head in heads)
         assert own == projects, name
 
 
 def test_each_exercise_has_tests_and_a_hint(capsys):
-    sections = grade.read_sections()
+    sections, core = grade.read_sections(grade.TESTS), grade.read_sections(grade.CORE)
     assert list(sections) == list(grade.HINTS) == NAMES
-    tests = sum(sections.values(), [])
-    assert all(sections.values()) and len(tests) == len(set(tests))
+    assert list(core) == ["group_advantages", "grpo_sg_loss"]
+    for file in sections, core:
+        tests = sum(file.values(), [])
+        assert all(file.values()) and len(tests) == len(set(tests))
     for name in NAMES:
         grade.main([name, "--hint"])
         assert re.match(rf"{name}: .{{40}}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("flags", [["drew"], ["--hint"], ["--long"]])
+@pytest.mark.parametrize("flags", [["drew"], ["--hint"], ["all", "--hint"], ["core", "--long"]])
 def test_wrong_arguments_are_refused_with_the_names(flags, capsys):
     with pytest.raises(SystemExit):
         grade.main(flags)
@@ -48,22 +52,80 @@ def test_wrong_arguments_are_refused_with_the_names(flags, capsys):
 def test_blank_exercises_fail_and_the_readers_file_is_made_once(reader, capsys):
     grade.main([])
     copied, _, done, first, failure, hint, *others = capsys.readouterr().out.splitlines()
-    assert copied.startswith("copied lesson/exercises.py to mine.py") and done == "0 of 8 done"
+    assert copied.startswith("copied lesson/exercises.py to mine.py")
+    assert done == "0 of 2: core not done yet"
     assert reader.read_text() == inspect.getsource(exercises)
-    assert first.startswith("token_weights: 0 of ") and len(others) == 7
-    assert failure.endswith("NotImplementedError: token_weights")
-    assert hint.endswith("python -m lesson.grade token_weights --hint")
+    assert first.strip().startswith("group_advantages: 0 of ") and len(others) == 1
+    assert failure.endswith("NotImplementedError: group_advantages")
+    assert hint.endswith("python -m lesson.grade group_advantages --hint")
     reader.write_text("# my work")
     with pytest.raises(SystemExit, match="mine.py has no function token_weights"):
         grade.main([])
     assert reader.read_text() == "# my work"
 
 
+def write_bodies(reader, bodies):
+    """Write the exercises with these bodies: {function: lines}."""
+    text = inspect.getsource(exercises)
+    for function, body in bodies.items():
+        blank = f'    raise NotImplementedError("{function}")'
+        assert text.count(blank) == 1
+        text = text.replace(blank, textwrap.indent(textwrap.dedent(body).strip(), "    "))
+    reader.write_text(text)
+
+
+# As lesson/one_page.py writes it.
+FORMULA = """
+    mean, std = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
+    return (rewards - mean) / (std + 1e-6)"""
+PLAIN = """
+    A = advantages[:, None]
+    r = (logps - old_logps.detach()).exp()
+    objective = weights.detach() * torch.minimum(r * A, r.clamp(1 - clip_low, 1 + clip_high) * A)
+    return -(objective * mask).sum() / mask.sum(), {}"""
+
+
+@pytest.mark.parametrize("loss", [PLAIN, PLAIN.replace(
+    "(objective * mask).sum() / mask.sum()", "objective[mask].mean()")])
+def test_the_hour_ends_with_the_core_done(loss, reader, capsys):
+    write_bodies(reader, {"group_advantages": FORMULA, "grpo_sg_loss": loss})
+    grade.main([])
+    _, done, *_, end = capsys.readouterr().out.splitlines()
+    assert done == "2 of 2: core done" and end.endswith("python -m lesson.grade all")
+    grade.main(["grpo_sg_loss"])
+    _, core, rest, *_ = capsys.readouterr().out.splitlines()
+    assert core == "1 of 1: core done" and rest.startswith("0 of 1: the rest, on which others rely,")
+
+
+# What a body lacks, and the part of the core that fails first.
+LACKS = [("no std", "std + 1e-6", "1"), ("std over G", ".std(1, keep", ".std(1, False, keep"),
+         ("no eps", " + 1e-6", ""), ("std of the batch", "rewards.std(1, keepdim=True)", "rewards.std()"),
+         ("minimum", "torch.minimum(r * A, r.clamp", "(r.clamp"), ("clip", "1 - clip_low", "0.8"),
+         ("clip", "torch.minimum", "torch.maximum"), ("weight", "weights.detach() *", ""),
+         ("weight", "r = (logps - old_logps.detach()).exp()",
+          "r = weights.detach() * (logps - old_logps.detach()).exp()"),
+         ("mask", "(objective * mask).sum() / mask.sum()", "objective.mean()"),
+         ("mask", "(objective * mask).sum() / mask.sum()", "(objective * mask).mean()"),
+         ("mask", "mask).sum() / mask.sum()", "mask).sum(1).div(mask.sum(1)).mean()"),
+         ("constants", "weights.detach()", "weights"), ("ratio", "return -", "return "),
+         ("ratio", "(logps - old_logps.detach())", "(logps.detach() - old_logps)")]
+
+
+@pytest.mark.parametrize("part, right, wrong", LACKS)
+def test_a_core_that_lacks_a_part_fails(part, right, wrong, reader):
+    assert (FORMULA + PLAIN).count(right) == 1
+    write_bodies(reader, {"group_advantages": FORMULA.replace(right, wrong),
+                          "grpo_sg_loss": PLAIN.replace(right, wrong)})
+    results = grade.run_tests(grade.load_module(reader), grade.CORE, ["group_advantages", "grpo_sg_loss"])
+    failures = list(filter(None, sum(results.values(), [])))
+    assert failures and (right in FORMULA or f"[{part}]" in failures[0]), failures
+
+
 def test_the_answers_pass_all_tests(reader, capsys):
     reader.write_text(ANSWERS.read_text())
-    grade.main([])
-    _, done, end = capsys.readouterr().out.splitlines()
-    assert done == f"8 of 8 done: {', '.join(NAMES)}" and "whole method" in end
+    grade.main(["all"])
+    _, core, rest, end = capsys.readouterr().out.splitlines()
+    assert core == "2 of 2: core done" and rest.startswith("8 of 8: ") and "whole method" in end
 
 
 def test_the_long_report_is_pytests(reader, capfd):
@@ -116,7 +178,7 @@ def test_a_wrong_body_is_named(bugs, reader):
         assert body.count(right) == 1
         text = before + name + "\n\n\n".join([body.replace(right, wrong), *others])
     reader.write_text(text)
-    results = grade.run_tests(grade.load_module(reader), [function for function, *_ in bugs])
+    results = grade.run_tests(grade.load_module(reader), grade.TESTS, [function for function, *_ in bugs])
     for function, _, _, message in bugs:
         failures = list(filter(None, results[function]))
         assert any(message in failure for failure in failures), (function, failures)
