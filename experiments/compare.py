@@ -8,9 +8,10 @@ highest accuracy on validation problems, averaged over a run's validations and o
 Then both arms run at both own rates, or without tuning at each rate of --lr, with seeds 0, 1, ...
 Differences at equal rates show the effect of B; those at own rates include the luck of the tuning.
 
---rows gets a line for each run. After a kill the same command continues, also within a run. Runs
-with other settings, code, model or data are not used. --show runs nothing. It prints the rows of
-A and B that have the given flags, --lr and --seeds; those of other settings separately.
+--rows gets a line for each run. Ctrl-C, kill and a closed terminal also stop the run that is being
+made, which saves a checkpoint. Then the same command continues within that run. Runs with other
+settings, code, model or data are not used. --show runs nothing. It prints the rows of A and B that
+have the given flags, --lr and --seeds; those of other settings separately.
 """
 import argparse
 import datetime
@@ -19,6 +20,7 @@ import hashlib
 import json
 import math
 import pathlib
+import re
 import shutil
 import signal
 import statistics
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import time
 
+import filelock
 import torch
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -73,9 +76,15 @@ def list_jobs(args, rates, seeds, tuning):
             for seed in seeds for lr in rates for arm in (args.a, args.b)]
 
 
+def write_flags(arm):
+    """Return the settings of an arm as flags: "beta=0 people=3 4" is --beta=0 --people 3 4."""
+    flags = " ".join(f"--{word}" if "=" in word else word for word in arm.split())
+    return re.sub(r"=(\S+)(?= [^-])", r" \1", flags)
+
+
 def write_command(args, job):
     """Return the words of a run's command, without python and --out."""
-    flags = [f"--{setting}" for setting in job["arm"].split()]
+    flags = write_flags(job["arm"]).split()
     rate = [] if job["lr"] is None else [f"--lr={job['lr']}"]
     return ["grpo_sg.py", *args.flags, *flags, *rate, f"--seed={job['seed']}"]
 
@@ -131,11 +140,17 @@ def run_jobs(args, jobs, later=0):
 
 
 def make_run(words, folder):
-    """Run the command, or continue the run in its folder, and delete its checkpoint."""
-    if folder.is_dir() and get_last_checkpoint(folder):
-        words = [words[0], "--resume"]
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Run the command, or continue the run in its folder, and delete its checkpoint. Raises
+    SystemExit if a process uses the folder."""
+    try:
+        with filelock.FileLock(folder / "lock", timeout=0):
+            if get_last_checkpoint(folder):
+                words = [words[0], "--resume"]
+            else:
+                shutil.rmtree(folder)
+    except filelock.Timeout:  # kill -9 ends a comparison, but not its run
+        raise SystemExit(f"error: another process uses {folder}, perhaps the run of a comparison "
+                         "that was killed: wait for it, or stop it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     with open(log, "w", encoding="utf-8") as file:
@@ -147,7 +162,7 @@ def make_run(words, folder):
         except KeyboardInterrupt:
             process.terminate()  # it finishes its step and saves
             process.wait()
-            raise SystemExit("stopped; the same command continues")
+            raise
     if status:
         text = log.read_text("utf-8").strip()[-2000:]
         raise SystemExit(f"{text}\nerror: this run failed: python {' '.join(words)}")
@@ -270,8 +285,8 @@ def show(args):
     """Return lines about the file's rows with the given flags, by their settings and code."""
     groups = {}
     for row in read_rows(args.rows):
-        own = ("--seed=", "--lr=", *(f"--{setting}" for setting in row["arm"].split()))
-        settings = [word for word in row.get("command", "").split() if not word.startswith(own)]
+        command = f"{row.get('command', '')} ".replace(f" {write_flags(row['arm'])} ", " ")
+        settings = [word for word in command.split() if not word.startswith(("--seed=", "--lr="))]
         wanted = (row["arm"] in (args.a, args.b) and {*args.flags} <= {*settings}
                   and (not args.lr or row["lr"] in args.lr)
                   and (not args.seeds or row["tuning"] or row["seed"] < args.seeds))
@@ -344,13 +359,15 @@ def read_arguments(argv):
     parser.add_argument("--task", default="", help="a name or a file, as for grpo_sg.py")
     args, args.flags = parser.parse_known_args(argv)
     for setting in args.a + args.b:
-        if "=" not in setting:
+        if "=" not in setting and not setting.isdigit():
             parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
     if args.task:
         args.flags.insert(0, f"--task={args.task}")
     flags = [flag[2:] for flag in args.flags if flag.startswith("--")]
     for flag in (*flags, *args.a, *args.b):
         name = flag.partition("=")[0].replace("-", "_")
+        if name.isdigit():  # of people=3 4
+            continue
         if name in ("seed", "out", "resume", "eval_only") or name == "lr" and args.lr:
             parser.error(f"--{name}: compare sets it")
         if name not in vars(grpo_sg.Config()):
@@ -358,6 +375,8 @@ def read_arguments(argv):
     args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
     if args.a == args.b:
         parser.error("--a and --b are equal")
+    if args.seeds is not None and args.seeds < 1:
+        parser.error(f"--seeds must be 1 or more, not {args.seeds}")
     if args.tune_seeds and len(args.lr) < 2:
         parser.error("--tune_seeds needs two rates or more in --lr")
     if not args.show:
@@ -371,10 +390,15 @@ def read_arguments(argv):
 def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    print("\n".join(show(args) if args.show else carry_out(args)))
+    # kill and a closed terminal stop a comparison as Ctrl-C does: its run saves a checkpoint first.
+    for number in (signal.SIGTERM, grpo_sg.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, signal.default_int_handler)
+    try:
+        print("\n".join(show(args) if args.show else carry_out(args)))
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command continues")
 
 
 if __name__ == "__main__":
-    # SIGTERM stops a comparison as Ctrl-C does: its run saves a checkpoint first.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -1,9 +1,12 @@
 """A comparison finds a planted difference and no other, pairs by seed, and continues after a kill."""
 import json
+import os
 import pathlib
 import random
+import signal
 import subprocess
 
+import filelock
 import pytest
 
 import grpo_sg
@@ -20,7 +23,7 @@ class FakeRuns:
 
     def make(self, words, folder):
         self.commands.append(" ".join(words))
-        settings = dict(word.removeprefix("--").split("=") for word in words[1:])
+        settings = dict(word.removeprefix("--").split("=") for word in words[1:] if "=" in word)
         lr, shaping = float(settings.get("lr", 2e-5)), settings["shaping"]
         end = random.Random(settings["seed"]).uniform(0.2, 0.8) + self.gain * (shaping == "sg")
         end += random.Random(" ".join(words)).uniform(-0.01, 0.01)
@@ -105,6 +108,14 @@ def test_show_runs_nothing_obeys_its_flags_and_never_mixes_settings(runs, say):
     assert len(runs.commands) == 24
 
 
+def test_a_setting_may_be_a_list(runs, say):
+    for arm in (["people=3", "4"], ["people=3 4"]):
+        say("--a", "shaping=none", "--b", *arm, "shaping=sg", "--steps=5", "--seeds", "2", "--rows", f"{len(arm)}")
+    assert runs.commands[1].endswith("--steps=5 --people 3 4 --shaping=sg --seed=0") and runs.commands[:4] == runs.commands[4:]
+    shown = say("--a", "shaping=none", "--b", "people=3", "4", "shaping=sg", "--show", "--rows", "1")
+    assert shown.count("rows of: ") == 1 and "B minus A" in shown
+
+
 def test_a_missing_run_or_outcome_is_left_out(runs, say):
     arms = ["--a", "shaping=none", "steps=10", "--b", "shaping=none", "steps=60"]
     say(*arms, "--seeds", "3")
@@ -119,6 +130,7 @@ def test_a_missing_run_or_outcome_is_left_out(runs, say):
 
 @pytest.mark.parametrize("flags, message", [
     ("--a shaping=none --b shaping=none", "--a and --b are equal"),
+    ("--a shaping=none --b shaping=sg --seeds 0", "--seeds must be 1 or more, not 0"),
     ("--a shaping=none --b seed=3", "--seed: compare sets it"),
     ("--a shaping --b shaping=sg", "write a setting as NAME=VALUE"),
     ("--a shaping=none --b shaping=sg --tune_seeds 3", "--tune_seeds needs two rates"),
@@ -129,15 +141,16 @@ def test_mistakes_are_one_line_before_anything_runs(flags, message, runs, capsys
     assert message in capsys.readouterr().err and not runs.commands
 
 
-def test_real_runs_are_stopped_continued_and_compared(tmp_path, monkeypatch, say):
-    class Process:  # it trains in this process, and Ctrl-C ends the first wait
+@pytest.mark.parametrize("number", [grpo_sg.SIGHUP, signal.SIGTERM])
+def test_real_runs_are_stopped_continued_and_compared(number, tmp_path, monkeypatch, say):
+    class Process:  # it trains in this process, and a signal ends the first wait
         def __init__(self, words, **_):
             runs.append(list(map(str, words[2:])))
 
         def wait(self):
             grpo_sg.main(runs[-1])
             if len(runs) == 1:
-                raise KeyboardInterrupt
+                os.kill(os.getpid(), number)
 
         def terminate(self):
             self.wait = int  # the run has saved
@@ -154,6 +167,18 @@ def test_real_runs_are_stopped_continued_and_compared(tmp_path, monkeypatch, say
     assert "--shaping=ar --high=1.2 --seed=0" in b["command"] and b["arm"] == "shaping=ar high=1.2"
     assert -3 <= a["reward"] <= 3 and a["lr"] == 2e-4 and 0 <= a["mean"] <= 1 and a["date"]
     assert not [*tmp_path.glob("runs/compare/*/checkpoint*")]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_folder_that_a_run_uses_is_neither_removed_nor_resumed(checkpoint, tmp_path):
+    (path := tmp_path / "my_task.py").write_text("raise SystemExit('a second run')")
+    folder = tmp_path / "runs" / "1"
+    (folder / ("checkpoint-3" if checkpoint else "other")).mkdir(parents=True)
+    with filelock.FileLock(folder / "lock"), pytest.raises(SystemExit, match=f"^error: another process uses {folder}"):
+        compare.make_run([str(path)], folder)
+    assert len([*folder.iterdir()]) == 2
+    with pytest.raises(SystemExit, match="a second run"):  # its owner has gone
+        compare.make_run([str(path)], folder)
 
 
 def test_a_run_that_fails_says_why(tmp_path):
