@@ -636,29 +636,26 @@ def set_advantages(completions, group_size):
 
 # ---- 5. Training ----
 
-def train(policy, task, cfg, run=None, reference=None):
-    """Train with GRPO-SG for the remaining steps of cfg.steps.
+def train(policy, task, cfg, optimizer=None, done=0, reference=None):
+    """Train with GRPO-SG, one step after the other. This is a generator, so only a loop trains:
+
+        for row, completions in train(policy, task, cfg):
+            print(row["step"], row["reward"])
 
     Args:
         policy, task, cfg: as for `rollout`.
-        run: a Run, which logs the steps and saves checkpoints; by default one that only
-            keeps the rows.
+        optimizer: what changes policy.model; by default that of `make_optimizer`.
+        done: the number of steps that have been made before.
         reference: the model of the KL, needed if cfg.beta is above 0, such as a
             copy.deepcopy of policy.model.
 
-    Returns:
-        The rows of the training steps, a list of dicts.
+    Yields:
+        (row, completions) after each step up to cfg.steps: a dict of numbers (see
+        `make_step_row`) and the step's list of Completion.
     """
     assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
-    run = run or Run(cfg)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), cfg.lr, betas=(0.9, 0.99),
-                                  weight_decay=0, fused=True)
-    run.begin(optimizer)
-    for step in range(run.done + 1, cfg.steps + 1):
-        # Before the next step, so that a resumed run does not miss it. After the last one, the
-        # command line tests.
-        if step > 1 and (step - 1) % cfg.eval_every == 0:
-            evaluate_split(policy, task, cfg, run, step - 1, "valid")
+    optimizer = optimizer or make_optimizer(policy.model, cfg)
+    for step in range(done + 1, cfg.steps + 1):
         started = time.time()
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
@@ -673,11 +670,14 @@ def train(policy, task, cfg, run=None, reference=None):
         # Learn: make the better ones more likely, and the others less likely.
         sampled = time.time()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
-        row = make_step_row(step, completions, updates, cfg.group_size)
-        run.log_step(row, completions, sampled - started, time.time() - sampled)
-        if run.save_if_due(step, optimizer):  # after a signal, such as Ctrl-C
-            break
-    return run.rows
+        seconds = sampled - started, time.time() - sampled
+        yield make_step_row(step, completions, updates, cfg.group_size, *seconds), completions
+
+
+def make_optimizer(model, cfg):
+    """Return the optimizer of a run."""
+    return torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0,
+                             fused=True)
 
 
 def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
@@ -856,28 +856,22 @@ def add_mean(row, key, values):
         row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
 
 
-def evaluate_split(policy, task, cfg, run, step, split):
-    """Evaluate on the problems of "valid" or "test" and log the row and the greedy
-    completions. Returns the row."""
-    samples = cfg.eval_samples if split == "test" else 0
-    row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
-    row = {"step": step, "split": split, **row}
-    run.log(row, greedy)
-    say(f"{split} after step {step}: greedy {in_words(row)}")
-    return row
-
-
 # From here on it is rows, loading, files and flags: a reader of the method can stop.
 
 # ---- 7. What is logged ----
 
-def make_step_row(step, completions, updates, group_size):
-    """Return the row of a training step: means over completions and over updates."""
+def make_step_row(step, completions, updates, group_size, seconds_sampling, seconds_update):
+    """Return the row of a training step: means over completions and over updates, and how long
+    both parts of the step took."""
     groups = split_groups(completions, group_size)
+    tokens = sum(sum(c.mask) for c in completions)
     return {"step": step, "reward": mean(c.reward for c in completions),
             **average_completions(completions), **average_updates(updates),
             # of zero-variance groups; TRL calls it frac_reward_zero_std
-            "equal_groups": 1 - mean(has_signal(group) for group in groups)}
+            "equal_groups": 1 - mean(has_signal(group) for group in groups),
+            "tokens_per_second": tokens / max(seconds_sampling, 1e-9),
+            "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
+            "seconds": seconds_sampling + seconds_update}
 
 
 def split_groups(completions, n):
@@ -1155,7 +1149,7 @@ def first_line(error):
 
 
 class Run:
-    """Log the steps of `train`, save checkpoints, and continue from one.
+    """Log the steps of a training, save checkpoints, and continue from one.
 
     The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each step and each
     evaluation), samples.jsonl (completions as text, with their verdicts) and checkpoint-STEP/:
@@ -1165,58 +1159,52 @@ class Run:
     Args:
         cfg: a Config.
         policy: the Policy to save.
-        out: a new or empty folder or, with cfg.resume, that of a run; with "" nothing is
-            written, and the run only keeps its rows.
+        out: a new or empty folder or, with cfg.resume, that of a run.
     """
 
-    def __init__(self, cfg, policy=None, out=""):
-        assert policy or not out, "to write checkpoints, a Run needs the policy"
+    def __init__(self, cfg, policy, out):
         self.cfg = cfg
         self.policy = policy
         self.out = out
         self.state = {"step": 0, "logs": {}}
-        self.rows = []          # of the training steps of this process
+        self.seconds = []       # of the steps of this process
         self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
         settings = os.path.join(out, "settings.json")
-        if out and cfg.resume:
+        if cfg.resume:
             self.state = load_state(out)
             # A full disk leaves the old settings as they are.
             write_json(f"{settings}.new", kept_settings(cfg))
             os.replace(f"{settings}.new", settings)
             cut_logs(out, self.state["logs"])
-        elif out:
+        else:
             os.makedirs(out, exist_ok=True)
             # "x" fails if another run has just begun in this folder.
             write_json(settings, kept_settings(cfg), mode="x")
         self.done = self.state["step"]
+        self.last_save = time.time()
 
-    def begin(self, optimizer):
+    def restore(self, optimizer):
         """Give the optimizer its state in the checkpoint, if there is one."""
         if "optimizer" in self.state:
             optimizer.load_state_dict(self.state["optimizer"])
             optimizer.param_groups[0]["lr"] = self.cfg.lr  # --resume may change it
-        self.last_save = time.time()
 
-    def log_step(self, row, completions, seconds_sampling, seconds_update):
+    def log_step(self, row, completions):
         """Log a step's row and one group of its completions, if possible one with unequal
         rewards; log all completions if an update was skipped."""
         groups = split_groups(completions, self.cfg.group_size)
         shown = next(filter(has_signal, groups), groups[0])
-        tokens = sum(sum(c.mask) for c in completions)
-        row = {**row, "tokens_per_second": tokens / max(seconds_sampling, 1e-9),
-               "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
-               "seconds": seconds_sampling + seconds_update}
         if torch.cuda.is_available():
             row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         self.log(row, completions if row["skipped"] else shown)
-        self.rows.append(row)
+        self.seconds.append(row["seconds"])
         self.done = row["step"]
         self.show(row)
 
     def show(self, row):
         """Print a step's numbers, and a warning if the last steps had no gradient."""
-        left = (self.cfg.steps - self.done) * mean(row["seconds"] for row in self.rows)
+        left = (self.cfg.steps - self.done) * mean(self.seconds)
         weight = "" if row["weight_mean"] is None else f"mean w {row['weight_mean']:.2f}, "
         say(f"step {self.done} of {self.cfg.steps}: reward {row['reward']:.2f}, sampled accuracy "
             f"{row['accuracy']:.2f}, {weight}grad_norm {row['grad_norm']:.2f}, "
@@ -1231,8 +1219,6 @@ class Run:
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
-        if not self.out:
-            return
         samples = [{"step": row["step"], "split": row.get("split", "train"),
                     "question": c.problem.question, "answer": c.problem.answer,
                     "completion": c.transcript, **verdict_of(c)} for c in completions]
@@ -1242,14 +1228,14 @@ class Run:
                     file.write(json.dumps(each, default=str, skipkeys=True) + "\n")
                 self.state["logs"][name] = file.tell()
 
-    def save_if_due(self, step, optimizer):
+    def save_if_due(self, optimizer):
         """Save after the last step, after a signal, and every ten minutes. Return whether a
         signal ends the run. (One that comes while this saves ends it after the next step, which
         is then also saved.)"""
         stopped = self.stopped_by is not None
         late = time.time() - self.last_save > SAVE_SECONDS
-        if self.out and (stopped or late or step == self.cfg.steps):
-            self.save(step, optimizer)
+        if stopped or late or self.done == self.cfg.steps:
+            self.save(self.done, optimizer)
             self.last_save = time.time()
         return stopped
 
@@ -1521,20 +1507,46 @@ def carry_out(policy, task, cfg, run):
     if run.done:
         say(f"resuming after step {run.done}")
     else:
-        describe_signal(evaluate_split(policy, task, cfg, run, 0, "test"), cfg)
+        describe_signal(evaluate_split(policy, task, cfg, run, "test"), cfg)
     if cfg.eval_only:
         return
-    # of the KL: the initial policy
-    reference = prepare(load_model(cfg.model)[0], policy.model.device) if cfg.beta else None
     with stopped_by_signals(run):
-        train(policy, task, cfg, run, reference)
+        train_and_save(policy, task, cfg, run)
     if run.stopped_by:
         say(f"stopped by {signal.Signals(run.stopped_by).name}; continue with --resume --out "
             f"{run.out}")
         raise SystemExit(128 + run.stopped_by)
-    evaluate_split(policy, task, cfg, run, run.done, "test")
+    evaluate_split(policy, task, cfg, run, "test")
     describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg, task.floor)
     say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
+
+
+def train_and_save(policy, task, cfg, run):
+    """Train for the steps that are left, with validations, logs and checkpoints."""
+    # of the KL: the initial policy
+    reference = prepare(load_model(cfg.model)[0], policy.model.device) if cfg.beta else None
+    optimizer = make_optimizer(policy.model, cfg)
+    run.restore(optimizer)
+    steps = train(policy, task, cfg, optimizer, run.done, reference)
+    while run.done < cfg.steps:
+        # The validation of the last step comes here, so that a resumed run makes the one that
+        # a stopped run did not make.
+        if run.done and run.done % cfg.eval_every == 0:
+            evaluate_split(policy, task, cfg, run, "valid")
+        run.log_step(*next(steps))
+        if run.save_if_due(optimizer):  # after a signal, such as Ctrl-C
+            break
+
+
+def evaluate_split(policy, task, cfg, run, split):
+    """Evaluate on the problems of "valid" or "test" and log the row and the greedy
+    completions. Returns the row."""
+    samples = cfg.eval_samples if split == "test" else 0
+    row, greedy = evaluate(policy, task, getattr(task, split), cfg, samples=samples)
+    row = {"step": run.done, "split": split, **row}
+    run.log(row, greedy)
+    say(f"{split} after step {run.done}: greedy {in_words(row)}")
+    return row
 
 
 @contextlib.contextmanager

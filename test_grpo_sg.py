@@ -962,7 +962,7 @@ def test_training_is_this_loop():
     policy, task, cfg = build_toy(**settings)
     cfg.seed = 7
     reference = build_model(vocab_size=len(WORDS), seed=9)
-    rows = grpo_sg.train(policy, task, cfg, reference=reference)
+    rows = [row for row, _ in grpo_sg.train(policy, task, cfg, reference=reference)]
     slow, _, _ = build_toy(**settings)
     optimizer = torch.optim.AdamW(slow.model.parameters(), 0.02, betas=(0.9, 0.99), weight_decay=0)
     for row, step in zip(rows, (1, 2, 3), strict=True):
@@ -1031,15 +1031,17 @@ def test_a_row_has_means_over_its_completions_and_updates():
             updates.append({key: rng.uniform(0, 9) for key in keys} | {"count": 5.0, "skipped": False})
             if rng.random() < 0.3:
                 updates[-1] |= {"skipped": True, rng.choice(["norm", "loss", "kls"]): math.nan}
-        row = grpo_sg.make_step_row(number, completions, updates, G)
+        row = grpo_sg.make_step_row(number, completions, updates, G, 2.0, 3.0)
         expected = slow_step_row(number, completions, updates, G)
+        expected |= {"seconds_sampling": 2, "seconds_update": 3, "seconds": 5,
+                     "tokens_per_second": sum(c.mask.count(True) for c in completions) / 2}
         assert row == {key: pytest.approx(value) for key, value in expected.items()}
         json.dumps(row, allow_nan=False)
 
 
 def test_learning_raises_the_reward():
     policy, task, cfg = build_toy(steps=16, prompts=5, eval_every=100)  # there are 3
-    rewards = [row["reward"] for row in grpo_sg.train(policy, task, cfg)]
+    rewards = [row["reward"] for row, _ in grpo_sg.train(policy, task, cfg)]
     first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
     assert last > first + 2, f"the mean reward went from {first:.2f} to {last:.2f} in 16 steps"
 
@@ -1167,6 +1169,10 @@ def test_the_settings_defaults_are_those_of_the_functions():
     assert (cfg.shaping, cfg.lr, cfg.temperature, cfg.updates, cfg.group_size) == ("sg", 1e-6, 0.7, 2, 8)
 
 
+def train_all(*args, **settings):
+    return list(grpo_sg.train(*args, **settings))
+
+
 LOSS = dict(logps=torch.zeros(5, 7), old_logps=torch.zeros(5, 7), advantages=torch.ones(5),
             mask=torch.ones(5, 7))
 LOGPS = dict(model=None, ids=torch.ones(1, 2), mask=torch.tensor([[False, True]]))
@@ -1191,7 +1197,7 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
     *[(sample, {**SAMPLE, "prompts": prompts}, type(prompts).__name__) for prompts in (
         [], [[]], [[1], []], torch.ones(2, 2).long(), transformers.BatchEncoding({"input_ids": [[1]]}))],
     (grpo_sg.weigh, dict(logps=torch.zeros(1), cfg=grpo_sg.Config(shaping="grpo")), "'grpo'"),
-    (grpo_sg.train, dict(policy=None, task=None, cfg=grpo_sg.Config(beta=0.1)), "reference")])
+    (train_all, dict(policy=None, task=None, cfg=grpo_sg.Config(beta=0.1)), "reference")])
 def test_arguments_that_do_not_fit_are_refused(function, arguments, words):
     """Broadcasting would silently compute a wrong loss, and a mode that does not exist another one."""
     with pytest.raises((AssertionError, RuntimeError, AttributeError), match=re.escape(words) or None):
@@ -1750,7 +1756,7 @@ def test_gradient_checkpointing_recomputes_layers_and_trains_the_same_without_dr
         assert not model.training and torch.get_num_threads() == 1  # a tiny model
         attention = mock.Mock(wraps=model.model.layers[0].self_attn.forward)
         model.model.layers[0].self_attn.forward = attention
-        assert [row["kl"] for row in grpo_sg.train(policy, task, cfg)] == [0, 0]
+        assert [row["kl"] for row, _ in grpo_sg.train(policy, task, cfg)] == [0, 0]
         calls[checkpointing] = attention.call_count
         parameters[checkpointing] = parameters_of(model)
     assert calls[True] > calls[False]
@@ -1763,31 +1769,54 @@ def reward_whys(c):
     return tasks.reward(c) if c.problem.question == "why why" else 1.0
 
 
-def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, monkeypatch, capsys):
-    """Two of three groups have equal rewards. Of ten prompts each problem is used once. Without a
-    folder, as in a notebook, a run prints the same and writes nothing."""
-    monkeypatch.chdir(tmp_path)
+def run_steps(policy, task, cfg, out):
+    """Train as the program does, without its tests. Returns the rows of the steps."""
+    run = grpo_sg.Run(cfg, policy, out)
+    grpo_sg.train_and_save(policy, task, cfg, run)
+    return [row for row in rows_of(os.path.join(out, "metrics.jsonl")) if "split" not in row]
+
+
+def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
+    """Two of three groups have equal rewards. Of ten prompts each problem is used once."""
     policy, task, cfg = build_toy(steps=6, eval_every=3, prompts=10, change={"reward": reward_whys})
-    rows = grpo_sg.train(copy.deepcopy(policy), task, cfg)
-    assert os.listdir(tmp_path) == []
-    grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, "run"))
+    rows = run_steps(policy, task, cfg, tmp_path / "run")
     printed = capsys.readouterr().out
-    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == 2 * list("123456")
+    assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
     # The test comes after the last step.
-    assert re.findall(r"^valid after step (\d): greedy accuracy", printed, re.M) == 2 * ["3"]
+    assert re.findall(r"^valid after step (\d): greedy accuracy", printed, re.M) == ["3"]
     assert [row["equal_groups"] for row in rows] == [pytest.approx(2 / 3)] * 6
-    samples = rows_of("run/samples.jsonl")
+    samples = rows_of(tmp_path / "run" / "samples.jsonl")
     trained = [row for row in samples if row["split"] == "train"]
     assert [row["question"] for row in trained] == ["why why"] * 16 * 6
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (3, problem.question) for problem in task.valid]
 
 
+def test_training_is_a_loop_without_files(tmp_path, monkeypatch, capsys):
+    """As in a notebook. A call without a loop trains nothing; another loop may continue, with the
+    same optimizer, and gives what one loop gives."""
+    monkeypatch.chdir(tmp_path)
+    policy, task, cfg = build_toy(steps=3)
+    other, before = copy.deepcopy(policy), parameters_of(policy.model)
+    steps = grpo_sg.train(policy, task, cfg)
+    assert parameters_of(policy.model).equal(before)
+    for number, (row, completions) in enumerate(steps, 1):
+        assert row["step"] == number and len(completions) == 48
+        assert row["reward"] == pytest.approx(sum(c.reward for c in completions) / 48)
+    optimizer = grpo_sg.make_optimizer(other.model, cfg)
+    for done, steps in ((0, 1), (1, 3)):
+        for _ in grpo_sg.train(other, task, dataclasses.replace(cfg, steps=steps), optimizer, done):
+            pass
+    assert parameters_of(policy.model).equal(parameters_of(other.model))
+    assert not parameters_of(policy.model).equal(before)
+    assert os.listdir(tmp_path) == [] and capsys.readouterr().out == ""
+
+
 def test_all_completions_of_a_skipped_update_are_logged(tmp_path, capsys):
     policy, task, cfg = build_toy(steps=1)
     next(policy.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     run = grpo_sg.Run(cfg, policy, tmp_path / "run")
-    grpo_sg.train(policy, task, cfg, run)
+    grpo_sg.train_and_save(policy, task, cfg, run)
     assert "2 updates skipped" in capsys.readouterr().out
     run.log({"step": 1}, [grpo_sg.Completion(tasks.Problem("who", {"yes"}), [5])])  # JSON has no sets
     *rows, last = rows_of(tmp_path / "run" / "samples.jsonl")
@@ -1811,7 +1840,7 @@ def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_
     monkeypatch.setattr(grpo_sg, "time", mock.Mock(time=lambda: now[0]))
     policy, task, cfg = build_toy(steps=13, eval_every=99)
     with mock.patch.object(grpo_sg.Run, "save") as save:
-        rows = grpo_sg.train(policy, task, cfg, grpo_sg.Run(cfg, policy, tmp_path))
+        rows = run_steps(policy, task, cfg, tmp_path)
     for row in rows:
         assert (row["seconds"], row["seconds_sampling"], row["seconds_update"]) == (110, 10, 100)
         assert row["tokens_per_second"] == pytest.approx(48 * row["completion_tokens"] / 10)
@@ -1819,12 +1848,12 @@ def test_seconds_are_those_of_sampling_and_updates_and_a_checkpoint_comes_every_
     assert "110.0 s, 0:22:00 left\n" in capsys.readouterr().out
 
 
-def test_five_steps_without_a_gradient_are_told_once_until_there_is_one(capsys):
-    run, found = grpo_sg.Run(grpo_sg.Config(steps=13)), []
+def test_five_steps_without_a_gradient_are_told_once_until_there_is_one(tmp_path, capsys):
+    run, found = grpo_sg.Run(grpo_sg.Config(steps=13), None, tmp_path), []
     c = grpo_sg.Completion(tasks.Problem("who", "yes"), [5], [2], [True])
-    row = dict(reward=0.0, accuracy=0.5, weight_mean=None, grad_norm=0.0, skipped=0)
+    row = dict(reward=0.0, accuracy=0.5, weight_mean=None, grad_norm=0.0, skipped=0, seconds=2.0)
     for step in range(1, 14):
-        run.log_step({**row, "step": step, "equal_groups": 0.9 if step in (1, 8) else 1.0}, [c], 1.0, 1.0)
+        run.log_step({**row, "step": step, "equal_groups": 0.9 if step in (1, 8) else 1.0}, [c])
         if "warning: 5 steps gave no gradient" in capsys.readouterr().out:
             found.append(step)
     assert found == [6, 13]
@@ -1974,10 +2003,10 @@ def test_other_ends_before_training_are_one_line(tmp_path, monkeypatch, capsys):
     ("--tau 9", "every weight 1: this is GRPO"), ("--tau 9 --shaping none", ""), ("", ""), ("--mu 0", ""),
     ("--prompts 4 --updates 2", "--prompts 4: a step uses the 3 problems"),
     ("--prompts 3 --group_size 2 --updates 7", "--updates 7: a step makes 6")])
-def test_settings_that_change_less_than_they_say_are_announced(flags, words, capsys):
+def test_settings_that_change_less_than_they_say_are_announced(flags, words, tmp_path, capsys):
     policy, task, _ = build_toy()
     cfg = grpo_sg.read_settings(f"--model any/name --prompts 3 {flags}".split())
-    grpo_sg.describe_run(policy, task, grpo_sg.Run(cfg))
+    grpo_sg.describe_run(policy, task, grpo_sg.Run(cfg, policy, tmp_path / "run"))
     printed = capsys.readouterr().out
     assert words in printed and bool(re.search(": (this is|a step) ", printed)) == bool(words)
 
