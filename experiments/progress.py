@@ -68,13 +68,6 @@ def weigh_arms(logps, ids, kinds):
             "filler words only": torch.where(is_filler, w, 1.4)}
 
 
-class SilentRun(grpo_sg.Run):
-    """A run that writes and prints nothing."""
-
-    def log_step(self, row, completions, *seconds):
-        self.rows.append(row)
-
-
 def train_arm(policy, task, cfg, arm="GRPO"):
     """Train a copy of the policy. Returns (the copy, the rows of its steps)."""
     kinds = find_kinds(policy.tokenizer)
@@ -91,7 +84,7 @@ def train_arm(policy, task, cfg, arm="GRPO"):
 
     grpo_sg.compute_logps, grpo_sg.weigh = remember_ids, weigh_by_kind
     try:
-        return policy, grpo_sg.train(policy, task, cfg, SilentRun(cfg))
+        return policy, [row for row, _ in grpo_sg.train(policy, task, cfg)]
     finally:
         grpo_sg.compute_logps, grpo_sg.weigh = compute_logps, weigh
 
