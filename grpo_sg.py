@@ -1080,37 +1080,22 @@ def find_checkpoint(out):
     return os.path.join(out, f"checkpoint-{steps[-1]}") if steps else ""
 
 
-def load_state(out):
-    """Load the state of the training of the run in `out`, a dict: step, optimizer, and logs, the
-    sizes of the logs in bytes."""
-    folder = find_checkpoint(out)
-    try:
-        state = torch.load(os.path.join(folder, "training.pt"), "cpu", weights_only=True)
-        assert "logs" in state, "an older version saved it"
-        return state
-    except Exception as error:  # no such file, half a file: each has its own type
-        raise SystemExit(f"error: {folder}/training.pt cannot be read ({first_line(error)}): "
-                         f"start a new run with --model {folder}")
-
-
 def read_rows(path):
     """Read the rows of a .jsonl file."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
-def cut_logs(out, sizes):
-    """Cut the logs to their sizes at the checkpoint, because what was logged after it comes again.
-    A computer that went down may have left half a line there."""
-    for name, size in sizes.items():
-        path = os.path.join(out, name)
-        if os.path.isfile(path) and os.path.getsize(path) > size:
-            os.truncate(path, size)
+def copy_logs(source, target):
+    """Copy the logs from one folder to another. Whole ones are there at every moment."""
+    for name in LOGS:
+        copy = shutil.copy(os.path.join(source, name), os.path.join(target, f"{name}.new"))
+        os.replace(copy, os.path.join(target, name))
 
 
-def write_json(path, content, mode="w"):
-    with open(path, mode, encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+def write_settings(folder, cfg, mode="w"):
+    with open(os.path.join(folder, "settings.json"), mode, encoding="utf-8") as file:
+        json.dump(kept_settings(cfg), file, indent=1)
 
 
 def kept_settings(cfg):
@@ -1153,7 +1138,7 @@ class Run:
 
     The folder `out` gets settings.json, metrics.jsonl (a row of numbers for each step and each
     evaluation), samples.jsonl (completions as text, with their verdicts) and checkpoint-STEP/:
-    model and tokenizer, which transformers can load, settings, and the state of the training.
+    model and tokenizer, which transformers can load, settings, logs, and the optimizer's state.
     A subclass with its own `log` can also send the rows elsewhere: main(make_run=TheSubclass).
 
     Args:
@@ -1166,29 +1151,36 @@ class Run:
         self.cfg = cfg
         self.policy = policy
         self.out = out
-        self.state = {"step": 0, "logs": {}}
+        self.done = 0           # steps
         self.seconds = []       # of the steps of this process
         self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
-        settings = os.path.join(out, "settings.json")
+        self.last_save = time.monotonic()
         if cfg.resume:
-            self.state = load_state(out)
-            # A full disk leaves the old settings as they are.
-            write_json(f"{settings}.new", kept_settings(cfg))
-            os.replace(f"{settings}.new", settings)
-            cut_logs(out, self.state["logs"])
+            self.done = list_checkpoints(out)[-1]
+            self.take_logs_back(find_checkpoint(out))
+            write_settings(out, cfg)
         else:
             os.makedirs(out, exist_ok=True)
-            # "x" fails if another run has just begun in this folder.
-            write_json(settings, kept_settings(cfg), mode="x")
-        self.done = self.state["step"]
-        self.last_save = time.time()
+            write_settings(out, cfg, "x")  # "x" fails if another run has just begun here
+
+    def take_logs_back(self, checkpoint):
+        """Replace the logs by those of a checkpoint: what was logged after it comes again."""
+        if not os.path.isfile(os.path.join(checkpoint, LOGS[0])):
+            raise SystemExit(f"error: {checkpoint} has no {LOGS[0]}, because version 0.5 or older "
+                             f"saved it: start a new run with --model {checkpoint}")
+        copy_logs(checkpoint, self.out)
 
     def restore(self, optimizer):
-        """Give the optimizer its state in the checkpoint, if there is one."""
-        if "optimizer" in self.state:
-            optimizer.load_state_dict(self.state["optimizer"])
-            optimizer.param_groups[0]["lr"] = self.cfg.lr  # --resume may change it
+        """Give the optimizer of a resumed run its state in the checkpoint."""
+        path = os.path.join(find_checkpoint(self.out), "training.pt")
+        try:
+            state = torch.load(path, "cpu", weights_only=True)
+            optimizer.load_state_dict(state["optimizer"])
+        except Exception as error:  # no such file, half a file: each has its own type
+            raise SystemExit(f"error: {path} cannot be read ({first_line(error)}): start a new run "
+                             f"with --model {os.path.dirname(path)}")
+        optimizer.param_groups[0]["lr"] = self.cfg.lr  # --resume may change it
 
     def log_step(self, row, completions):
         """Log a step's row and one group of its completions, if possible one with unequal
@@ -1226,20 +1218,19 @@ class Run:
             with open(os.path.join(self.out, name), "a", encoding="utf-8") as file:
                 for each in rows:  # what JSON cannot represent is written with str()
                     file.write(json.dumps(each, default=str, skipkeys=True) + "\n")
-                self.state["logs"][name] = file.tell()
 
     def save_if_due(self, optimizer):
         """Save after the last step, after a signal, and every ten minutes. Return whether a
         signal ends the run. (One that comes while this saves ends it after the next step, which
         is then also saved.)"""
         stopped = self.stopped_by is not None
-        late = time.time() - self.last_save > SAVE_SECONDS
+        late = time.monotonic() - self.last_save > SAVE_SECONDS
         if stopped or late or self.done == self.cfg.steps:
-            self.save(self.done, optimizer)
-            self.last_save = time.time()
+            self.save(optimizer)
+            self.last_save = time.monotonic()
         return stopped
 
-    def save(self, step, optimizer):
+    def save(self, optimizer):
         """Write a checkpoint under another name, rename it when it is whole, and then remove all
         older ones: a whole one exists at every moment.
 
@@ -1248,16 +1239,16 @@ class Run:
         """
         new = os.path.join(self.out, "checkpoint.new")
         older = list_checkpoints(self.out)
-        state = {**self.state, "step": step, "optimizer": optimizer.state_dict()}
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
             self.policy.tokenizer.save_pretrained(new)
-            write_json(os.path.join(new, "settings.json"), kept_settings(self.cfg))
-            torch.save(state, os.path.join(new, "training.pt"))
-            os.rename(new, os.path.join(self.out, f"checkpoint-{step}"))
+            write_settings(new, self.cfg)
+            copy_logs(self.out, new)
+            torch.save({"optimizer": optimizer.state_dict()}, os.path.join(new, "training.pt"))
+            os.rename(new, os.path.join(self.out, f"checkpoint-{self.done}"))
         except Exception as error:  # such as a full disk: each library raises its own type
-            raise SystemExit(f"error: cannot write the checkpoint of step {step} "
+            raise SystemExit(f"error: cannot write the checkpoint of step {self.done} "
                              f"({first_line(error)}): make room on the disk of {self.out}; "
                              "--resume continues from the checkpoint before, if there is one")
         for number in older:
@@ -1518,6 +1509,7 @@ def carry_out(policy, task, cfg, run):
         raise SystemExit(128 + run.stopped_by)
     evaluate_split(policy, task, cfg, run, "test")
     describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg, task.floor)
+    copy_logs(run.out, find_checkpoint(run.out))  # with this test
     say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
 
 
@@ -1526,7 +1518,8 @@ def train_and_save(policy, task, cfg, run):
     # of the KL: the initial policy
     reference = prepare(load_model(cfg.model)[0], policy.model.device) if cfg.beta else None
     optimizer = make_optimizer(policy.model, cfg)
-    run.restore(optimizer)
+    if run.done:
+        run.restore(optimizer)
     steps = train(policy, task, cfg, optimizer, run.done, reference)
     while run.done < cfg.steps:
         # The validation of the last step comes here, so that a resumed run makes the one that
