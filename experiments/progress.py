@@ -94,14 +94,14 @@ def train_arm(policy, task, cfg, arm="GRPO"):
 def minibatch_gradients(policy, completions, cfg):
     """Return {arm: (size,)}: the gradients of what a minibatch maximizes."""
     kinds, parameters = find_kinds(policy.tokenizer), list(policy.model.parameters())
-    g = dict.fromkeys(ARMS, 0)
+    g = {arm: torch.zeros(policy.model.num_parameters()) for arm in ARMS}
     for batch in grpo_sg.micro_batches(completions, cfg, "cpu"):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
         A = batch.advantages[:, None] * batch.mask / sum(sum(c.mask) for c in completions)
         for arm, w in weigh_arms(logps, batch.ids, kinds).items():
             if arm != "constant 1.35":
                 parts = torch.autograd.grad(logps, parameters, A * w, retain_graph=True)
-                g[arm] = g[arm] + torch.cat([part.flatten() for part in parts])
+                g[arm] += torch.cat([part.flatten() for part in parts])
     return g | {"constant 1.35": 1.35 * g["GRPO"]}
 
 
@@ -120,7 +120,8 @@ def simulated_progress(g, grpo):
     half, steps = len(g) // 2, []
     for own, others in ((g[:half], grpo[half:]), (g[half:], grpo[:half])):
         mu, m, v = others.mean((0, 1)), 0, 0
-        for t, gradient in enumerate(own.flatten(0, 1), 1):
+        # A minibatch of zero-variance groups has no gradient, and a run makes no step on it.
+        for t, gradient in enumerate((x for x in own.flatten(0, 1) if x.any()), 1):
             gradient = gradient / max(1.0, float(gradient.norm()))
             m = 0.9 * m + 0.1 * gradient
             v = 0.99 * v + 0.01 * gradient.square()
