@@ -58,7 +58,7 @@ import traceback
 import types
 import warnings
 from statistics import fmean as mean
-from typing import Literal, get_args, get_origin
+from typing import Literal
 
 # Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
 if "microsoft" not in platform.release():
@@ -1063,6 +1063,7 @@ def multiply_in_float32(head, hidden):
 SAVE_SECONDS = 600  # time between checkpoints
 LOGS = "metrics.jsonl", "samples.jsonl"
 PATIENCE = 5  # steps without a gradient before a warning
+MAY_BE_ZERO = "alpha", "mu", "low", "clip_low", "clip_high", "beta", "seed", "eval_samples"
 ONE_START = "out", "eval_only", "resume"  # settings of one start, which a folder does not keep
 SIGHUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # a closed terminal; Windows has none
 
@@ -1329,26 +1330,13 @@ def read_saved(folder, task=""):
     return {name: saved[name] for name in kept_settings(Config()) if name in saved}
 
 
-def check_setting(name, kind, value):
-    """Raise SystemExit if the value of a setting, which has any type if it comes from a file, is
-    not of its kind: a type, or a Literal."""
-    usual = getattr(Config(), name)
-    may_be_zero = name in "alpha mu low clip_low clip_high beta seed eval_samples".split()
-    must = ""
-    if get_origin(kind) is Literal and value not in get_args(kind):
-        must = " or ".join(get_args(kind))
-    elif not isinstance(value, (int, float) if kind is float else type(usual)):
-        must = f"like {usual!r}"
-    elif kind in (int, float) and not (0 < value < math.inf or value == 0 and may_be_zero):
-        must = "0 or more" if may_be_zero else "above 0"
-    if must:
-        raise SystemExit(f"error: --{name} must be {must}, not {value!r}")
-
-
 def check_settings(cfg):
     """Raise SystemExit for settings with which a run would fail late, or in silence."""
-    for field in dataclasses.fields(Config):
-        check_setting(field.name, field.type, getattr(cfg, field.name))
+    for name, value in vars(cfg).items():
+        fits = type(value) not in (int, float) or 0 < value < math.inf
+        if not fits and (value != 0 or name not in MAY_BE_ZERO):
+            least = "0 or more" if name in MAY_BE_ZERO else "above 0"
+            raise SystemExit(f"error: --{name} must be {least}, not {value!r}")
     if cfg.seed >= 2 ** 32:  # torch takes numbers below 2 ** 64, and `train` multiplies it
         raise SystemExit(f"error: --seed must be below 2 ** 32 = {2 ** 32}, not {cfg.seed}")
     if cfg.group_size < 2:
@@ -1361,17 +1349,38 @@ def check_settings(cfg):
                          "the run in it")
 
 
+def parse_flags(flags):
+    """Return a Config from flags, a list of words."""
+    return Config(**vars(make_parser().parse_args(flags)))
+
+
+def flags_of(settings):
+    """Return settings, a dict, as flags, so that one parser checks both kinds."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, (str, int, float)):
+            flags.append(f"--{name}={value}")  # a value may begin with a minus sign
+        else:
+            raise SystemExit(f"error: --{name} must be a text, a number or a list, not {value!r}")
+    return flags
+
+
 def read_settings(argv=None):
     """Return the settings, a Config. Each comes from the first that has it: the flags;
     settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
     its own settings, which flags override."""
-    parser = make_parser()
-    flags = parser.parse_args(argv)
-    settings = read_run(flags) if flags.resume else read_usual(flags)
-    parser.set_defaults(**settings)
-    cfg = Config(**vars(parser.parse_args(argv)))
-    if not cfg.resume:
-        cfg.model = settings["model"]  # as a path that is found from any folder
+    argv = sys.argv[1:] if argv is None else argv
+    given = parse_flags(argv)
+    if given.resume:
+        cfg = parse_flags(flags_of(read_run(given)) + argv)
+    else:
+        settings = read_task(given.task)
+        model = find_model(given.model or settings.get("model", ""), given.task or "kk")
+        saved = read_saved(model, given.task)
+        cfg = parse_flags(flags_of({"task": "kk"} | settings | saved) + argv)
+        cfg.model = model  # as a path that is found from any folder
     check_settings(cfg)
     for name in ("task", "data", "eval_data"):  # a run may be resumed in another folder
         path = getattr(cfg, name)
@@ -1380,31 +1389,28 @@ def read_settings(argv=None):
     return cfg
 
 
-def read_run(flags):
+def read_run(given):
     """Return the settings of the run that continues, as a dict."""
-    if flags.eval_only:
+    if given.eval_only:
         raise SystemExit("error: --resume trains and --eval_only does not: give one of them "
-                         f"(--eval_only --model {flags.out} tests the run)")
-    settings = read_saved(flags.out) if find_checkpoint(flags.out) else {}
+                         f"(--eval_only --model {given.out} tests the run)")
+    settings = read_saved(given.out) if find_checkpoint(given.out) else {}
     if not settings:
         raise SystemExit("error: --resume needs --out and the folder of a run with a checkpoint, "
-                         f"not {flags.out!r}. Nothing in it was changed: start again with a new "
+                         f"not {given.out!r}. Nothing in it was changed: start again with a new "
                          "--out")
     return settings
 
 
-def read_usual(flags):
-    """Return the usual settings of a new run's task and model, as a dict."""
+def read_task(name):
+    """Return SETTINGS in the file of a task, as a dict; {} if there is none."""
     import tasks
-    settings = {"task": "kk"}
-    if flags.task:
-        settings |= tasks.load_task(flags.task)[1]
-    unknown = settings.keys() - kept_settings(flags).keys()
+    settings = tasks.load_task(name)[1] if name else {}
+    unknown = settings.keys() - kept_settings(Config()).keys()
     if unknown:
-        raise SystemExit(f"error: --task {flags.task}: SETTINGS has names that are not settings of "
+        raise SystemExit(f"error: --task {name}: SETTINGS has names that are not settings of "
                          f"a task: {', '.join(unknown)}")
-    model = find_model(flags.model or settings.get("model", ""), flags.task or "kk")
-    return {**settings, **read_saved(model, flags.task), "model": model}
+    return settings
 
 
 def check_folder(out):

@@ -1964,12 +1964,11 @@ def test_a_mistake_is_one_line_with_the_flag_and_the_value(
 @pytest.mark.parametrize("file, text, flags, words", [
     ("settings.json", "[", "", "settings.json JSON {}"), ("config.json", "[", "", "cannot be used {}"),
     ("model.safetensors", "[", "", "cannot be used {}"), ("tokenizer.json", "[", "", "cannot be used {}"),
-    ("settings.json", '{"people": 3}', "", "--people 3"), ("settings.json", '{"seed": "x"}', "", "--seed 'x'"),
-    ("settings.json", '{"system": null}', "", "--system None"),
-    ("settings.json", '{"loss_agg_mode": "mean"}', "", "--loss_agg_mode token-mean 'mean'"),
+    ("settings.json", '{"people": [3, "x"]}', "", "--people 'x'"), ("settings.json", '{"seed": "x"}', "", "--seed 'x'"),
+    ("settings.json", '{"system": null}', "", "--system None"), ("settings.json", '{"seed": -1}', "", "--seed 0 or more -1"),
     ("own.py", "dict(stepz=3)", "--task {}/own.py", "SETTINGS stepz"),
     ("own.py", "dict(resume=True)", "--task {}/own.py", "SETTINGS resume"),
-    ("own.py", "dict(shaping='grpo')", "--task {}/own.py", "--shaping sg none ar 'grpo'"),
+    ("own.py", "dict(shaping='grpo')", "--task {}/own.py", "--shaping 'sg' 'none' 'ar' 'grpo'"),
     ("own.py", "{}", "--max_new_tokens 5000", "--max_new_tokens"),
     ("own.py", "{}", "--out {}/config.json", "config.json")])
 def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, text, flags, words, tmp_path, capsys):
