@@ -690,8 +690,6 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     minibatches together, but not in each of them. Returns a list of what `update` returns.
     """
     model = policy.model.eval()  # without dropout: r is 1 in the first update
-    if cfg.gradient_checkpointing:
-        start_checkpointing(model)
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
@@ -987,10 +985,16 @@ def prepare(model, device, *, gradient_checkpointing=False):
     Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
     round most updates away. On a GPU settings of the whole process change: cuDNN's attention
     is off, and float32 products may use TF32. A tiny model on a CPU sets another: one thread.
-    Set gradient_checkpointing if cfg.gradient_checkpointing is set; a T4 needs it for long rows.
+    With gradient_checkpointing, a backward pass recomputes the activations of each layer. Without a
+    gradient, as in sampling, that changes nothing.
     """
     if gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        from transformers.modeling_layers import GradientCheckpointingLayer  # takes a second
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                # transformers itself would do so only in training mode, with dropout.
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False,
+                                                  preserve_rng_state=False)
     if torch.device(device).type == "cuda":
         # PyTorch prefers cuDNN's attention on H100, H200 and B200. It makes a new plan
         # for each shape, and every decode step has a new shape: minutes per training step
@@ -1007,30 +1011,6 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     return model.to(device).eval()
-
-
-def start_checkpointing(model):
-    """Let a prepared model recompute activations in the backward pass, until model.eval().
-
-    transformers' layers do so only in training mode. The modules in them stay in eval mode:
-    with dropout, r would not be 1 in the first update."""
-    from transformers.modeling_layers import GradientCheckpointingLayer  # takes a second
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
-            module._gradient_checkpointing_func = functools.partial(
-                checkpoint, run_in_eval_mode, use_reentrant=False)
-
-
-def run_in_eval_mode(forward, *args):
-    """Run a layer, the first argument that its `forward` is bound to, in eval mode: layers of OPT,
-    Falcon and others have a dropout of their own."""
-    layer, = forward.args
-    layer.training = False
-    try:
-        return forward(*args)
-    finally:
-        layer.training = True
 
 
 def cast_frozen_layers(model):

@@ -207,8 +207,6 @@ def measure_update(policy, completions, cfg):
     longest = max(c.length() for c in completions)
     rows = max(1, cfg.tokens_per_micro_batch // longest)
     batch = grpo_sg.make_batch(completions[:rows], policy.model.device)
-    if cfg.gradient_checkpointing:
-        grpo_sg.start_checkpointing(policy.model)
     started = time.time()
     grpo_sg.compute_logps(policy.model, batch, cfg).sum().backward()
     float(next(policy.model.parameters()).grad.sum())  # waits for the GPU

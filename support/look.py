@@ -73,8 +73,6 @@ def group_gradients(policy, group, cfg):
     """Return (6, size) float32: the gradient of the group without the weight, with it, and of
     each of CLASSES, which add up to the first; and (4,), the number of tokens of each class."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    if cfg.gradient_checkpointing:
-        grpo_sg.start_checkpointing(policy.model)
     gradients = torch.zeros(2 + len(CLASSES), length_of(policy))
     tokens = torch.zeros(len(CLASSES))
     for batch in grpo_sg.micro_batches(group, cfg, policy.model.device):

@@ -144,8 +144,6 @@ def fine_tune(policy, task, cfg, *, steps, batch, lr, betas, rise, shortcuts=0.0
     end = grpo_sg.find_turn_end(policy.tokenizer)
     if end is None:
         end = policy.tokenizer.eos_token_id
-    if cfg.gradient_checkpointing:
-        grpo_sg.start_checkpointing(policy.model)
     rng = random.Random(cfg.seed)
     bar = tqdm(range(1, steps + 1), "training", mininterval=1, disable=None)
     for step in bar:
