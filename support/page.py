@@ -16,7 +16,10 @@ import hashlib
 import html
 import json
 import math
+import operator
 import os
+import re
+import string
 import sys
 from pathlib import Path
 from statistics import fmean as mean
@@ -28,22 +31,27 @@ HERE = Path(__file__).parent
 # column of metrics.jsonl -> its title, and what a healthy and an unhealthy curve look like
 CURVES = {
     "reward": ("Reward", "It should rise; if the accuracy falls meanwhile, it is reward hacking."),
-    "accuracy": ("Accuracy; on validation and test, greedy", "All lines should rise; if only the "
-                 "one of training does, the policy memorizes its problems."),
-    "grad_norm": ("Gradient norm before clipping", "It should stay of one size; if it grows many "
-                  "times over, lower --lr."),
-    "entropy": ("Entropy, nats per token", "It should change slowly; near 0 while the accuracy "
-                "is low, exploration has ended (entropy collapse)."),
-    "kl": ("KL", "It should stay small and steady; if it grows many times over, updates leave "
-           "the trust region, and a lower --lr helps."),
-    "clip_frac": ("Clip fraction", "A few percent are normal, and 0 with --updates 1; if it keeps "
-                  "growing, updates are too large, and a lower --lr helps."),
-    "completion_tokens": ("Completion length, tokens", "It should change slowly; if it grows to "
+    "accuracy": ("Accuracy", "Training and test should rise. Two validations may differ by chance, "
+                 "because the standard error with 200 problems is about 0.03. If only training "
+                 "rises, the policy memorizes its problems."),
+    "format_rate": ("Completions in the correct format", "It should be near 1, or rise there "
+                    "before the accuracy rises. If it stays near 0, show the format by an example "
+                    "in --system."),
+    "entropy": ("Entropy, nats per token", "It should change slowly. If it is near 0 while the "
+                "accuracy is low, exploration has ended (entropy collapse)."),
+    "equal_groups": ("Zero-variance groups", "They give no gradient, because all their rewards are "
+                     "equal. A rise is normal as more is solved. If the curve is near 1 from the "
+                     "start, nothing is learned."),
+    "grad_norm": ("Gradient norm before clipping", "Single peaks are normal. If it keeps growing, "
+                  "lower --lr."),
+    "kl": ("KL", "It should stay small, although single steps may be higher. If it keeps growing, "
+           "updates leave the trust region, and a lower --lr helps."),
+    "clip_frac": ("Clip fraction", "A few percent or less are normal, and 0 with --updates 1. If "
+                  "it keeps growing, updates are too large, and a lower --lr helps."),
+    "completion_tokens": ("Completion length, tokens", "It should change slowly. If it grows to "
                           "--max_new_tokens, completions no longer end."),
-    "truncated": ("Truncated", "It should be near 0; if it is not, raise --max_new_tokens, or "
-                  "look for completions that repeat themselves."),
-    "equal_groups": ("Zero-variance groups (all rewards equal)", "They give no gradient. A rise "
-                     "is normal as more is solved; near 1 from the start, nothing is learned.")}
+    "truncated": ("Truncated", "It should be near 0. If it is not, raise --max_new_tokens, or "
+                  "look for completions that repeat themselves.")}
 MOST_POINTS = 500   # of a curve
 MOST_TOKENS = 600   # of a completion
 GROUPS, TRIED = 3, 8  # groups shown, of the first validation problems
@@ -82,15 +90,22 @@ def describe_grade(row):
     return "correct" if row["correct"] else "wrong"
 
 
+def sampled_accuracy(settings):
+    """Return the name and the column of the accuracy of a test's samples, such as avg@4."""
+    name = f"avg@{settings.get('eval_samples', 0)}"
+    return name, f"eval/{name}"
+
+
 def summary(settings, rows):
     """Describe the run in a sentence or two, and list its settings."""
     task, model, shaping, steps = map(settings.get, ("task", "model", "shaping", "steps"))
     seconds = [row["seconds"] for row in rows if "reward" in row]
-    tests = [f"{row['eval/accuracy']:.3f} ± {row['eval/accuracy_se'] or 0:.3f}"
-             for row in rows if row.get("split") == "test"]
     text = (f"Task {task}, model {model or 'tiny'}, shaping {shaping}: {len(seconds)} of {steps} "
-            f"steps, {sum(seconds):.0f} s. Greedy accuracy on the test, ± standard error: "
-            f"{' → '.join(tests)}")
+            f"steps, {sum(seconds):.0f} s.")
+    for name, key in (sampled_accuracy(settings), ("greedy accuracy", "eval/accuracy")):
+        tests = [f"{row[key]:.3f} ± {row[f'{key}_se'] or 0:.3f}"
+                 for row in rows if row.get("split") == "test" and key in row]
+        text += f" Test, {name}, ± standard error: {' → '.join(tests)}." if tests else ""
     return (f"<p>{shown(text)}</p><details><summary>All settings</summary><pre>"
             f"{shown(json.dumps(settings, indent=1))}</pre></details>")
 
@@ -141,7 +156,8 @@ def chart(title, advice, lines, last):
             drawn += f'<path class="dots {color}" d="M{"h0M".join(places)}h0"/>'
         labels += (f'<span class="{color}" title="{label}" data-points="{points}">'
                    f'{label} {points[-1][1]}</span> ')
-    return (f'<figure><b>{title}</b><br>{labels}<svg viewBox="0 0 320 116">{drawn}'
+    advice = re.sub(r"--\w+", r"<code>\g<0></code>", advice)
+    return (f'<figure><div><b>{title}</b><br>{labels}</div><svg viewBox="0 0 320 116">{drawn}'
             '<path class="mark"/></svg>'
             f'<p class="advice">{advice}</p></figure>')
 
@@ -161,9 +177,12 @@ def curves(folders):
         for key, lines in charts.items():
             lines.append((label, f"k{i % 6}", curve(rows, key)))
     if len(folders) == 1:
-        for split, label, color in ("valid", "validation", "k1"), ("test", "test", "k2"):
+        sampled, column = sampled_accuracy(grpo_sg.read_saved(folders[0]))
+        for split, label, color, key in (("valid", "validation, greedy", "k1", "eval/accuracy"),
+                                         ("test", "test, greedy", "k2", "eval/accuracy"),
+                                         ("test", f"test, {sampled}", "k3", column)):
             evaluations = [row for row in rows if row.get("split") == split]
-            charts["accuracy"].append((label, color, curve(evaluations, "eval/accuracy")))
+            charts["accuracy"].append((label, color, curve(evaluations, key)))
     charts = {key: [line for line in lines if line[2]] for key, lines in charts.items()}
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])
     return "".join(chart(*CURVES[key], lines, last) for key, lines in charts.items()), last
@@ -199,15 +218,17 @@ def transcripts(folder):
 @torch.no_grad()
 def watch(policy, task, cfg):
     """Sample groups for the first validation problems, and choose GROUPS of them, those with
-    unequal rewards first. Returns for each a list of (completion, pi, w): pi and w have a
-    number for each token (a tool's tokens have pi = 1)."""
+    unequal rewards first. Returns for each a list of (completion, pi, w), with the highest
+    advantage first: pi and w have a number for each token (a tool's tokens have pi = 1)."""
     completions = grpo_sg.rollout(policy, task, task.valid[:TRIED], cfg, n=cfg.group_size,
                                   temperature=cfg.temperature, seed=cfg.seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
     groups = grpo_sg.split_groups(completions, cfg.group_size)
     groups.sort(key=grpo_sg.has_signal, reverse=True)  # groups with equal keys keep their order
     watched = []
-    for c in sum(groups[:GROUPS], []):
+    best_first = [sorted(group, key=operator.attrgetter("advantage"), reverse=True)
+                  for group in groups[:GROUPS]]
+    for c in sum(best_first, []):
         batch = grpo_sg.make_batch([c], policy.model.device)
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
         w = grpo_sg.weigh(logps, cfg)
@@ -240,13 +261,14 @@ def show_groups(tokenizer, groups):
         items = "".join(show_completion(tokenizer, *watched) for watched in group)
         equal = not any(c.advantage for c, *_ in group)
         written += (f'<details{"" if equal else " open"}><summary class="text">'
-                    f'{"Zero-variance group: " if equal else ""}{shown(problem.question)} '
-                    f'{shown(problem.answer)}</summary><ol>{items}</ol></details>')
+                    f'{"Zero-variance group: " if equal else ""}{shown(problem.question)}\n'
+                    f'Answer: {shown(problem.answer)}</summary><ol>{items}</ol></details>')
     return written
 
 
 def fill(sections, cfg, rows):
-    """Fill tokens.html. sections: a model's name -> its groups; rows: those of metrics.jsonl."""
+    """Fill the page's part about tokens. sections: a model's name -> its groups; rows: those of
+    metrics.jsonl."""
     run = {"shaping": cfg.shaping, "alpha": cfg.alpha, "tau": cfg.tau, "mu": cfg.mu, "L": cfg.low,
            "U": cfg.high}
     scale = ticks(0, max(2, run["U"]))
@@ -255,17 +277,18 @@ def fill(sections, cfg, rows):
         options += f"<option value={i}>{name}"
         written += f'<section{" hidden" if i else ""}>{groups}</section>'
     low, w = (mean([*curve(rows, key).values()] or [0]) for key in ("low_prob_frac", "weight_mean"))
-    template = (HERE / "tokens.html").read_text(encoding="utf-8")
-    return template.format(low=low, w=w, run=shown(json.dumps(run)), top=scale[-1],
-                           axes=axes(1, [0, 0.25, 0.5, 0.75, 1], scale),
-                           options=options, sections=written)
+    return read_template()[1].substitute(
+        low=f"{low:.1%}", w=f"{w:.3f}", run=shown(json.dumps(run)), top=scale[-1],
+        axes=axes(1, [0, 0.25, 0.5, 0.75, 1], scale), options=options, sections=written)
 
 
 def view(folder):
-    """Sample with the first and the last model of the run in `folder`, and return the groups as
-    HTML. Raises SystemExit with a line that says what is missing: the task or the first model."""
+    """Sample with the first and the last model of the run in `folder`, on the CPU, and return the
+    groups as HTML."""
     # The page shows validation problems, so most training problems need not be generated.
-    saved = {**grpo_sg.read_saved(folder), "out": "", "resume": False, "train_problems": GROUPS}
+    # A run may need all memory of the GPU, so the page samples on the CPU.
+    saved = {**grpo_sg.read_saved(folder), "out": "", "resume": False, "train_problems": GROUPS,
+             "device": "cpu"}
     cfg = grpo_sg.Config(**saved)
     policy, task = grpo_sg.load(cfg)
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
@@ -276,7 +299,24 @@ def view(folder):
     return fill(sections, cfg, read(Path(folder), "metrics.jsonl"))
 
 
+def try_to_view(folder):
+    """Return what `view` returns; if it fails, print why, and return ""."""
+    print("sampling on the CPU, which takes long with a large model: Ctrl-C leaves the tokens out")
+    try:
+        return view(folder)
+    # The model or the data may be gone, too large for this computer, or be replaced meanwhile.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        print(f"the page shows no tokens: {grpo_sg.first_line(error)}", file=sys.stderr)
+        return ""
+
+
 # ---- The page ----
+
+def read_template():
+    """Return page.html in three parts: before the tokens, about them, and after them."""
+    parts = (HERE / "page.html").read_text(encoding="utf-8").split("<!-- tokens -->\n")
+    return [string.Template(part) for part in parts]
+
 
 def hash_of(text):
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -293,12 +333,12 @@ def write(*folders, tokens=""):
         about = summary(grpo_sg.read_saved(folder), read(folder, "metrics.jsonl"))
         texts = transcripts(folder)
     figures, last = curves(folders)
-    template, style, script = (
-        (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    page = template.format(
-        title=shown(path.parent.name), style=style, style_hash=hash_of(style), script=script,
-        script_hash=hash_of(script), summary=about, figures=figures, last=last, tokens=tokens,
-        transcripts=texts)
+    before, _, after = read_template()
+    style = re.search("<style>(.*)</style>", before.template, re.S)[1]
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    page = before.substitute(title=shown(path.parent.name), style_hash=hash_of(style),
+                             script_hash=hash_of(script), summary=about, figures=figures, last=last)
+    page += tokens + after.substitute(transcripts=texts, script=script)
     new = path.with_suffix(f".{os.getpid()}.new")  # processes may write it at the same time
     try:
         new.write_text(page, encoding="utf-8")
@@ -316,14 +356,11 @@ def main():
         if not Path(run, "metrics.jsonl").is_file():
             sys.exit(f"error: {run} is not a run, because it has no metrics.jsonl: name a folder "
                      "such as runs/NAME")
-    tokens = ""
-    if len(args.runs) == 1:
-        try:
-            tokens = view(args.runs[0])
-        except (SystemExit, OSError, ValueError) as error:  # a model or data that are gone
-            print(f"the page will not show tokens: {error}", file=sys.stderr)
     try:
-        print(write(*args.runs, tokens=tokens))
+        path = write(*args.runs)  # while the tokens are sampled, there is a page already
+        if len(args.runs) == 1 and (tokens := try_to_view(args.runs[0])):
+            write(args.runs[0], tokens=tokens)
+        print(path)
     except OSError as error:
         sys.exit(f"error: the page cannot be written: {error}")
 

@@ -45,15 +45,19 @@ class Page(html.parser.HTMLParser):
 def make_run(folder, words=("<think>", "KNK", "</answer>"), **settings):
     """Write the files of a run, as grpo_sg.py does."""
     folder.mkdir()
-    train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01}
+    train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01,
+             "format_rate": 0.5}
     rows = {"metrics": [{"step": step, **train} for step in range(1, 5)], "samples": []}
     for step, split in ((0, "test"), (2, "valid"), (4, "test")):
         labels = {"step": step, "split": split}
         rows["metrics"].append({**labels, "eval/accuracy": 0.25 + step / 8, "eval/accuracy_se": 0.03})
+        if split == "test":
+            rows["metrics"][-1] |= {"eval/avg@4": 0.5 + step / 10, "eval/avg@4_se": 0.02}
         verdict = {"reward": 3.0, "correct": step > 0, "formatted": True, "truncated": False}
         rows["samples"] += [{**labels, "question": word, "answer": word, "completion": word, **verdict}
                             for word in words]
-    (folder / "settings.json").write_text(json.dumps({"task": "kk", "shaping": "sg", "steps": 4, **settings}))
+    settings = {"task": "kk", "shaping": "sg", "steps": 4, "eval_samples": 4, **settings}
+    (folder / "settings.json").write_text(json.dumps(settings))
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     return folder
@@ -82,9 +86,13 @@ def test_a_page_matches_the_files(tmp_path):
     torch.testing.assert_close(A, ADVANTAGES.repeat(2))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
     assert seen.values("class").count("advice") == len(page.CURVES)
-    for text in ("4 of 4 steps, 8 s", "0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
-                 "In training, 1.0%", 'title="test" data-points="[[0, 0.25], [4, 0.75]]">test 0.75<'):
+    for text in ("4 of 4 steps, 8 s", "avg@4, ± standard error: 0.500 ± 0.020 → 0.900 ± 0.020",
+                 "greedy accuracy, ± standard error: 0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
+                 "In training, 1.0%", 'title="test, greedy" data-points="[[0, 0.25], [4, 0.75]]">test, greedy 0.75<',
+                 'title="test, avg@4" data-points="[[0, 0.5], [4, 0.9]]">test, avg@4 0.9<'):
         assert text in seen.text
+    curves = dict(re.findall("<figure><div><b>(.*?)</b>.*?data-points=.*?>(.*?)<", seen.text))
+    assert curves["Completions in the correct format"] == "training 0.5"
 
 
 def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
@@ -98,6 +106,8 @@ def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
     seen = Page(run, tokens=page.view(run))
     before, after = seen.text.split("<section")[1:]
     assert "KNK" in before and "▲ pushed up" in before
+    groups = [[float(A) for A in re.findall("data-a=([^>]*)", group)] for group in before.split("<details")[1:]]
+    assert all(group == sorted(group, reverse=True) for group in groups) and groups[0][0] > 0.3  # visible
     uniform = f"data-p={1 / model.config.vocab_size:.4g} data-w=1"
     assert after.count("data-p=") == after.count(uniform) > 100 and uniform not in before
 
@@ -108,10 +118,29 @@ def test_a_run_whose_model_is_gone_has_a_page_and_a_folder_that_is_no_run_is_nam
     page.main()
     said = capsys.readouterr()
     assert said.out.endswith(f"{run}/report.html\n") and "the model /gone/model" in said.err
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt(), SystemExit("error: no task")):
+        (run / "report.html").unlink()
+
+        def view(folder, error=error):
+            assert (run / "report.html").exists()  # also while the tokens are sampled
+            raise error
+        monkeypatch.setattr(page, "view", view)
+        page.main()
+        said = capsys.readouterr()
+        assert said.out.endswith("report.html\n") and f"no tokens: {type(error).__name__}: {error}\n" in said.err
     assert "<section" not in (run / "report.html").read_text("utf-8")
     monkeypatch.setattr(sys, "argv", ["page", str(run), str(tmp_path)])
     with pytest.raises(SystemExit, match=f"^error: {tmp_path} is not a run"):
         page.main()
+
+
+def test_a_page_samples_on_the_cpu_whatever_the_run_used(tmp_path, monkeypatch):
+    """The run may still fill the GPU."""
+    def load(cfg):
+        raise ValueError(cfg.device)
+    monkeypatch.setattr(grpo_sg, "load", load)
+    with pytest.raises(ValueError, match="^cpu$"):
+        page.view(make_run(tmp_path / "run", device="cuda"))
 
 
 def test_an_axis_is_as_long_as_the_data_and_has_round_numbers():
@@ -123,6 +152,7 @@ def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
     words = [*HOSTILE * 60, "x" * 1_000_000 + "the end"]
     run = make_run(tmp_path / "<b>", words, model="<b>", shaping=HOSTILE[2])
     seen = Page(run, tokens=show_tokens(words))
+    assert json.loads(seen.values("data-run")[0])["shaping"] == "sg"  # quotes end no attribute
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
     assert not {key for _, attributes in seen.tags for key in attributes if re.match("on|src|href|style", key)}
     assert not re.search("[\0\x1b\u2028\u202e\ud800]|url[(]|https?:|@import", seen.text)
@@ -143,8 +173,9 @@ def test_a_killed_run_and_one_with_nan_have_a_page(tmp_path):
 
 
 def test_the_page_of_several_runs_has_their_curves_in_one_chart(tmp_path):
-    seen = Page(*(make_run(tmp_path / f"{seed}", seed=seed) for seed in (1, 2, 3)))
-    assert seen.values("title")[:3] == ["1", "2", "3"]
+    names = ["1", "2", '" onclick="a()']
+    seen = Page(*(make_run(tmp_path / name, seed=seed) for seed, name in enumerate(names, 1)))
+    assert seen.values("title")[:3] == names and not seen.values("onclick")
     assert [points[:11] for points in seen.values("data-points")[:3]] == ["[[1, 1.0], ", "[[1, 2.0], ", "[[1, 3.0], "]
     assert (tmp_path / "report.html").read_text("utf-8") == seen.text
 
@@ -191,7 +222,7 @@ def test_in_a_browser_the_sliders_change_weights_and_colors_as_grpo_sg_does_and_
     dom = browse(path)
     assert 'class="up low" tabindex="0" style="--size: ' in dom and 'class="live" hidden' not in dom
     dom = browse(path, "model.value = 0; mode.value = 'π'; mode.onchange(); step.value = 2; step.oninput()")
-    assert "validation 0.5" in dom and dom.index("<section>") < dom.index("<section hidden") and 'class="level low"' in dom
+    assert "validation, greedy 0.5" in dom and dom.index("<section>") < dom.index("<section hidden") and 'class="level low"' in dom
     dom = browse(path, MOVES % json.dumps([moved for moved, _ in CASES]))
     logps = torch.tensor([float(pi) for pi in re.findall("data-p=([^ ]*)", shown)]).log()
     logps = logps[:len(logps) // 2]  # one of the two models is shown
