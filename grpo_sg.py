@@ -283,21 +283,27 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         denominator = count.clamp(min=1)
     loss = -(objective / size).masked_fill(~mask, 0.0).sum() / denominator
 
-    with torch.no_grad():
-        statistics = {
-            "clipped": (clipped * A < r * A).float(),  # held back by the clip
-            # the KL to the reference; without one, to the policy that sampled
-            "kls": estimate_kl(logps, old_logps if ref_logps is None else ref_logps, mask),
-            # of the policy that sampled, in nats, estimated from the sampled tokens
-            "entropies": -old_logps.to(logps.dtype),
-            "weights": w,
-            # low-probability tokens. With the default settings these are the ones that w
-            # down-weights, because it reaches its maximum U at pi = 0.327.
-            "unlikely": (logps < math.log(1/3)).float()}
-        sums = {"count": count}
-        for name, values in statistics.items():
-            sums[name] = (values / size).masked_fill(~mask, 0.0).sum()
-    return loss, sums
+    return loss, summarize_tokens(logps, old_logps, ref_logps, w, clipped * A < r * A, mask, size,
+                                  count)
+
+
+@torch.no_grad()
+def summarize_tokens(logps, old_logps, ref_logps, w, held_back, mask, size, count):
+    """Return the sums of `grpo_sg_loss` for the log. held_back: (B, T), where the clip acts."""
+    statistics = {
+        "clipped": held_back.float(),
+        # the KL to the reference; without one, to the policy that sampled
+        "kls": estimate_kl(logps, old_logps if ref_logps is None else ref_logps, mask),
+        # of the policy that sampled, in nats, estimated from the sampled tokens
+        "entropies": -old_logps.to(logps.dtype),
+        "weights": w,
+        # low-probability tokens. With the default settings these are the ones that w
+        # down-weights, because it reaches its maximum U at pi = 0.327.
+        "unlikely": (logps < math.log(1/3)).float()}
+    sums = {"count": count}
+    for name, values in statistics.items():
+        sums[name] = (values / size).masked_fill(~mask, 0.0).sum()
+    return sums
 
 
 def estimate_kl(logps, ref_logps, mask):
