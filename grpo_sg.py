@@ -367,25 +367,7 @@ def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
     return empty.masked_scatter(mask, logps)
 
 
-def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
-    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def in_bfloat16(device):
-    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
-    stay in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
-
-
 # ---- 3. Sampling ----
-
-class Cache(transformers.DynamicCache):
-    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
-    float32, which would take twice the memory."""
-
-    def update(self, keys, values, *args, **kwargs):
-        return super().update(keys.to(values.dtype), values, *args, **kwargs)
-
 
 def next_logits(model, ids, attention, position, cache):
     """Return the logits (B, V) of what follows ids (B, S), and add their keys and values
@@ -915,7 +897,7 @@ def average_completions(completions):
             "tool_calls": mean(c.tool_calls for c in completions)}
 
 
-# ---- 8. The model: loading, its stop tokens, its device ----
+# ---- 8. The model: loading, its stop tokens, its device, its number types ----
 
 def load_model(name):
     """Load a causal language model of transformers, in float32, and its tokenizer from a folder
@@ -1028,6 +1010,24 @@ def cast_frozen_layers(model):
         frozen = not any(p.requires_grad for p in module.parameters())
         if isinstance(module, torch.nn.Linear) and frozen and module is not head:
             module.bfloat16()
+
+
+def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
+    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def in_bfloat16(device):
+    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
+    stay in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device.type))
+
+
+class Cache(transformers.DynamicCache):
+    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
+    float32, which would take twice the memory."""
+
+    def update(self, keys, values, *args, **kwargs):
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
 
 
 def keep_logits_in_float32(model):
