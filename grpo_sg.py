@@ -381,9 +381,8 @@ def prefill(model, prompts):
     """Prefill B prompts: run the model once on each different prompt. Returns (logits,
     attention, position, cache): the logits of the first token (B, V), the attention mask
     (B, S), the last position (B, 1), and the keys and values of B rows."""
-    row_of = {}  # different prompt -> its row
-    index = [row_of.setdefault(tuple(p), len(row_of)) for p in prompts]
-    rows = [torch.tensor(p) for p in row_of]
+    different = list(dict.fromkeys(map(tuple, prompts)))
+    rows = [torch.tensor(p) for p in different]
     # Padded on the left, so that every row continues at the last column; positions
     # count real tokens only.
     ids = pad_sequence(rows, batch_first=True, padding_side="left").to(model.device)
@@ -392,6 +391,7 @@ def prefill(model, prompts):
     position = (attention.cumsum(1) - 1).clamp(min=0)
     cache = Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
+    index = [different.index(tuple(p)) for p in prompts]
     index = torch.tensor(index, device=model.device)  # (B,)
     cache.reorder_cache(index)  # a row for each of the B prompts
     return logits[index], attention[index], position[index, -1:], cache
@@ -595,23 +595,31 @@ def grade(c, policy, task):
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    verdict = task.verify(c.response, c.problem.answer)
+    c.correct, formatted = read_verdict(task.verify(c.response, c.problem.answer))
+    c.formatted = formatted and not c.truncated  # one that was cut off counts as malformed
+    # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
+    c.reward = read_reward(task.reward(c), c)
+
+
+def read_verdict(verdict):
+    """Return what a task's verify returned as two bools."""
     pair = isinstance(verdict, (tuple, list)) and len(verdict) == 2
     if not pair or not all(x in (True, False) for x in verdict):
         raise TaskError("verify must return two truth values, such as tasks.Verdict(correct=True, "
                         f"formatted=True), not {verdict!r:.60}")
-    c.correct, c.formatted = map(bool, verdict)
-    # A completion that was cut off counts as malformed.
-    c.formatted = c.formatted and not c.truncated
-    # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
-    reward = task.reward(c)
+    return map(bool, verdict)
+
+
+def read_reward(reward, c):
+    """Return what a task's reward returned for a completion as a float."""
     try:
-        c.reward = float(reward)
+        number = float(reward)
     except (TypeError, ValueError, RuntimeError):
-        c.reward = math.nan
-    if not math.isfinite(c.reward):
+        number = math.nan
+    if not math.isfinite(number):
         raise TaskError(f"reward must return a finite number, not {reward!r:.60}, for "
                         f"{c.response!r:.200}")
+    return number
 
 
 def set_advantages(completions, group_size):
@@ -799,47 +807,63 @@ def evaluate(policy, task, problems, cfg, *, samples=0):
     problem (the k of avg@k and pass@k). The other arguments are those of `rollout`.
 
     Returns (row, greedy completions). The row has means of the greedy completions
-    ("eval/accuracy", "eval/reward" and more) and those that `add_samples` lists. Each "_se" is
+    ("eval/accuracy", "eval/reward" and more) and those of `average_samples`. Each "_se" is
     the standard error of a mean over the problems.
     """
     greedy = rollout(policy, task, problems, cfg, n=1, temperature=0, seed=cfg.seed)
-    row = {f"eval/{key}": value for key, value in average_completions(greedy).items()}
-    add_mean(row, "eval/accuracy", [float(c.solved) for c in greedy])
-    add_mean(row, "eval/reward", [c.reward for c in greedy])
+    row = average_completions(greedy)
+    row |= mean_and_error("accuracy", [float(c.solved) for c in greedy])
+    row |= mean_and_error("reward", [c.reward for c in greedy])
     if samples:
         drawn = rollout(policy, task, problems, cfg, n=samples,
                         temperature=cfg.temperature, seed=cfg.seed)
-        add_samples(row, drawn, samples)
-    return row, greedy
+        row |= average_samples(drawn, samples)
+    return {f"eval/{key}": value for key, value in row.items()}, greedy
 
 
-def add_samples(row, drawn, n):
-    """Add means over problems of n samples each to the row: eval/avg@n is their accuracy,
-    eval/reward@n their reward; also eval/format_rate@n, eval/truncated@n,
-    eval/equal_groups@n, and eval/pass@2, 4.. up to n. drawn: problem-major."""
+def average_completions(completions):
+    """Return means over completions."""
+    return {"accuracy": mean(c.solved for c in completions),
+            "format_rate": mean(c.formatted for c in completions),
+            "truncated": mean(c.truncated for c in completions),
+            "completion_tokens": mean(sum(c.mask) for c in completions),
+            "tool_calls": mean(c.tool_calls for c in completions)}
+
+
+def average_samples(drawn, n):
+    """Return means over problems of n samples each, which are problem-major: avg@n is their
+    accuracy, reward@n their reward; also format_rate@n, truncated@n, equal_groups@n, and pass@2,
+    4.. up to n."""
     groups = split_groups(drawn, n)
-    rewards = [[c.reward for c in group] for group in groups]
     solved = [sum(c.solved for c in group) for group in groups]
     means = average_completions(drawn)
-    row[f"eval/format_rate@{n}"] = means["format_rate"]
-    row[f"eval/truncated@{n}"] = means["truncated"]
-    equal = are_equal(torch.tensor(rewards, dtype=torch.float64))
-    row[f"eval/equal_groups@{n}"] = equal.double().mean().item()
-    add_mean(row, f"eval/avg@{n}", [c / n for c in solved])
-    add_mean(row, f"eval/reward@{n}", [sum(group) / n for group in rewards])
+    row = {f"format_rate@{n}": means["format_rate"], f"truncated@{n}": means["truncated"],
+           f"equal_groups@{n}": mean(find_equal_groups(drawn, n)),
+           **mean_and_error(f"avg@{n}", [c / n for c in solved]),
+           **mean_and_error(f"reward@{n}", [mean(c.reward for c in group) for group in groups])}
     k = 2
     while k <= n:
-        add_mean(row, f"eval/pass@{k}", [pass_at_k(n, c, k) for c in solved])
+        row |= mean_and_error(f"pass@{k}", [pass_at_k(n, c, k) for c in solved])
         k *= 2
+    return row
 
 
-def add_mean(row, key, values):
-    """Add the mean of the values and its standard error to the row."""
+def mean_and_error(name, values):
+    """Return the mean of the values and its standard error, None of a single value."""
     values = torch.tensor(values, dtype=torch.float64)
-    row[key] = values.mean().item()
-    row[f"{key}_se"] = None
-    if len(values) > 1:
-        row[f"{key}_se"] = values.std().item() / math.sqrt(len(values))
+    error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
+    return {name: values.mean().item(), f"{name}_se": error}
+
+
+def split_groups(completions, n):
+    """Split a problem-major list into the groups of n that belong to each problem."""
+    return [completions[i:i + n] for i in range(0, len(completions), n)]
+
+
+def find_equal_groups(completions, n):
+    """Return for each group of n whether its rewards are equal, so that it has no gradient."""
+    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+    return are_equal(rewards.view(-1, n))[:, 0].tolist()
 
 
 # From here on it is rows, loading, files and flags: a reader of the method can stop.
@@ -849,25 +873,14 @@ def add_mean(row, key, values):
 def make_step_row(step, completions, updates, group_size, seconds_sampling, seconds_update):
     """Return the row of a training step: means over completions and over updates, and how long
     both parts of the step took."""
-    groups = split_groups(completions, group_size)
     tokens = sum(sum(c.mask) for c in completions)
     return {"step": step, "reward": mean(c.reward for c in completions),
             **average_completions(completions), **average_updates(updates),
             # of zero-variance groups; TRL calls it frac_reward_zero_std
-            "equal_groups": 1 - mean(has_signal(group) for group in groups),
+            "equal_groups": mean(find_equal_groups(completions, group_size)),
             "tokens_per_second": tokens / max(seconds_sampling, 1e-9),
             "seconds_sampling": seconds_sampling, "seconds_update": seconds_update,
             "seconds": seconds_sampling + seconds_update}
-
-
-def split_groups(completions, n):
-    """Split a problem-major list into the groups of n that belong to each problem."""
-    return [completions[i:i + n] for i in range(0, len(completions), n)]
-
-
-def has_signal(group):
-    """Return whether the rewards of a group differ."""
-    return any(c.advantage != 0 for c in group)
 
 
 def average_updates(updates):
@@ -886,15 +899,6 @@ def average_updates(updates):
         if not updates or not math.isfinite(value):
             means[key] = None  # JSON has no NaN
     return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
-
-
-def average_completions(completions):
-    """Return means over completions."""
-    return {"accuracy": mean(c.solved for c in completions),
-            "format_rate": mean(c.formatted for c in completions),
-            "truncated": mean(c.truncated for c in completions),
-            "completion_tokens": mean(sum(c.mask) for c in completions),
-            "tool_calls": mean(c.tool_calls for c in completions)}
 
 
 # ---- 8. The model: loading, its stop tokens, its device, its number types ----
@@ -1172,8 +1176,9 @@ class Run:
     def log_step(self, row, completions):
         """Log a step's row and one group of its completions, if possible one with unequal
         rewards; log all completions if an update was skipped."""
-        groups = split_groups(completions, self.cfg.group_size)
-        shown = next(filter(has_signal, groups), groups[0])
+        G = self.cfg.group_size
+        equal = find_equal_groups(completions, G)
+        shown = split_groups(completions, G)[equal.index(min(equal))]
         if torch.cuda.is_available():
             row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         self.log(row, completions if row["skipped"] else shown)

@@ -1854,7 +1854,7 @@ def test_five_steps_without_a_gradient_are_told_once_until_there_is_one(tmp_path
     c = grpo_sg.Completion(tasks.Problem("who", "yes"), [5], [2], [True])
     row = dict(reward=0.0, accuracy=0.5, weight_mean=None, grad_norm=0.0, skipped=0, seconds=2.0)
     for step in range(1, 14):
-        run.log_step({**row, "step": step, "equal_groups": 0.9 if step in (1, 8) else 1.0}, [c])
+        run.log_step({**row, "step": step, "equal_groups": 0.9 if step in (1, 8) else 1.0}, [c] * 8)
         if "warning: 5 steps gave no gradient" in capsys.readouterr().out:
             found.append(step)
     assert found == [6, 13]

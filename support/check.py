@@ -233,6 +233,12 @@ def estimate_time(policy, task, completions, seconds, cfg):
         "sampled at once, or if groups have equal rewards")
 
 
+def average(completions):
+    """Return the means of the samples, with the names that they have in a test's row."""
+    means = grpo_sg.average_samples(completions, SAMPLES)
+    return {f"eval/{name}": value for name, value in means.items()}
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & {*argv}:
@@ -249,8 +255,7 @@ def main(argv=None):
                                       temperature=cfg.temperature, seed=cfg.seed)
         seconds = time.time() - started
         say(f"a completion:\n{completions[0].transcript[:1000]}")
-        row = {}
-        grpo_sg.add_samples(row, completions, SAMPLES)
+        row = average(completions)
         say(describe_rates(row))
         begun = [begins_answer(c, task) for c in completions]
         begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "

@@ -215,6 +215,10 @@ def transcripts(folder):
 
 # ---- Tokens: what an update does to each ----
 
+def has_signal(group):
+    return any(c.advantage for c in group)
+
+
 @torch.no_grad()
 def watch(policy, task, cfg):
     """Sample groups for the first validation problems, and choose GROUPS of them, those with
@@ -224,7 +228,7 @@ def watch(policy, task, cfg):
                                   temperature=cfg.temperature, seed=cfg.seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
     groups = grpo_sg.split_groups(completions, cfg.group_size)
-    groups.sort(key=grpo_sg.has_signal, reverse=True)  # groups with equal keys keep their order
+    groups.sort(key=has_signal, reverse=True)  # groups with equal keys keep their order
     watched = []
     best_first = [sorted(group, key=operator.attrgetter("advantage"), reverse=True)
                   for group in groups[:GROUPS]]

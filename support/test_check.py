@@ -84,9 +84,7 @@ def groups_of(transcript, *, truncated):
     (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64")])
 def test_advice_follows_from_the_rates(completions, advice):
     task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
-    row = {}
-    grpo_sg.add_samples(row, completions, check.SAMPLES)
-    said = check.advise(row, completions, task, grpo_sg.Config(task="kk", max_new_tokens=64))
+    said = check.advise(check.average(completions), completions, task, grpo_sg.Config(task="kk", max_new_tokens=64))
     assert re.search(advice, said)
 
 
