@@ -878,11 +878,21 @@ def render_chat(tokenizer, messages, kwargs):
 
 
 def shows_all(text, messages):
-    """Return True if a prompt has the texts of all messages. White space may differ, and
-    templates may leave out what the assistant thought."""
+    """Return True if a prompt has the texts of all messages, the turns in their order. White space
+    may differ, and templates may leave out what the assistant thought."""
     words = " ".join(text.split())
-    return all(" ".join(message["content"].split()) in words for message in messages
-               if message["role"] != "assistant")
+    end = 0  # of the turn before. A system prompt may stand anywhere, as in Mistral's last turn.
+    for message in messages:
+        said = message["content"]
+        if message["role"] == "assistant":
+            said = said.rpartition("</think>")[2]
+        said = " ".join(said.split())
+        start = words.find(said, 0 if message["role"] == "system" else end)
+        if start < 0:
+            return False
+        if message["role"] != "system":
+            end = start + len(said)
+    return True
 
 
 def write_prompt(tokenizer, task, question, kwargs):

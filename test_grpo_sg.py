@@ -1613,6 +1613,19 @@ def test_a_question_may_be_a_chat():
     assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
 
 
+@pytest.mark.parametrize("system", ["", "Be good.", "For example, 1 + 1? 2"])
+def test_a_template_that_drops_the_turns_of_the_assistant_is_refused(system):
+    """The examples would then be questions without answers, and the system prompt may repeat them."""
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>easy</think>1 + 1? 2"},
+            {"role": "user", "content": "Who?"}]
+    answered = CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")
+    assert "1 + 1? 2<|im_end|>" in write_prompt(byte_tokenizer(answered), chat, system=system)[0]
+    for template in (CHAT.replace("messages %}", "messages if m.role != 'assistant' %}"),
+                     CHAT.replace("m['content']", "m['content'].split('1 + 1? 2')[0]")):
+        with pytest.raises(tasks.UserError, match="does not show all texts"):
+            write_prompt(byte_tokenizer(template), chat, system=system)
+
+
 @pytest.mark.parametrize("system, first, opening", [
     ("Be bad.", "<|im_start|>system\nBe bad.<|im_end|>\n", "<think>"), ("none", "", "")])
 def test_the_system_prompt_can_be_replaced_or_left_out(system, first, opening):
