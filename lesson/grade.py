@@ -5,6 +5,7 @@
     python -m lesson.grade draw          the first failure of one function
     python -m lesson.grade draw --hint   a hint
     python -m lesson.grade draw --long   all that pytest says
+    python -m lesson.grade verify        examine a verifier of yours (lesson/examine.py)
 
 The first command copies lesson/exercises.py to my_exercises.py, next to grpo_sg.py. Write your
 bodies there: git ignores that file, and nothing overwrites it. lesson/test_core.py has the tests
@@ -109,15 +110,22 @@ def run_tests(module, path, functions, long=False):
 
 # ---- The reader's file ----
 
-def load_module(path):
-    """Import a file. Raises SystemExit if it lacks a function."""
+def copy_once(blank, path):
+    """Copy a file of the lesson to the reader's, unless the reader has it."""
+    if not path.exists():
+        shutil.copy(blank, path)
+        print(f"copied lesson/{blank.name} to {path.name}: write your bodies there")
+
+
+def load_module(path, functions, blank):
+    """Import the reader's file. Raises SystemExit if it lacks a function."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for function in HINTS:
+    for function in functions:
         if not hasattr(module, function):
             raise SystemExit(f"error: {path.name} has no function {function}: copy its head from "
-                             "lesson/exercises.py")
+                             f"lesson/{blank.name}")
     return module
 
 
@@ -150,9 +158,9 @@ def grade(module, wanted):
 def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m lesson.grade", description="Grade the exercises in my_exercises.py.")
-    parser.add_argument("part", choices=["core", "all", *HINTS], metavar="PART", nargs="?",
-                        default="core", help="the core (if nothing is given), all, or the name of "
-                        f"one function: {', '.join(HINTS)}")
+    parser.add_argument("part", choices=["core", "all", "verify", *HINTS], nargs="?",
+                        metavar="PART", default="core", help="the core (if nothing is given), "
+                        f"all, verify, or the name of one function: {', '.join(HINTS)}")
     parser.add_argument("--hint", action="store_true", help="print a hint for the function")
     parser.add_argument("--long", action="store_true", help="print all that pytest says of it")
     args = parser.parse_args(argv)
@@ -161,10 +169,12 @@ def main(argv=None):
     if args.hint:
         print(f"{args.part}: {HINTS[args.part]}")
         return
-    if not MINE.exists():
-        shutil.copy(BLANK, MINE)
-        print(f"copied lesson/exercises.py to {MINE.name}: write your bodies there")
-    module = load_module(MINE)
+    if args.part == "verify":
+        from lesson import examine  # only now, because it imports the whole program
+        examine.main()
+        return
+    copy_once(BLANK, MINE)
+    module = load_module(MINE, HINTS, BLANK)
     if args.long:
         run_tests(module, TESTS, [args.part], long=True)
     else:

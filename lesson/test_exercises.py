@@ -20,6 +20,10 @@ def reader(tmp_path, monkeypatch):
     return tmp_path / "mine.py"
 
 
+def load(reader):
+    return grade.load_module(reader, NAMES, grade.BLANK)
+
+
 def test_the_signatures_are_the_projects():
     assert len(NAMES) == 8
     for name in NAMES:
@@ -116,7 +120,7 @@ def test_a_core_that_lacks_a_part_fails(part, right, wrong, reader):
     assert (FORMULA + PLAIN).count(right) == 1
     write_bodies(reader, {"group_advantages": FORMULA.replace(right, wrong),
                           "grpo_sg_loss": PLAIN.replace(right, wrong)})
-    results = grade.run_tests(grade.load_module(reader), grade.CORE, ["group_advantages", "grpo_sg_loss"])
+    results = grade.run_tests(load(reader), grade.CORE, ["group_advantages", "grpo_sg_loss"])
     failures = list(filter(None, sum(results.values(), [])))
     assert failures and (right in FORMULA or f"[{part}]" in failures[0]), failures
 
@@ -178,7 +182,7 @@ def test_a_wrong_body_is_named(bugs, reader):
         assert body.count(right) == 1
         text = before + name + "\n\n\n".join([body.replace(right, wrong), *others])
     reader.write_text(text)
-    results = grade.run_tests(grade.load_module(reader), grade.TESTS, [function for function, *_ in bugs])
+    results = grade.run_tests(load(reader), grade.TESTS, [function for function, *_ in bugs])
     for function, _, _, message in bugs:
         failures = list(filter(None, results[function]))
         assert any(message in failure for failure in failures), (function, failures)

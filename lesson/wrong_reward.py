@@ -3,7 +3,7 @@
     python -m support.tiny lesson/wrong_reward.py                    the tiny model: ten seconds
     python grpo_sg.py --task lesson/wrong_reward.py --data order     RL, ten seconds
     python grpo_sg.py --task lesson/wrong_reward.py --data letters
-    python grpo_sg.py --task lesson/wrong_reward.py --data mine      change `my_reward`, below
+    python -m lesson.grade verify                                    a verifier of yours
 
 The task is to sort five letters: gbdca, abcdg. The tiny model has seen two kinds of text: sorted
 words (it sorts badly as yet) and copies of what it reads. Every reward pays 3 for the correct word,
@@ -32,19 +32,8 @@ def of_any_letters(word, answer):
     return len(word) == len(answer) and set(word) <= set(LETTERS)
 
 
-def my_reward(completion):
-    """Return the reward. Your turn: change it until the policy learns to sort. As with `order`, a
-    word has the correct format if it has the five given letters, in any order. You can use
-    completion.response, completion.problem.question and completion.problem.answer."""
-    if not completion.formatted:
-        return -3.0
-    return 3.0 if completion.correct else -0.5
-
-
-# --data -> (which words have the correct format, the reward)
-REWARDS = {"order": (in_any_order, tasks.reward),
-           "letters": (of_any_letters, tasks.reward),
-           "mine": (in_any_order, my_reward)}
+# --data -> which words have the correct format
+FORMATS = {"order": in_any_order, "letters": of_any_letters}
 
 
 def make_problem(word):
@@ -53,9 +42,9 @@ def make_problem(word):
 
 
 def make_task(cfg):
-    if cfg.data not in REWARDS:
-        raise tasks.UserError(f"--data {cfg.data} is not one of {', '.join(REWARDS)}")
-    has_format, reward = REWARDS[cfg.data]
+    if cfg.data not in FORMATS:
+        raise tasks.UserError(f"--data {cfg.data} is not one of {', '.join(FORMATS)}")
+    has_format = FORMATS[cfg.data]
 
     def verify(response, answer):
         return tasks.Verdict(response == answer, has_format(response, answer))
@@ -70,6 +59,6 @@ def make_task(cfg):
     test = problems[100:200]
     return tasks.Task(
         name="sort", system="Write the letters in the order of the alphabet.",
-        train=problems[200:], valid=problems[:100], test=test, verify=verify, reward=reward,
+        train=problems[200:], valid=problems[:100], test=test, verify=verify,
         floor=tasks.most_frequent(problem.answer for problem in test),
         tokens=".", warmup=85, shortcuts=0.6)  # 60% of the texts are copies

@@ -1,0 +1,130 @@
+"""Examine a reader's verifier: by hostile responses, and by a policy that learns from its rewards.
+
+    python -m lesson.grade verify     lesson/verifier.py says what to write
+"""
+import itertools
+import os
+import pathlib
+import time
+import traceback
+from collections import Counter
+from statistics import fmean
+from types import SimpleNamespace
+
+import grpo_sg
+import transformers
+
+import tasks
+from lesson import grade, wrong_reward
+from support import tiny
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TEMPLATE, MINE = ROOT / "lesson/verifier.py", ROOT / "my_verifier.py"
+MODEL = os.path.join(tiny.PRETRAINED, "wrong_reward")
+
+def wrong_responses(question, answer):
+    """Return {what a response is: the response}."""
+    return {
+        "a copy of the question": question,
+        "an empty response": "",
+        "the letters in the opposite order": answer[::-1],
+        "an answer with two letters exchanged": answer[1] + answer[0] + answer[2:],
+        "other letters, in order": "abcde" if answer != "abcde" else "abcdf",
+        "the answer without its last letter": answer[:-1],
+        "the answer with its last letter doubled": answer + answer[-1],
+        "the answer with its first letter doubled": answer[0] + answer,
+        "five times the first letter": answer[0] * 5,
+        "an answer in capitals": answer.upper(),
+        "the question and then the answer": question + answer,
+        "two answers": f"{answer} {answer[::-1]}",
+        "all orders": " ".join(map("".join, itertools.permutations(question))),
+        "a sentence that denies the answer": f"It is not {answer}, for sure.",
+        "a turn of the user that it made up": f"{question}\nuser: And sorted?\nassistant: {answer}",
+        "a program that would sort": f"''.join(sorted({question!r}))",
+        "a pattern that matches everything": ".*",
+        "an answer with an invisible character": answer[:2] + "\u200b" + answer[2:],
+        "the answer and 100,000 letters": answer + "a" * 100_000}
+
+
+def pay(mine, problem, response):
+    """Return a completion with this response, graded by the reader's functions."""
+    c = grpo_sg.Completion(problem, [], tokens=[0], mask=[True])
+    tokenizer = SimpleNamespace(decode=lambda tokens: response)
+    grpo_sg.grade(c, SimpleNamespace(tokenizer=tokenizer, stop_ids={0}), mine)
+    return c
+
+
+def interrogate(mine, problems):
+    """Return (what the verifier does wrong, a line for each kind; the number of kinds)."""
+    found = {}
+    for problem in problems:
+        right = pay(mine, problem, problem.answer)
+        if not right.correct:
+            found["right"] = f"calls the correct answer wrong: {problem.answer!r}"
+        responses = wrong_responses(problem.question, problem.answer)
+        for kind, response in responses.items():
+            started = time.perf_counter()
+            c = pay(mine, problem, response)
+            if time.perf_counter() - started > 2:
+                found[kind] = f"needs two seconds for {kind}"
+            elif response == problem.answer:  # the question is in order
+                continue
+            elif c.reward >= right.reward:
+                found[kind] = f"pays {c.reward:g} for {kind}: {response[:40]!r}"
+            elif c.correct:
+                found[kind] = f"calls {kind} correct: {response[:40]!r}"
+    return list(found.values()), 1 + len(responses)
+
+def train(mine):
+    """Train the tiny model on the reader's rewards. Returns the completions of each step."""
+    transformers.utils.logging.disable_progress_bar()
+    if not os.path.isdir(MODEL):
+        tiny.main([wrong_reward.__file__, f"--out={MODEL}"])
+    cfg = grpo_sg.Config(**{**tiny.TINY, **wrong_reward.SETTINGS})
+    model, tokenizer = grpo_sg.load_model(MODEL)
+    model = grpo_sg.prepare(model, "cpu")
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = wrong_reward.make_task(cfg)._replace(verify=mine.verify, reward=mine.reward)
+    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
+    return [completions for _, completions in grpo_sg.train(policy, task, cfg)]
+
+
+def is_right(c):
+    """Return whether a completion is correct by the project's own rule."""
+    return c.response == c.problem.answer
+
+
+def tell(steps):
+    """Say what the policy learned, from the completions of each step."""
+    first, last = steps[0], sum(steps[-5:], [])
+    paid, reward = (fmean(c.reward for c in part) for part in (first, last))
+    knew, accuracy = (fmean(map(is_right, part)) for part in (first, last))
+    line = f"reward {paid:.2f} -> {reward:.2f}, accuracy {knew:.2f} -> {accuracy:.2f}: "
+    if reward < paid + 0.1:
+        return f"{line}the policy learned nothing from your rewards"
+    if accuracy > knew + 0.1 and fmean(c.solved for c in last) < accuracy + 0.1:
+        return f"{line}they rise together"
+    wrong = Counter((c.problem.question, c.response, c.reward) for c in last if not is_right(c))
+    question, response, reward = wrong.most_common(1)[0][0]
+    return (f"{line}the policy found a hole. Its most frequent completion is {response!r}, to the "
+            f"question {question!r}, and your verifier pays it {reward:g}")
+
+
+def main():
+    grade.copy_once(TEMPLATE, MINE)
+    try:
+        mine = grade.load_module(MINE, ["verify", "reward"], TEMPLATE)
+        test = wrong_reward.make_task(grpo_sg.Config(**wrong_reward.SETTINGS)).test
+        found, kinds = interrogate(mine, test[:5])
+        print(f"{kinds - len(found)} of {kinds} kinds of responses are graded as they should be")
+        for line in found:
+            print(f"    your verifier {line}")
+        print("Now the tiny model learns from your rewards.", flush=True)
+        print(tell(train(mine)))
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+                  if frame.filename == str(MINE)]
+        if not frames and not isinstance(error, (SyntaxError, grpo_sg.TaskError)):
+            raise
+        says = traceback.format_list(frames) + traceback.format_exception_only(error)
+        raise SystemExit("".join(says) + f"error: the lines above are of {MINE.name}")
