@@ -87,9 +87,8 @@ def setting(default, text):
 @dataclasses.dataclass
 class Config:
     """The settings, each a flag of the command line. These defaults are for a real model on a GPU.
-    settings.json in a model's folder has others: the first command's tiny model takes 60 steps
-    of 32 prompts with four updates each, lr 2e-4 and temperature 1. `train` and `evaluate` read
-    only the settings from shaping on, except device, out, eval_only and resume."""
+    The first command's tiny model has others in its settings.json, for example 60 steps of 32
+    prompts at lr 2e-4."""
     # Model and task
     model: str = setting("", "hub name, or folder of a model or a run; else a tiny model of ours")
     task: str = setting("", "kk, math, or a file with make_task(cfg); else the model's, or kk")
@@ -116,8 +115,6 @@ class Config:
     clip_low: float = setting(0.2, "the ratio r is clipped at 1 - clip_low")
     clip_high: float = setting(0.24, "the ratio r is clipped at 1 + clip_high")
     beta: float = setting(0.0, "coefficient of the KL to the initial policy (a copy)")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = setting(
-        "token-mean", "mean over all tokens, or first over each completion's tokens")
 
     # Training
     lr: float = setting(1e-6, "learning rate of AdamW")
@@ -209,7 +206,6 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
                  weights: Tensor | None = None, ref_logps: Tensor | None = None,
                  clip_low: float = 0.2, clip_high: float = 0.24, beta: float = 0.0,
-                 loss_agg_mode: str = "token-mean",
                  denominator: float | None = None) -> tuple[Tensor, dict]:
     """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
@@ -227,24 +223,19 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         clip_low, clip_high: r is clipped to [1 - clip_low, 1 + clip_high]. GRPO has 0.2
             for both; 0.24 is AR-Lopti's (arXiv 2505.12929).
         beta: coefficient of the KL to the reference.
-        loss_agg_mode: "token-mean", the mean over all tokens; or "seq-mean-token-mean",
-            which first takes the mean over the tokens of each completion, then the mean of
-            these (the original GRPO: a token of a long completion counts less).
-        denominator: needed if this call gets only a part of a batch: the number of tokens
-            (in the second mode: of completions) in the whole batch. The losses of the parts
-            then add up to the loss of the whole batch. If gradients are averaged over
-            processes, as in DDP, divide this number by the number of processes.
+        denominator: what the sum over tokens is divided by; by default the number of tokens in
+            the mask. A call that gets only a part of a batch needs the number of tokens in the
+            whole batch: the losses of the parts then add up to the loss of the whole. If
+            gradients are averaged over processes, as in DDP, divide it by the number of processes.
 
     Returns:
-        (loss, sums): a scalar, and a dict of sums over tokens, with the number
-        of tokens as "count" (in the second mode: sums of the completions' token means, and
-        the number of completions). They are sums, because those of the parts of a batch
-        add up: sums["kls"] / sums["count"] is the mean KL.
+        (loss, sums): a scalar, and the dict of `summarize_tokens`, whose values are sums over
+        tokens, because those of the parts of a batch add up: sums["kls"] / sums["count"] is the
+        mean KL.
     """
     for x in (old_logps, mask, weights, ref_logps):  # other shapes would broadcast
         assert x is None or x.shape == logps.shape, f"{x.shape} is not (B, T) {logps.shape}"
-    modes = ("token-mean", "seq-mean-token-mean")
-    assert loss_agg_mode in modes, f"no mode {loss_agg_mode!r}"
+    assert ref_logps is not None or not beta, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
     A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
@@ -272,24 +263,18 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     if beta:  # not times w, which scales only the advantage
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
-    lengths = mask.sum(1, keepdim=True)  # (B, 1): tokens of each completion
-    if loss_agg_mode == "token-mean":
-        # Every token counts the same. In a mean over completions, a token of a long completion
-        # counts less, so the tokens of a long wrong completion would be pushed down less.
-        size, count = torch.ones_like(lengths), lengths.sum()
-    else:
-        size, count = lengths.clamp(min=1), (lengths > 0).sum()
+    # Every token counts the same. In the mean over completions of the original GRPO, a token of a
+    # long completion counts less, so those of a long wrong one would be pushed down less.
     if denominator is None:
-        denominator = count.clamp(min=1)
-    loss = -(objective / size).masked_fill(~mask, 0.0).sum() / denominator
-
-    return loss, summarize_tokens(logps, old_logps, ref_logps, w, clipped * A < r * A, mask, size,
-                                  count)
+        denominator = mask.sum().clamp(min=1)
+    loss = -objective.masked_fill(~mask, 0.0).sum() / denominator
+    held_back = clipped * A < r * A  # by the clip
+    return loss, summarize_tokens(logps, old_logps, ref_logps, w, held_back, mask)
 
 
 @torch.no_grad()
-def summarize_tokens(logps, old_logps, ref_logps, w, held_back, mask, size, count):
-    """Return the sums of `grpo_sg_loss` for the log. held_back: (B, T), where the clip acts."""
+def summarize_tokens(logps, old_logps, ref_logps, w, held_back, mask):
+    """Return sums over the tokens in the mask, for the log, and their number, "count"."""
     statistics = {
         "clipped": held_back.float(),
         # the KL to the reference; without one, to the policy that sampled
@@ -300,9 +285,9 @@ def summarize_tokens(logps, old_logps, ref_logps, w, held_back, mask, size, coun
         # low-probability tokens. With the default settings these are the ones that w
         # down-weights, because it reaches its maximum U at pi = 0.327.
         "unlikely": (logps < math.log(1/3)).float()}
-    sums = {"count": count}
+    sums = {"count": mask.sum()}
     for name, values in statistics.items():
-        sums[name] = (values / size).masked_fill(~mask, 0.0).sum()
+        sums[name] = values.masked_fill(~mask, 0.0).sum()
     return sums
 
 
@@ -693,8 +678,8 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
         # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
-        # does, because the sampler rounds differently. In the first update pi_theta is still
-        # pi_old: `update` then saves this forward pass.
+        # does, because the sampler rounds differently. The first update needs no such pass,
+        # because its own log-probabilities are still those of pi_old.
         for batches in split[1:]:
             for batch in batches:
                 batch.old_logps = compute_logps(model, batch, cfg)
@@ -703,13 +688,8 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
                 batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
-        # Divide the loss by the number of all tokens that the policy wrote, also those with
-        # A = 0. Otherwise a minibatch with many zero-variance groups would make an equally
-        # large step, based only on its few other groups.
-        by_token = cfg.loss_agg_mode == "token-mean"
-        denominator = sum(sum(c.mask) for c in minibatch) if by_token else len(minibatch)
         if batches:  # else A = 0 everywhere
-            updates.append(update(model, optimizer, batches, denominator, cfg))
+            updates.append(update(model, optimizer, batches, count_tokens(minibatch), cfg))
     return updates
 
 
@@ -729,7 +709,7 @@ def update(model, optimizer, batches, denominator, cfg):
             logps, old_logps, batch.advantages, batch.mask,
             weights=weigh(logps, cfg), ref_logps=batch.ref_logps,
             clip_low=cfg.clip_low, clip_high=cfg.clip_high, beta=cfg.beta,
-            loss_agg_mode=cfg.loss_agg_mode, denominator=denominator)
+            denominator=denominator)
         loss.backward()
         sums_of_batches.append({**sums, "loss": loss.detach()})
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -741,6 +721,13 @@ def update(model, optimizer, batches, denominator, cfg):
         optimizer.step()
     optimizer.zero_grad()
     return totals
+
+
+def count_tokens(minibatch):
+    """Return the number of tokens that the policy wrote in a minibatch, also with A = 0: the
+    denominator of its loss. Otherwise a minibatch with many zero-variance groups would make an
+    equally large step, based only on its few other groups."""
+    return sum(sum(c.mask) for c in minibatch)
 
 
 def weigh(logps, cfg):
@@ -779,7 +766,7 @@ class Batch:
     ids: Tensor                       # (B, T)
     mask: Tensor                      # (B, T) bool: what the policy wrote
     advantages: Tensor                # (B,)
-    old_logps: Tensor | None = None   # (B, T); None in the first update: logps themselves
+    old_logps: Tensor | None = None   # (B, T); None in the first update
     ref_logps: Tensor | None = None   # (B, T); None without a KL
 
 

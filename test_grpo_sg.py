@@ -195,12 +195,10 @@ def test_three_tokens_and_their_loss():
 
 
 def slow_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=None, clip_low=0.2,
-              clip_high=0.24, beta=0.0, loss_agg_mode="token-mean", denominator=None):
+              clip_high=0.24, beta=0.0, denominator=None):
     """Compute the loss token by token, from lists of rows: this is the specification. advantages
     has a list for each row, or a number. Returns (loss, its gradient by logps, sums)."""
-    lengths = [sum(map(bool, row)) for row in mask]
-    by_completion = loss_agg_mode == "seq-mean-token-mean"
-    count = sum(n > 0 for n in lengths) if by_completion else sum(lengths)
+    count = sum(sum(map(bool, row)) for row in mask)
     gradient = [[0.0] * len(row) for row in logps]
     sums = dict.fromkeys(["clipped", "kls", "entropies", "weights", "unlikely"], 0.0)
     total = 0.0
@@ -208,7 +206,6 @@ def slow_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=Non
         for t, logp in enumerate(row):
             if not mask[i][t]:
                 continue
-            share = 1 / lengths[i] if by_completion else 1
             A, old = advantages[i], old_logps[i][t]
             A = A[t] if isinstance(A, list) else A
             w = weights[i][t] if weights else 1.0
@@ -217,11 +214,11 @@ def slow_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=Non
             held_back = clipped * A < r * A  # the minimum is a constant: no gradient
             log_x = (ref_logps[i][t] if ref_logps else old) - logp  # x = pi_ref / pi
             kl = math.expm1(log_x) - log_x  # x - 1 - log x
-            total += share * (w * min(r * A, clipped * A) - beta * kl)
+            total += w * min(r * A, clipped * A) - beta * kl
             slope = 0.0 if held_back else w * r * A
-            gradient[i][t] = share * (slope + beta * math.expm1(log_x))
+            gradient[i][t] = slope + beta * math.expm1(log_x)
             for key, value in zip(sums, (held_back, kl, -old, w, logp < -math.log(3))):
-                sums[key] += share * value
+                sums[key] += value
     scale = -1 / (denominator or max(count, 1))
     gradient = [[scale * g for g in row] for row in gradient]
     return scale * total, gradient, {"count": count, **sums}
@@ -235,8 +232,6 @@ PARTS = {  # of the loss: what a failure means
     "an advantage per token": "advantages are (B,) or (B, T)",
     "padding": "pads may hold anything, nan too: mask before exp and before the sum, and not by a "
                "product; divide by at least 1",
-    "the mean over completions": "the mean of each completion's tokens, then the mean over the "
-                                 "completions with tokens",
     "a part of a batch": "divide by denominator where it is given",
     "everything": "see slow_loss in the tests"}
 
@@ -263,20 +258,16 @@ def draw_loss_case(part, seed):
                          clip_high=round(rng.uniform(0, 2), 2))
     if part == "KL" or whole:
         settings["beta"] = rng.choice([0.001, 0.3, 4.0])
-    if part == "the mean over completions" or whole and seed % 3:
-        settings["loss_agg_mode"] = "seq-mean-token-mean"
     if part == "a part of a batch" or whole and seed % 4:
         settings["denominator"] = rng.choice([1, 7, 2.5, 1000])
-        settings["loss_agg_mode"] = rng.choice(["token-mean", "seq-mean-token-mean"])
     mask = torch.ones(B, T, dtype=torch.bool)
-    if part in ("padding", "the mean over completions") or whole:
+    if part == "padding" or whole:
         mask = uniform(0, 1) < 0.7
         mask[rng.randrange(B)] = False  # a row without tokens
         mask[rng.randrange(B), 1:] = False
-    if part != "the mean over completions":
-        for x in (logps, old, ref, weights, A):
-            if x is not None and x.shape == mask.shape:
-                x[~mask] = math.nan
+    for x in (logps, old, ref, weights, A):
+        if x is not None and x.shape == mask.shape:
+            x[~mask] = math.nan
     mask = mask.to(rng.choice([torch.bool, torch.int64, torch.float32]))
     tensors = dict(logps=logps, old_logps=old, advantages=A, mask=mask, weights=weights,
                    ref_logps=ref if "beta" in settings or seed % 2 else None)
@@ -669,9 +660,8 @@ def check_arguments(call, minibatch, rows, settings, case):
             same(f"an entry of {name} {case}", found, torch.tensor(rows[name][i])[own],
                  "old_logps are those of the policy before the first update; all are at cfg.temperature",
                  2e-4 * (1 + abs(torch.tensor(rows[name][i])).max()))
-    by_token = settings["loss_agg_mode"] == "token-mean"
-    found = int(call["denominator"] or (call["mask"].sum() if by_token else len(numbers)))
-    expected = sum(sum(c.mask) for c in minibatch) if by_token else len(minibatch)
+    found = int(call["denominator"] or call["mask"].sum())
+    expected = sum(sum(c.mask) for c in minibatch)
     assert found == expected, f"the loss is divided by {found}, expected {expected}, {case}"
 
 
@@ -692,7 +682,6 @@ def check_gradient(found, full, case):
 
 LEARN = {  # what is tried: settings of cfg
     "one update": dict(updates=1),
-    "the mean over completions": dict(updates=1, loss_agg_mode="seq-mean-token-mean"),
     "KL": dict(updates=1, beta=0.02),
     "several updates": dict(updates=3),
     "several updates and a KL": dict(updates=2, beta=0.02)}
@@ -707,8 +696,7 @@ def draw_learn_case(name, seed):
     if seed % 2:
         settings |= dict(alpha=1.5, tau=0.4, mu=0.1, low=0.6, high=1.1)
     if settings["updates"] > 1:
-        settings |= dict(clip_low=rng.uniform(0, 0.1), clip_high=rng.uniform(0, 0.1),
-                         loss_agg_mode=rng.choice(["token-mean", "seq-mean-token-mean"]))
+        settings |= dict(clip_low=rng.uniform(0, 0.1), clip_high=rng.uniform(0, 0.1))
     completions = draw_completions(rng, rng.randint(7, 10))
     for c in completions:
         c.advantage = rng.gauss(0, 3 if seed % 3 else 0.15)
@@ -723,7 +711,7 @@ def test_an_update_is_one_plain_step(name):
     norms = []
     for seed in range(6):
         completions, cfg = draw_learn_case(name, seed)
-        settings = {key: getattr(cfg, key) for key in ("clip_low", "clip_high", "beta", "loss_agg_mode")}
+        settings = {key: getattr(cfg, key) for key in ("clip_low", "clip_high", "beta")}
         model = build_gpt2(seed=seed, dropout=0.5)
         model.transformer.wpe.requires_grad_(seed % 2 == 0)
         policy, slow = grpo_sg.Policy(model, None, {0}), copy.deepcopy(model).double()
@@ -1122,8 +1110,7 @@ def test_an_evaluation_against_loops():
 # ==== Corner cases of the algorithm ====
 
 def test_the_sums_are_those_of_loops_in_float32_or_float64():
-    """Over tokens, or over completions of their token means; the denominator affects only the loss.
-    The sums, too, are in float32 or more: in float16 131,072 tokens of 2 nats overflow."""
+    """Over the tokens in the mask; the denominator affects only the loss. The sums as well are in float32 or more: in float16 131,072 tokens of 2 nats overflow."""
     dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
     for part, seed in itertools.product(PARTS, range(16)):
         dtype = dtypes[seed % 4]
@@ -1186,7 +1173,7 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
     *[(grpo_sg_loss, {**LOSS, name: value}, "") for name, value in (
         ("old_logps", torch.zeros(1, 7)), ("weights", torch.ones(5, 1)), ("ref_logps", torch.zeros(1, 7)),
         ("mask", torch.ones(5, 1)), ("advantages", torch.ones(7)), ("advantages", torch.ones(1)),
-        ("beta", 0.1), ("loss_agg_mode", "mean"), ("loss_agg_mode", "seq-mean"))],
+        ("beta", 0.1))],
     (pass_at_k, dict(n=4, c=5, k=2), "n=4, c=5, k=2"), (pass_at_k, dict(n=4, c=-1, k=2), "c=-1"),
     (pass_at_k, dict(n=4, c=2, k=5), "k=5"), (pass_at_k, dict(n=4, c=2, k=0), "k=0"),
     (token_logps, {**LOGPS, "ids": torch.ones(1, 3)}, "(1, 2), ids (1, 3)"),

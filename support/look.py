@@ -61,8 +61,6 @@ def coefficients(logps, batch, cfg):
     """Return what multiplies the gradient of each token's log pi, a list of (B, T): with the
     weight, then without it in each of CLASSES."""
     A = batch.advantages[:, None] * batch.mask
-    if cfg.loss_agg_mode == "seq-mean-token-mean":
-        A = A / batch.mask.sum(1, keepdim=True)
     rare = logps.exp() < RARE
     return [grpo_sg.weigh(logps, cfg) * A,
             A * ((A > 0) & rare), A * ((A > 0) & ~rare),
@@ -210,10 +208,9 @@ def interpret(numbers, groups):
 
 def report(numbers, tokens, cfg, groups, sketched):
     """Return the lines to print."""
-    counted = "tokens" if cfg.loss_agg_mode == "token-mean" else "completions"
     text = {name: f"{value:.3f} +- {error:.3f}" for name, (value, error) in numbers.items()}
-    lines = [f"{groups} groups; {tokens.sum():,.0f} {counted} in those with unequal rewards",
-             f"GRPO's gradient, shares of: {counted:>12}{'its mean':>17}{'its variance':>17}"]
+    lines = [f"{groups} groups; {tokens.sum():,.0f} tokens in those with unequal rewards",
+             f"GRPO's gradient, shares of: {'tokens':>12}{'its mean':>17}{'its variance':>17}"]
     for name, count in zip(CLASSES, tokens):
         lines.append(f"    {name:<24}{count / tokens.sum():>12.1%}{text[f'mean: {name}']:>17}"
                      f"{text[f'variance: {name}']:>17}")

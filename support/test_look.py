@@ -40,7 +40,6 @@ def slow_gradients(model, group, cfg):
     rows = torch.zeros(6, model.num_parameters(), dtype=torch.float64)
     for c in group:
         logits = model(input_ids=torch.tensor([c.prompt + c.tokens])).logits[0]
-        share = 1 / sum(c.mask) if cfg.loss_agg_mode == "seq-mean-token-mean" else 1
         for t, token in enumerate(c.tokens):
             if not c.mask[t]:
                 continue
@@ -53,13 +52,12 @@ def slow_gradients(model, group, cfg):
                 here = c.advantage * sign > 0
                 factors += [here and pi < 1/3, here and pi > 1/3]
             gradient = torch.cat([part.flatten() for part in parts])
-            rows += c.advantage * share * torch.tensor(factors, dtype=torch.float64)[:, None] * gradient
+            rows += c.advantage * torch.tensor(factors, dtype=torch.float64)[:, None] * gradient
     return rows
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"shaping": "ar"}, {"tokens_per_micro_batch": 1},
-    {"loss_agg_mode": "seq-mean-token-mean", "temperature": 0.7}])
+    {}, {"shaping": "ar"}, {"tokens_per_micro_batch": 1}, {"temperature": 0.7}])
 def test_gradients_of_groups_equal_loops_over_tokens(settings):
     """In two updates: groups 1 and 3, and group 2, whose rewards are equal."""
     policy, groups = build_policy(), make_groups()
@@ -74,8 +72,8 @@ def test_gradients_of_groups_equal_loops_over_tokens(settings):
                             (sums.own_along[0], a @ a[0] + c @ c[0]),
                             (sums.own_square[0], (a ** 2 + c ** 2).sum(1))):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
-    positive = 2 if cfg.loss_agg_mode == "seq-mean-token-mean" else 8 + 2
-    assert float(sums.tokens[:2].sum()) == pytest.approx(positive)  # completions or tokens with A > 0
+    positive = 8 + 2
+    assert float(sums.tokens[:2].sum()) == pytest.approx(positive)  # tokens with A > 0
     assert all(torch.equal(x, before[name]) for name, x in policy.model.state_dict().items()), "it was trained"
 
 
