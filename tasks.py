@@ -199,6 +199,34 @@ def split_of(meaning):
     return {0: "test", 1: "valid"}.get(meaning % 7, "train")
 
 
+def make_split(draws, split, count, seed, *, repeats=False):
+    """Make up to `count` problems of a split ("train", "valid" or "test"), and print a line if
+    1,000 draws in a row give no new one.
+
+    A problem's meaning decides its split, so no problem of one split occurs in another, for any
+    seed. A held-out split never repeats a meaning. "train" never repeats a question, unless
+    `repeats` is True.
+
+    Args:
+        draws: functions that make a Problem with a random.Random, to be called in turn.
+    """
+    problems, seen = [], set()
+    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
+        rng = random.Random(f"{seed} {split} {i}")
+        for _ in range(1000):
+            problem = draws[i % len(draws)](rng)
+            key = problem.question if split == "train" else problem.meaning
+            if split_of(problem.meaning) == split and key not in seen:
+                break
+        else:
+            print(f"only {i} of {count} {split} problems: 1,000 more draws gave no new one")
+            break
+        problems.append(problem)
+        if split != "train" or not repeats:
+            seen.add(key)
+    return problems
+
+
 NAMES = ("Ada Alice Amir Anna Ben Bianca Carl Chloe Clara Daniel David Dora Elena Emil "
          "Emma Eric Eva Felix Finn Grace Hana Henry Ida Ivan Jack Jane Jonas Julia Kai "
          "Karen Leo Lily Lucas Maria Max Mia Nina Noah Olga Oscar Paul Peter Rosa Ruth Sam "
@@ -352,43 +380,11 @@ def kk_puzzle(n, rng, *, brief=False):
                    hash_meaning(claims))
 
 
-def make_new(split, n, rng, brief, seen):
-    """Make a puzzle of the split that is not in `seen`, a set of meanings (of questions
-    for "train"), and add it there. Returns None after 1,000 failed draws."""
-    for _ in range(1000):
-        problem = kk_puzzle(n, rng, brief=brief)
-        key = problem.question if split == "train" else problem.meaning
-        if split_of(problem.meaning) == split and key not in seen:
-            seen.add(key)
-            return problem
-    return None
-
-
 def kk_split(split, count, people, seed, *, brief=False):
     """Make up to `count` puzzles of a split ("train", "valid" or "test"), cycling through
-    the sizes in `people`.
-
-    A puzzle's meaning decides its split, so no puzzle of one split occurs in another, for
-    any seed, names or (with three people or more) wording. A held-out split never repeats a
-    meaning, and "train" never repeats a question. After 1,000 draws without a new puzzle of
-    a size, the other sizes fill up: two people have only 205 meanings, 33 of them to test on.
-    """
-    problems = []
-    seen = set()
-    left = list(people)  # sizes that still have new puzzles
-    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
-        problem = None
-        while left and not problem:
-            n = left[i % len(left)]
-            problem = make_new(split, n, random.Random(f"{seed} {split} {i}"), brief, seen)
-            if problem:
-                problems.append(problem)
-            else:
-                left = [size for size in left if size != n]
-    if len(problems) < count:
-        print(f"only {len(problems)} of {count} {split} puzzles: there are no others with "
-              f"{', '.join(map(str, people))} people")
-    return problems
+    the sizes in `people`. Two people have only 205 meanings, 33 of them to test on."""
+    draws = [functools.partial(kk_puzzle, n, brief=brief) for n in people]
+    return make_split(draws, split, count, seed)
 
 
 # ---- Mathematics: the final answer of a response ----
@@ -528,24 +524,9 @@ def arithmetic(rng):
 
 
 def arithmetic_split(split, count, seed):
-    """Make `count` problems of a split: "train", "valid" or "test".
-
-    The unordered pair of operands decides the split, for every seed: no pair of one
-    split occurs in another, in any order. "valid" and "test" never repeat a
-    pair; each has 58,000 pairs, and uses at most 20,000. "train" may repeat pairs.
-    """
-    problems = []
-    seen = set()
-    count = count if split == "train" else min(count, 20_000)
-    for i in tqdm(range(count), f"{split} problems", leave=False, delay=2, disable=None):
-        rng = random.Random(f"{seed} {split} {i}")
-        problem = arithmetic(rng)
-        while split_of(problem.meaning) != split or problem.meaning in seen:
-            problem = arithmetic(rng)
-        problems.append(problem)
-        if split != "train":
-            seen.add(problem.meaning)
-    return problems
+    """Make `count` sums and products of a split. "train" may repeat them, because there are only
+    7,200 products, but "valid" and "test" never repeat a pair of operands."""
+    return make_split([arithmetic], split, count, seed, repeats=True)
 
 
 # ---- Data: problems from a file or the hub ----

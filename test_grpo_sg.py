@@ -1348,15 +1348,12 @@ def test_problems_and_their_solutions_are_the_same_in_every_version():
 
 
 def test_two_people_have_enough_puzzles_for_every_split(capsys):
-    """Logically equivalent wording would leave 3 to test on, all with one answer. Larger puzzles fill
-    up what is missing."""
+    """Logically equivalent wording would leave 3 to test on, all with one answer."""
     problems = [tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")]
     assert list(map(len, problems)) == [267, 35, 33]
     answers = [tuple(problem.answer.values()) for problem in problems[2]]
     assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
-    assert "only 33 of 1000 test puzzles: there are no others with 2 people\n" in capsys.readouterr().out
-    sizes = [len(problem.answer) for problem in tasks.kk_split("test", 100, [2, 3], 0)]
-    assert (sizes.count(2), sizes.count(3)) == (33, 67) and capsys.readouterr().out == ""
+    assert "only 33 of 1000 test problems: 1,000 more draws gave no new one" in capsys.readouterr().out
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
@@ -1399,6 +1396,18 @@ def test_arithmetic_splits_share_no_operands():
         pairs[split] = {frozenset(re.findall(r"\d+", problem.question)) for problem in problems}
     assert not any(a & b for a, b in itertools.combinations(pairs.values(), 2))
     assert len(pairs["test"]) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
+
+
+def test_a_split_that_has_no_more_problems_stops_with_a_line(capsys):
+    """Only "train" may repeat a sum, and a puzzle never repeats a question."""
+    for repeats, split, count in ((True, "train", 9), (False, "train", 3), (True, "test", 2), (False, "valid", 0)):
+        def draw(rng):
+            number = rng.randrange(3)
+            return tasks.Problem(f"{number}?", "1", meaning=3 if split == "train" else number % 2 * 7)
+        problems = tasks.make_split([draw], split, 9, 0, repeats=repeats)
+        assert len(problems) == count
+        expected = f"only {count} of 9 {split} problems: 1,000 more draws gave no new one\n"
+        assert capsys.readouterr().out == (expected if count < 9 else "")
 
 
 # ==== Plain numbers ====
