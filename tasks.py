@@ -438,36 +438,29 @@ def after_brace(text, at):
 
 # ---- Mathematics: are two answers equal? ----
 
-# 1234, 1,234, 0.5 or 3/4, with a sign, a dollar or percent sign
-NUMBER = re.compile(r"""(-?) (\\?\$)? ((?:[0-9]+ | [1-9][0-9]{0,2}(?:,[0-9]{3})+)? (?:\.[0-9]+)?
-    | [0-9]+/[1-9][0-9]*) (\\?%)? \.?""", re.X)
+# 1234, 1,234, 0.5 or 3/4, with a sign and a dollar sign
+NUMBER = re.compile(r"""(-?) (?:\\?\$)? ((?:[0-9]+ | [1-9][0-9]{0,2}(?:,[0-9]{3})+)? (?:\.[0-9]+)?
+    | [0-9]+/[1-9][0-9]*) \.?""", re.X)
 
 
 def plain_equal(answer, gold):
     """Compare two plain numbers exactly: integers, decimals and fractions in lowest terms, with
-    a sign, thousands separators, a dollar or percent sign. Anything else is equal to nothing:
+    a sign, thousands separators or a dollar sign. Anything else is equal to nothing:
     verify/math_equal.py reads more, and accepts whatever this accepts."""
-    x, unit = read_number(answer)
-    y, other = read_number(gold)
-    if x is None or y is None:
-        return False
-    if {unit, other} == {"%", ""}:  # 50% is 0.5, or 50; but 0.5% is not 0.5
-        percent, value = (x, y) if unit else (y, x)
-        return value == percent / 100 or value == percent and abs(value) >= 1
-    return x == y and (unit == other or "" in (unit, other))
+    number = read_number(answer)
+    return number is not None and number == read_number(gold)
 
 
 def read_number(text):
-    """Read a plain number as (Fraction, its unit: "", "%" or "$"), or return (None, "")."""
-    text = re.sub(r"(?<![0-9.])\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}", r"\1/\2", text.strip())
-    number = NUMBER.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if not number or not number[3] or number[2] and number[4]:
-        return None, ""
-    sign, dollar, digits, percent = number.groups("")
+    """Read a plain number as a Fraction, or return None."""
+    number = NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    if not number or not number[2]:
+        return None
+    sign, digits = number.groups()
     value = Fraction(digits.replace(",", ""))
     if "/" in digits and str(value) != digits:
-        return None, ""  # 6/8 is not worked out
-    return -value if sign else value, (dollar + percent).strip("\\")
+        return None  # 6/8 is not worked out
+    return -value if sign else value
 
 
 def verify_math(response, gold):
