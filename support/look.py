@@ -1,31 +1,32 @@
-"""Measure before you train whether the weight aligns updates with the mean gradient, on your task.
+"""Measure before you train how much further an AdamW step goes with the weight, on your task.
 
-    python -m support.look                       the pretrained tiny model: 20 seconds; its
-                                                 alignment is 1.083 +- 0.012
+    python -m support.look                       the pretrained tiny model: 20 seconds
     python -m support.look --model runs/NAME     again after training: the answer changes
     python -m support.look --model Qwen/Qwen2.5-0.5B-Instruct --task math --groups 256
-                                                 takes every flag of grpo_sg.py; more groups,
-                                                 smaller standard errors
-    python -m support.look --task my_task.py     a task of your own
+    python -m support.look --task my_task.py     takes every flag of grpo_sg.py
 
-The command samples --groups groups (by default 16 updates' worth, at least 256), computes the
-gradient of each, and trains nothing. Let g be the gradient of one group without the weight, g_w
-the same with it, and mu the expectation of g. An update on n groups follows S = the sum of n
-gradients, and to first order the reward rises with how well S points along mu:
+Updates are noisy, and a policy improves by as much as they go along their mean, the mean gradient.
+The command compares the weight with GRPO in two ways, and trains nothing:
 
+    progress ratio       how far an AdamW step goes along the mean gradient, divided by how far one
+                         of GRPO goes. 1.03 is like a learning rate that is 3% higher.
+    gradient alignment   the cosine of an update with the mean gradient, divided by GRPO's. AdamW
+                         changes an update's direction, so this is not how far its step goes.
+
+The command samples --groups groups (by default 16 updates' worth, at least 256), and more give
+smaller standard errors. Let S be the sum of the gradients of an update's groups, S_w the same with
+the weight, and mu GRPO's mean gradient over the other updates. AdamW divides each parameter's step
+by the root mean square (rms) of that parameter's gradients, so
+
+    progress ratio = mean of sum(S_w mu / rms S_w) / mean of sum(S mu / rms S)
     gradient alignment = mean cos(S_w, mu) / mean cos(S, mu)
-                                                 above 1, w aligns updates better
 
-The groups are divided into updates of n groups, and mu is estimated from the groups outside of
-the update. The tokens are also divided into classes, by pi and the sign of A. For a class whose
-gradients have the mean mu_c and the covariance Sigma_c, the command prints its
-
-    share of the mean        <mu_c, mu> / |mu|^2: these add up to 1
-    share of the variance    tr Sigma_c / tr Sigma: these need not, because noises can cancel
+For each class of tokens (by pi and the sign of A), whose gradients have the mean mu_c and the
+covariance Sigma_c, it prints the share of the mean, <mu_c, mu> / |mu|^2, and of the variance,
+tr Sigma_c / tr Sigma. The variances need not add up to 1, because noises can cancel.
 
 The estimates use products of different groups, so noise adds no bias. Standard errors are from a
-jackknife over the updates. Gradients are those at r = 1, before gradient clipping and AdamW, and
-without the KL, whose gradient is 0 at the reference.
+jackknife over the updates. Gradients are those at r = 1, before clipping, without momentum or KL.
 """
 import argparse
 import dataclasses
@@ -38,7 +39,7 @@ from tqdm import tqdm
 
 import grpo_sg
 
-SKETCH = 2 ** 18  # numbers that are kept of a longer gradient: 1 MiB
+SKETCH = 2 ** 18  # numbers that are kept of a longer gradient, twice: 1 MiB each
 RARE = 1/3        # below it, pi makes a low-probability token
 CLASSES = "A > 0, pi < 1/3", "A > 0, pi > 1/3", "A < 0, pi < 1/3", "A < 0, pi > 1/3"
 UPDATES = 8       # at least
@@ -69,22 +70,25 @@ def coefficients(logps, batch, cfg):
 
 def group_gradients(policy, group, cfg):
     """Return (6, size) float32: the gradient of the group without the weight, with it, and of
-    each of CLASSES, which add up to the first; and (4,), the number of tokens of each class."""
+    each of CLASSES, which add up to the first; (2, size): coordinates of the first two, see
+    `pick`; and (4,), the number of tokens of each class."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
     gradients = torch.zeros(2 + len(CLASSES), length_of(policy))
+    picked = torch.zeros(2, length_of(policy))
     tokens = torch.zeros(len(CLASSES))
     for batch in grpo_sg.micro_batches(group, cfg, policy.model.device):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
         for i, c in enumerate(coefficients(logps.detach(), batch, cfg), start=1):
             if i > 1:
-                tokens[i - 2] += float((c / batch.advantages[:, None]).nan_to_num().sum())
+                tokens[i - 2] += int((c != 0).sum())
             if c.any():
                 parts = torch.autograd.grad(logps, parameters, c.to(logps.dtype), retain_graph=True,
                                             allow_unused=True, materialize_grads=True)
                 gradients[i] += shorten(parts).cpu()
+                picked[int(i == 1)] += pick(parts).cpu()
                 del parts  # or it would be kept next to the following gradient
     gradients[0] = gradients[2:].sum(0)
-    return gradients, tokens
+    return gradients, picked, tokens
 
 
 def length_of(policy):
@@ -114,6 +118,22 @@ def shorten(parts, seed=0):
     return total
 
 
+def pick(parts, seed=0):
+    """Return SKETCH random coordinates of a gradient, always the same, or all if it has no more.
+
+    A sketch mixes parameters, so their own scales are lost. But the progress is a sum over them
+    of terms that AdamW makes similar, so a random sample of the terms estimates it well."""
+    sizes = [part.numel() for part in parts]
+    if sum(sizes) <= SKETCH:
+        return torch.cat([part.flatten() for part in parts])
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(sum(sizes), (SKETCH,), generator=generator).sort().values
+    ends = torch.tensor(sizes).cumsum(0)
+    counts = torch.searchsorted(index, ends).diff(prepend=torch.tensor([0])).tolist()
+    return torch.cat([part.flatten()[(here - end + size).to(part.device)] for part, here, end, size
+                      in zip(parts, index.split(counts), ends.tolist(), sizes)])
+
+
 # ---- 2. Sums over updates ----
 
 @dataclasses.dataclass
@@ -121,6 +141,7 @@ class Sums:
     """What the estimates need of U updates; each has W ways to weight its tokens."""
     along: torch.Tensor   # (U, U, W): [k, j, a] is <S_a of update k, S_0 of update j>
     square: torch.Tensor  # (U, U, W): <S_a of update k, S_a of update j>
+    scaled: torch.Tensor  # (U, U, 2): <S_a of update k / rms S_a, S_0 of update j>
     own_along: torch.Tensor   # (U, W): the sum over the groups of <g_a, g_0>
     own_square: torch.Tensor  # (U, W): of <g_a, g_a>
     count: torch.Tensor   # (U,): groups in the update
@@ -131,21 +152,28 @@ def measure(policy, groups, cfg):
     """Compute the gradients of all groups. Group i belongs to update i modulo U. Returns Sums."""
     U = round(len(groups) / groups_per_update(cfg))
     W = 2 + len(CLASSES)
-    S = torch.zeros(U, W, length_of(policy))
+    S, picked = (torch.zeros(U, ways, length_of(policy)) for ways in (W, 2))
     own_along, own_square = torch.zeros(2, U, W, dtype=torch.float64)
     count, tokens = torch.zeros(U, dtype=torch.float64), torch.zeros(len(CLASSES))
     for i, group in enumerate(tqdm(groups, "gradients", mininterval=0.5, disable=None)):
         k = i % U
         count[k] += 1
         if any(c.advantage for c in group):  # else the gradient is 0
-            g, tokens_of_group = group_gradients(policy, group, cfg)
+            g, coordinates, tokens_of_group = group_gradients(policy, group, cfg)
             S[k] += g
+            picked[k] += coordinates
             own_along[k] += g @ g[0]
             own_square[k] += (g * g).sum(1)
             tokens += tokens_of_group
     along = torch.einsum("kad,jd->kja", S, S[:, 0]).double()
     square = torch.einsum("kad,jad->kja", S, S).double()
-    return Sums(along, square, own_along, own_square, count, tokens)
+    return Sums(along, square, multiply_steps(picked), own_along, own_square, count, tokens)
+
+
+def multiply_steps(picked):
+    """Return Sums.scaled from coordinates of the updates, (U, 2, size), as `pick` returns them."""
+    rms = picked.square().mean(0).sqrt().clamp(min=1e-30)  # it is 0 where all gradients are
+    return torch.einsum("kad,jd->kja", picked / rms, picked[:, 0]).double()
 
 
 def groups_per_update(cfg):
@@ -171,8 +199,10 @@ def estimate(sums, kept):
     cosines = (along / norms).nan_to_num()  # an update without a gradient points nowhere
     others = ~torch.eye(len(kept), dtype=torch.bool)
     cosine = cosines[others].mean(0)
+    progress = sums.scaled[kept][:, kept][others].mean(0)
 
-    values = {"alignment": cosine[1] / cosine[0], "length": M[0]}
+    values = {"alignment": cosine[1] / cosine[0], "progress": progress[1] / progress[0],
+              "length": M[0]}
     for i, name in enumerate(CLASSES, start=2):
         values[f"mean: {name}"] = M[i] / M[0]
         values[f"variance: {name}"] = V[i] / V[0]
@@ -192,18 +222,20 @@ def describe(sums):
     return numbers
 
 
-def interpret(numbers, groups):
-    """Say in one sentence what the alignment means for training now."""
-    value, error = numbers["alignment"]
+def interpret(numbers, groups, name):
+    """Say in one sentence what the progress ratio means for training now."""
+    value, error = numbers["progress"]
     length, length_error = numbers["length"]
     if not length > 2 * length_error:  # also if it is nan
-        return ("too few groups to tell: the mean gradient is within two standard errors of 0; "
-                f"try --groups {4 * groups}")
+        return ("too few groups to tell, because the mean gradient is within two standard errors "
+                f"of 0; try --groups {4 * groups}")
     if not abs(value - 1) > 2 * error:
-        return ("no difference detected: the alignment is within two standard errors of 1; "
-                "more --groups can detect smaller ones")
-    better = "better" if value > 1 else "worse"
-    return f"at this point of training, updates are {better} aligned with the weight than without"
+        return (f"no difference of {name} from GRPO detected, because the progress ratio is within "
+                "two standard errors of 1; more --groups can detect smaller ones")
+    percent = f"{100 * abs(value - 1):.1f}%"
+    far, rate = ("further", "higher") if value > 1 else ("less far", "lower")
+    return (f"an AdamW step of {name} goes {percent} {far} along the mean gradient than one of "
+            f"GRPO, like a learning rate that is {percent} {rate}")
 
 
 def report(numbers, tokens, cfg, groups, sketched):
@@ -214,14 +246,13 @@ def report(numbers, tokens, cfg, groups, sketched):
     for name, count in zip(CLASSES, tokens):
         lines.append(f"    {name:<24}{count / tokens.sum():>12.1%}{text[f'mean: {name}']:>17}"
                      f"{text[f'variance: {name}']:>17}")
-    lines.append(f"gradient alignment of an update of {groups_per_update(cfg):g} groups: "
-                 f"{text['alignment']} (its cosine with the mean gradient, divided by GRPO's: "
-                 "above 1, the weight turns updates towards it)")
+    n = f"an update of {groups_per_update(cfg):g} groups"
+    lines += [f"gradient alignment of {n}: {text['alignment']} (cosine with the mean gradient)",
+              f"progress ratio of {n}: {text['progress']} (of its AdamW step; GRPO has 1 in both)"]
     if sketched:
-        lines.append(f"    (from random sketches: {SKETCH:,} numbers of each gradient)")
-    return [*lines, f"what it means: {interpret(numbers, groups)}. This changes in training, so "
-                    "look again at a checkpoint. We have not tested whether choosing the weight "
-                    "by this number improves a run"]
+        lines.append(f"    (from random sketches and coordinates: {SKETCH:,} numbers of each)")
+    means = interpret(numbers, groups, "GRPO-SG" if cfg.shaping == "sg" else "AR-Lopti")
+    return [*lines, f"what it means: {means}. This changes in training: look again at a checkpoint"]
 
 
 # ---- 4. The command line ----
