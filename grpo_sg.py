@@ -1185,8 +1185,8 @@ class Run:
         self.flat = self.flat + 1 if row["equal_groups"] == 1 else 0
         if self.flat == PATIENCE:
             say(f"warning: {PATIENCE} steps gave no gradient, because all rewards were equal in "
-                "each of their groups: read samples.jsonl; python -m support.check says what to "
-                "change")
+                "each of their groups: read samples.jsonl; in a clone, python -m support.check "
+                "says what to change")
 
     def log(self, row, completions):
         """Append the row to metrics.jsonl, and the completions to samples.jsonl."""
@@ -1271,8 +1271,8 @@ def find_model(name, task):
     if os.path.isdir(name):
         return os.path.abspath(find_checkpoint(name) or name)
     if name == tiny:
-        raise SystemExit(f"error: there is no tiny model for --task {task} (python -m support.tiny "
-                         f"{task} makes one): name a model with --model, such as "
+        raise SystemExit(f"error: there is no tiny model for --task {task} (in a clone, python -m "
+                         f"support.tiny {task} makes one): name a model with --model, such as "
                          "Qwen/Qwen2.5-0.5B-Instruct or a folder")
     if name.startswith((".", "/", "runs/")):
         raise SystemExit(f"error: --model {name}: there is no such folder")
@@ -1456,8 +1456,8 @@ def describe_signal(row, cfg):
         f"{row[f'eval/truncated@{k}']:.0%} truncated; {equal:.0%} of the groups give no gradient, "
         "because all their rewards are equal")
     if formed < 0.05 or equal > 0.9:
-        say("there is almost nothing to learn from: python -m support.check, with the same flags, "
-            "says what to change")
+        say("there is almost nothing to learn from: in a clone, python -m support.check with the "
+            "same flags says what to change")
 
 
 def describe_change(rows, cfg, floor):
@@ -1494,7 +1494,9 @@ def carry_out(policy, task, cfg, run):
     evaluate_split(policy, task, cfg, run, "test")
     describe_change(read_rows(os.path.join(run.out, LOGS[0])), cfg, task.floor)
     copy_logs(run.out, find_checkpoint(run.out))  # with this test
-    say(f"transcripts: {run.out}/samples.jsonl; curves: python -m support.page {run.out}")
+    in_clone = os.path.isdir(os.path.join(HERE, "support"))
+    curves = f"; curves: python -m support.page {run.out}" if in_clone else ""
+    say(f"transcripts: {run.out}/samples.jsonl{curves}")
 
 
 def train_and_save(policy, task, cfg, run):

@@ -184,6 +184,16 @@ def test_without_tasks_the_script_says_in_one_line_what_it_needs(tmp_path):
     assert done.stderr.startswith("error: the command line needs tasks.py next to grpo_sg.py")
 
 
+@pytest.mark.parametrize("clone", [True, False])
+def test_only_a_clone_is_told_of_a_runs_page(clone, tmp_path, monkeypatch, capsys):
+    model = str(ROOT / "support" / "pretrained" / "kk")
+    if not clone:
+        monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))
+    grpo_sg.main(["--model", model, "--out", str(tmp_path / "run"), *(
+        "--steps 1 --prompts 2 --updates 1 --train_problems 20 --eval_problems 2 --eval_samples 0").split()])
+    assert ("support.page" in capsys.readouterr().out) == clone
+
+
 def test_an_installed_file_finds_its_neighbors_from_any_folder(tmp_path):
     """As after pip install -e: the module is found, its folder is not on sys.path."""
     done = run_in(tmp_path, "-c", "import importlib.util as u, sys; "

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import grpo_sg
+from support import check
 
 PAGE = pathlib.Path(__file__).with_name("README.md").read_text("utf-8")
 SMALL = "--task kk --train_problems 40 --eval_problems 4 --eval_samples 0 --prompts 8 --eval_every 2".split()
@@ -59,3 +60,5 @@ def test_a_lora_run_trains_resumes_and_is_tested(tmp_path, monkeypatch, capsys):
             assert parameter.any(), name  # it begins with zeros
     run_recipe(tmp_path, "lora", ["--eval_only", "--model", str(parts), "--out", f"{tmp_path}/test"], monkeypatch)
     assert f"test after step 0: greedy accuracy {accuracy}" in capsys.readouterr().out
+    check.main(["--model", str(parts)])  # its first parameters have no gradient
+    assert "tokens sampled a second" in capsys.readouterr().out

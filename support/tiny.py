@@ -15,6 +15,7 @@ The problems of a task need a `solution`. They may have a `shortcut`, a text tha
 the solution: a tiny model learns both, and RL can unlearn the shortcut.
 """
 import argparse
+import json
 import math
 import os
 import random
@@ -236,7 +237,8 @@ def save(policy, cfg, folder):
             settings[name] = value
     if not cfg.model:
         settings["task_hash"] = grpo_sg.hash_file(cfg.task)
-    grpo_sg.write_json(os.path.join(folder, "settings.json"), settings)
+    with open(os.path.join(folder, "settings.json"), "w", encoding="utf-8") as file:
+        json.dump(settings, file, indent=1)
 
 
 def read_flags(argv):
@@ -265,10 +267,7 @@ def read_settings(task, model, out, flags):
     it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
     absolute, because the run may start in another folder."""
     parser = grpo_sg.make_parser()
-    _, own = tasks.load_task(task)
-    if unknown := own.keys() - vars(grpo_sg.Config()).keys():
-        raise UserError(f"--task {task}: SETTINGS has names that are not settings of a task: "
-                        f"{', '.join(sorted(unknown))}")
+    own = grpo_sg.read_task(task)
     puzzles = PUZZLES if task == "kk" else {}
     parser.set_defaults(**(own if model else {**TINY, **puzzles, **own}))
     cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))

@@ -92,7 +92,7 @@ def main(argv=None):
     folder = os.path.join(cfg.out, f"checkpoint-{trainer.state.global_step}")
     trainer.save_model(folder)
     if trainer.accelerator.is_main_process:  # so that grpo_sg.py --model OUT can test it
-        grpo_sg.write_json(os.path.join(folder, "settings.json"), grpo_sg.kept_settings(cfg))
+        grpo_sg.write_settings(folder, cfg)
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
