@@ -54,7 +54,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import types
 import warnings
 from statistics import fmean as mean
@@ -129,8 +128,7 @@ class Config:
     tokens_per_micro_batch: int = setting(3072, "max tokens in a backward pass")
     sample_batch: int = setting(512, "max completions sampled at once")
     gradient_checkpointing: bool = setting(False, "a backward pass needs less memory, more time")
-    device: Literal["auto", "cpu", "cuda", "mps"] = setting(
-        "auto", "auto: cuda if PyTorch can use it, else cpu; mps is untested")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda if it can be used")
     eval_every: int = setting(10, "steps between evaluations on the validation set")
     eval_samples: int = setting(4, "k of avg@k and pass@k on the test set; 0: greedy only")
 
@@ -182,7 +180,7 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv 2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64 (not MPS).
+        rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64; not NaN.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
@@ -893,26 +891,32 @@ def average_updates(updates):
 def load_model(name):
     """Load a causal language model of transformers, in float32, and its tokenizer from a folder
     written by save_pretrained or by their name on the hub. Returns (model, tokenizer), or raises
-    OSError with the reason. Code that comes with a model is never run. Of a model with an adapter
-    (LoRA), only the adapter will be trained."""
+    OSError with the reason. Code that comes with a model is never run. The folder of an adapter
+    of peft, such as LoRA, gives a model of which only the adapter is trained."""
     local = os.path.isdir(name)
+    settings = dict(dtype="float32", local_files_only=local, trust_remote_code=False)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype="float32", local_files_only=local, trust_remote_code=False)
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            import peft
+            model = peft.AutoPeftModelForCausalLM.from_pretrained(
+                name, is_trainable=True, **settings)
+            kind = type(model.get_base_model())
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(name, **settings)
+            kind = type(model)
         # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's.
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
             name, local_files_only=local)
+    except ModuleNotFoundError as error:
+        raise OSError(f"the model {name} cannot be used ({error}): pip install {error.name}")
     except Exception as error:  # no such name, no network, half a folder: each has its own type
         raise OSError(f"the model {name} cannot be used ({first_line(error)}): give a folder "
                       "written by save_pretrained, with its tokenizer.json, or a hub name, which "
                       "needs a network") from error
     # Others, such as Mamba and RWKV, would sample from the wrong context.
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
-        raise OSError(f"the model {name} cannot be used, because {type(model).__name__} keeps no "
+    if "past_key_values" not in inspect.signature(kind.forward).parameters:
+        raise OSError(f"the model {name} cannot be used, because {kind.__name__} keeps no "
                       "past_key_values, with which completions are sampled: take another one")
-    if hasattr(model, "peft_config"):  # which transformers loads frozen
-        for key, parameter in model.named_parameters():
-            parameter.requires_grad_("lora_" in key)
     return model, tokenizer
 
 
@@ -946,14 +950,14 @@ def find_turn_end(tokenizer):
 
 
 def find_device(name):
-    """Return "cuda" (the first GPU), "cpu" or "mps". "auto" is cuda if PyTorch can use it."""
-    usable = {"cpu": True, "cuda": torch.cuda.is_available(),
-              "mps": torch.backends.mps.is_available()}
+    """Return "cuda" (the first GPU) or "cpu". "auto" is cuda if PyTorch can use it."""
     if name == "auto":
-        return "cuda" if usable["cuda"] else "cpu"
-    if not usable[name]:
-        raise SystemExit(f"error: --device {name}: PyTorch {torch.__version__} (built for CUDA "
-                         f"{torch.version.cuda}) finds no GPU that it can use: give --device cpu")
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError) as error:  # it says what is missing, such as a driver
+        raise SystemExit(f"error: --device {name} cannot be used ({first_line(error)}): give "
+                         "--device cpu")
     return name
 
 
@@ -983,24 +987,11 @@ def prepare(model, device, *, gradient_checkpointing=False):
         # for what stays in float32: the vocabulary matrix
         torch.set_float32_matmul_precision("high")
         keep_logits_in_float32(model)
-        if hasattr(model, "peft_config") and has_bfloat16("cuda"):
-            cast_frozen_layers(model)
     elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
         # A tiny model runs thousands of small operations, in which threads mostly wait for
         # each other. One thread is as fast, and gives the same sums on any number of cores.
         torch.set_num_threads(1)
     return model.to(device).eval()
-
-
-def cast_frozen_layers(model):
-    """Store the linear layers that an adapter leaves frozen in bfloat16, in which autocast
-    computes them anyway. It keeps its casts of trained parameters, but would cast these again
-    for every token."""
-    head = model.get_output_embeddings()
-    for module in model.modules():
-        frozen = not any(p.requires_grad for p in module.parameters())
-        if isinstance(module, torch.nn.Linear) and frozen and module is not head:
-            module.bfloat16()
 
 
 def has_bfloat16(device_type):  # a T4 or V100 only emulates it, slowly
@@ -1274,8 +1265,6 @@ def find_model(name, task):
         raise SystemExit(f"error: there is no tiny model for --task {task} (in a clone, python -m "
                          f"support.tiny {task} makes one): name a model with --model, such as "
                          "Qwen/Qwen2.5-0.5B-Instruct or a folder")
-    if name.startswith((".", "/", "runs/")):
-        raise SystemExit(f"error: --model {name}: there is no such folder")
     return name
 
 
@@ -1428,9 +1417,6 @@ def describe_run(policy, task, run):
     say(f"non-default settings: {' '.join(changes)}")
     if cfg.prompts > len(task.train):
         say(f"--prompts {cfg.prompts}: a step uses the {len(task.train)} problems that there are")
-    completions = min(cfg.prompts, len(task.train)) * cfg.group_size
-    if cfg.updates > completions:
-        say(f"--updates {cfg.updates}: a step makes {completions}, one for each of its completions")
     device = policy.model.device
     threads = f" (threads: {torch.get_num_threads()})" if device.type == "cpu" else ""
     problem = task.train[0]
@@ -1558,14 +1544,9 @@ def errors_in_one_line():
     except (tasks.UserError, TaskError, OSError) as error:
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError as error:
-        called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        phase, advice = "loading the model", "take a smaller one"
-        if "sample" in called:
-            phase, advice = "sampling", "lower --sample_batch"
-        elif "learn" in called:
-            phase, advice = "an update", ("lower --tokens_per_micro_batch, which helps down to the "
-                                          "longest row; then add --gradient_checkpointing")
-        raise SystemExit(f"error: out of GPU memory in {phase}: {advice} (with --resume as well)")
+        raise SystemExit(f"error: out of memory ({first_line(error)}): lower --sample_batch and "
+                         "--tokens_per_micro_batch, or add --gradient_checkpointing (with --resume "
+                         "as well)")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT)
