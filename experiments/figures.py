@@ -1,13 +1,13 @@
-"""Draw the four figures of the pages into figures/, as SVG with text as text. Needs matplotlib.
+"""Draw the three figures of the pages into figures/, as SVG with text as text. Needs matplotlib.
 
     python -m experiments.figures
 
-group.svg samples one group with the tiny model, method.svg plots the weight, and real.svg and
-noise.svg plot rows of results/.
+group.svg samples one group with the tiny model, method.svg plots the weight, and progress.svg
+plots rows of results/.
 """
 import html
+import math
 import re
-import statistics
 import textwrap
 
 import matplotlib
@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import noise
+from experiments import progress
 from experiments.compare import RESULTS, interval, read_rows
 
 FIGURES = RESULTS.parent / "figures"
@@ -41,9 +41,9 @@ def draw_completion(decode, c, pi, w, y):
     each of its tokens."""
     grade = "correct" if c.solved else "wrong"
     color = UP if c.advantage > 0 else DOWN
-    push = "made more likely" if c.advantage > 0 else "made less likely"
+    push = "up" if c.advantage > 0 else "down"
     parts = [write_text(LEFT, y, f"R = {c.reward:g}, {grade}: A = {c.advantage:+.2f}, each token "
-                        f"is {push}", color, weight="bold")]
+                        f"is pushed {push}", color, weight="bold")]
     x, y = LEFT, y + LINE
     for t, token in enumerate(c.tokens[:-1]):  # without the stop token
         word = decode([token])
@@ -91,8 +91,9 @@ def draw_group():
         pi, w = logps.exp().tolist(), grpo_sg.weigh(logps, cfg).tolist()
         text, y = draw_completion(policy.tokenizer.decode, c, pi, w, y)
         parts.append(text)
-    note = ("Color: w A. Green tokens become more likely, red ones less. Low-probability tokens, "
-            "with their probability π below them, are paler: w = 1, and up to 1.4 for the others.")
+    note = ("Color: the push w A. Green tokens are pushed up, and red ones down. Low-probability "
+            "tokens, with their probability π below them, are paler: w = 1, and up to 1.4 for the "
+            "others.")
     for line in textwrap.wrap(note, 108):
         parts.append(write_text(LEFT, y, line, "#555555", 12))
         y += 16
@@ -135,50 +136,26 @@ def draw_method():
     save(figure, "method.svg")
 
 
-def draw_real():
-    """Plot the real model's runs on sums: the accuracy of the samples at two learning rates, as a
-    mean over seeds and each seed as a thin line, and the test of each pair of runs."""
-    rows = read_rows(RESULTS / "real2.jsonl")
-    figure, axes = plt.subplots(1, 3, figsize=(8, 2.6))
-    for axis, lr, marker in zip(axes, ("1e-5", "2e-5"), "ox"):
-        ends = {}
-        for shaping, name, color in (("sg", "GRPO-SG", BLUE), ("none", "GRPO", ORANGE)):
-            runs = [row for row in rows if row["lr"] == lr and row["shaping"] == shaping]
-            ends[shaping] = [row["avg@4"] for row in runs]  # in the order of the seeds
-            curves = [row["accuracy"] for row in runs]
-            xs = range(1, len(curves[0]) + 1)
-            axis.plot(xs, list(zip(*curves)), color=color, lw=0.6, alpha=0.4)
-            means = [statistics.fmean(values) for values in zip(*curves)]
-            axis.plot(xs, means, color=color, lw=2, label=name)
-        axis.set(title=f"accuracy of samples, rate {lr}", xlabel="step", xlim=(1, len(means)),
-                 ylim=(0, 0.9))
-        axes[2].plot(ends["none"], ends["sg"], marker, color="black", ms=4, fillstyle="none",
-                     label=f"rate {lr}")
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
-    axes[2].plot([0, 0.9], [0, 0.9], color=GREY, lw=0.8)
-    axes[2].set(title="avg@4 after training", xlabel="GRPO", ylabel="GRPO-SG", xlim=(0, 0.9),
-                ylim=(0, 0.9), aspect="equal")
-    axes[2].legend(frameon=False, fontsize=8, loc="lower right")
-    save(figure, "real.svg")
-
-
-def draw_noise():
-    """Plot what each arm of the experiment on noise gains on GRPO, against its alignment."""
-    x, gains, _ = noise.summarize(read_rows(RESULTS / "noise.jsonl"))
+def draw_progress():
+    """Plot the lead of each arm over GRPO against the lead that its progress ratio predicts."""
+    ratios, rows = read_rows(progress.RATIOS), read_rows(progress.ROWS)
+    runs, _ = progress.list_runs(ratios)
+    accuracy = progress.read_accuracy(rows, runs)
     figure, axis = plt.subplots(figsize=(5, 2.8))
     axis.axhline(0, color=GREY, lw=0.8)
-    axis.annotate("GRPO", (1, 0), (5, 5), textcoords="offset points", color=GREY)
-    axis.plot(1, 0, "o", color=GREY, ms=4)
-    for (lr, arm), differences in gains.items():
-        if lr == noise.RATE:
-            mean, low, _ = interval([100 * difference for difference in differences])
-            color = ORANGE if arm == "GRPO-SG" else BLUE
-            axis.errorbar(1 + x[arm], mean, mean - low, color=color, fmt="o", ms=4)
-            name = arm if arm == "GRPO-SG" else f"f = {arm}"
-            axis.annotate(name, (1 + x[arm], mean), (5, 5), textcoords="offset points", color=color)
-    axis.set(xlabel="alignment of an update with the mean gradient (GRPO has 1)", xlim=(0, 1.45),
-             title="Accuracy in steps 1 to 20, in points above GRPO's")
-    save(figure, "noise.svg")
+    axis.axline((0, 0), slope=1, color=GREY, lw=0.8)
+    for name, values in accuracy.items():
+        if name == "GRPO":
+            continue
+        ratio = progress.average_ratio(ratios, name.removeprefix("GRPO at the rate of "))
+        x = 100 * progress.GAIN * math.log2(ratio)
+        mean, low, _ = interval([100 * (a - b) for a, b in zip(values, accuracy["GRPO"])])
+        color = ORANGE if name == "GRPO-SG" else GREY if name.startswith("GRPO at") else BLUE
+        axis.errorbar(x, mean, mean - low, color=color, fmt="o", ms=4)
+        axis.annotate(name, (x, mean), (5, 5), textcoords="offset points", color=color)
+    axis.set(xlabel="lead predicted by the progress ratio",
+             title="Measured lead in steps 1 to 20, in points above GRPO's accuracy")
+    save(figure, "progress.svg")
 
 
 def main():
@@ -188,8 +165,7 @@ def main():
                          "figure.constrained_layout.use": True})
     draw_group()
     draw_method()
-    draw_real()
-    draw_noise()
+    draw_progress()
 
 
 if __name__ == "__main__":
