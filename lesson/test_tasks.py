@@ -110,14 +110,25 @@ def test_an_unknown_data_is_one_line(module):
         make(module, data="above")
 
 
+def test_the_real_model_sees_its_example_as_a_turn_and_earns_nothing_by_a_copy():
+    task = make(real_model, **real_model.SETTINGS)
+    copy = real_model.EXAMPLE[1]["content"]
+    assert task.verify(copy, "19") == (True, True)
+    for problem in task.train + task.valid + task.test:
+        *example, last = problem.question
+        assert example == real_model.EXAMPLE and last["content"] not in ("12+7", "7+12")
+        assert (task.verify(copy, problem.answer) == task.verify(r"\boxed{99}", problem.answer)) == (
+            problem.answer != "19")
+
+
 @pytest.mark.release
 @pytest.mark.skipif(not REAL_MODEL, reason="REAL_MODEL does not name the folder of a real model")
-def test_a_real_model_learns_in_a_few_steps(tmp_path):
-    grpo_sg.main(["--task", real_model.__file__, "--model", REAL_MODEL, "--steps", "3",
+def test_a_real_model_has_the_format_from_its_first_step_and_learns(tmp_path):
+    grpo_sg.main(["--task", real_model.__file__, "--model", REAL_MODEL, "--steps", "3", "--seed", "3",
                   "--eval_samples", "0", "--out", f"{tmp_path}/run"])
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    steps = [row for row in rows if "split" not in row]
-    assert steps[0]["equal_groups"] < 1, "no gradient in the first step"
-    assert steps[-1]["reward"] > steps[0]["reward"] + 0.5
+    before, *steps, after = rows
+    assert steps[0]["format_rate"] > 0.8 and steps[0]["equal_groups"] < 0.6
+    assert after["eval/reward"] > before["eval/reward"] + 0.1
     samples = (tmp_path / "run" / "samples.jsonl").read_text()
     assert "\\\\boxed{" in samples and "<|im_end|>" not in samples
