@@ -1,5 +1,6 @@
 """Check the pages' links, anchors, commands and lines to copy, who imports whom, and the
 requirements."""
+import contextlib
 import json
 import os
 import pathlib
@@ -116,6 +117,18 @@ def test_commands_have_scripts_flags_and_tasks_that_exist(tmp_path, monkeypatch,
         task = find_task(words).replace("my_task.py", "lesson/my_task.py").replace("lesson/lesson", "lesson")
         if task and not is_away(ROOT / task):
             assert tasks.load_task(task), page
+
+
+@pytest.mark.parametrize("module, words", [
+    ("support.search.qa", "python grpo_sg.py --task support/search/qa.py"),
+    ("support.bridges.trl_train", "--max_new_tokens")])
+def test_modules_without_a_command_line_of_their_own_have_help(module, words, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setitem(sys.modules, "trl", None)  # as if it was not installed
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__")
+    assert words in capsys.readouterr().out
 
 
 def test_lesson_and_experiments_stand_side_by_side_on_support():

@@ -76,12 +76,14 @@ def compute_by_hand(model, inputs, args):
         rows.append((logits / args.temperature).log_softmax(-1).gather(1, completion[:, None])[:, 0])
     logps = torch.stack(rows)
     weights = token_weights(logps)
-    by_token = args.loss_type == "dapo"
-    loss, _ = grpo_sg_loss(
-        logps, inputs["old_per_token_logps"], inputs["advantages"], mask, weights=weights,
-        ref_logps=inputs.get("ref_per_token_logps"), clip_high=0.24, beta=args.beta,
-        loss_agg_mode="token-mean" if by_token else "seq-mean-token-mean",
-        denominator=inputs["num_items_in_batch"] / 2 if by_token else 4)
+    columns = {"logps": logps, "old_logps": inputs["old_per_token_logps"], "advantages": inputs["advantages"],
+               "mask": mask, "weights": weights, "ref_logps": inputs.get("ref_per_token_logps")}
+    settings = {"clip_high": 0.24, "beta": args.beta}
+    if args.loss_type == "dapo":
+        loss = grpo_sg_loss(**columns, **settings, denominator=inputs["num_items_in_batch"] / 2)[0]
+    else:  # the mean over the four completions of an update
+        rows = [{name: x if x is None else x[i:i + 1] for name, x in columns.items()} for i in range(len(mask))]
+        loss = sum(grpo_sg_loss(**row, **settings)[0] for row in rows) / 4
     return loss.item(), weights[mask].mean().item()
 
 

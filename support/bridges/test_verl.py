@@ -115,11 +115,13 @@ def test_a_training_step_of_verls_actor_equals_grpo_sg_loss(mode, beta, tmp_path
 
     logps, old, ref, A, mask = [pad_sequence(x, True) for x in (rows(), old, ref, A, ones)]
     w = token_weights(logps)
-    loss, sums = grpo_sg_loss(logps, old, A, mask, weights=w, ref_logps=ref, beta=beta,
-                              loss_agg_mode=mode)
-    loss.backward()
+    # The mean over completions is the mean of one call for each.
+    rows = [slice(None)] if mode == "token-mean" else [slice(i, i + 1) for i in range(4)]
+    parts = [grpo_sg_loss(logps[row], old[row], A[row], mask[row], weights=w[row], ref_logps=ref[row],
+                          beta=beta) for row in rows]
+    sum(loss for loss, _ in parts).div(len(parts)).backward()
     # Make sure that the weights vary and the clip is active.
-    assert w.min() < 1.05 and w.max() > 1.35 and sums["clipped"] > 0
+    assert w.min() < 1.05 and w.max() > 1.35 and sum(sums["clipped"] for _, sums in parts) > 0
     for name, weight in model.named_parameters():
         assert torch.allclose(weight - 0.1 * weight.grad, theirs[name], rtol=0, atol=1e-5)
 

@@ -10,16 +10,15 @@ import math
 import os
 
 import datasets
-import trl
 
 import grpo_sg
 import tasks
-from support.bridges.trl_grpo_sg import GRPOSGTrainer
 from tasks import UserError
 
 
 def make_config(cfg):
     """Return the trl.GRPOConfig for our settings, of which it leaves out some (README.md)."""
+    import trl  # here, so that --help works without it
     processes = int(os.environ.get("WORLD_SIZE", 1))
     completions = cfg.prompts * cfg.group_size
     share, rest = divmod(completions, cfg.updates * processes)
@@ -34,7 +33,7 @@ def make_config(cfg):
         temperature=cfg.temperature, max_completion_length=cfg.max_new_tokens,
         epsilon=cfg.clip_low, epsilon_high=cfg.clip_high,
         beta=cfg.beta, use_bias_correction_kl=False,
-        loss_type="dapo" if cfg.loss_agg_mode == "token-mean" else "grpo",
+        loss_type="dapo",  # the mean over all tokens
         learning_rate=cfg.lr, lr_scheduler_type="constant", adam_beta2=0.99,
         gradient_checkpointing=cfg.gradient_checkpointing,
         # With bfloat16 logits, the error of the ratio would be as large as the clip range.
@@ -43,6 +42,7 @@ def make_config(cfg):
 
 
 def make_trainer(cfg):
+    from support.bridges.trl_grpo_sg import GRPOSGTrainer
     model, tokenizer = grpo_sg.load_model(cfg.model)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     task = tasks.make_task(cfg)

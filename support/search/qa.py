@@ -185,3 +185,7 @@ def find_passages(rows):
     for row in rows:
         passages.update(dict.fromkeys(row[2]))
     return list(passages)
+
+
+if __name__ == "__main__":
+    print(__doc__)
