@@ -17,8 +17,9 @@ from experiments.compare import RESULTS, detectable, interval, read_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
 LEDGER = ROOT / "experiments/ledger.md"
-PAGES = [LEDGER, *(ROOT / name for name in (
-    "README.md", "experiments/README.md", "lesson/README.md", "lesson/weight.md", "lesson/decisions.md"))]
+OTHERS = [ROOT / name for name in ("README.md", "experiments/README.md", "lesson/README.md", "lesson/weight.md",
+                                   "lesson/decisions.md")]
+PAGES = [LEDGER, *(page for page in OTHERS if page.exists())]  # lesson/ may be deleted
 TASKS = {"phone_book": "phone book", "backwards": "words backwards", "math": "sums and products"}
 FOUR = "10", "20", "40", "60"
 
@@ -86,8 +87,10 @@ def choice():
         yield f"Is B ahead after {step} steps at its own rate?", cell(pool("B", [step]))
         for task, name in TASKS.items():
             yield f"B, {name}, step {step}, equal rates", cell(early[task])
-    for arm, step in (("B", "10"), ("B", "20"), ("B", "40"), ("B", "60"), ("C", "60"), ("D", "60")):
-        yield f"{arm} after {step} steps", f"{cell(pool(arm, [step]))} | {cell(pool(arm, [step], equal=True))}"
+    for arm, name in (("B", "GRPO-SG"), ("C", "switched")):
+        for step in FOUR:
+            both = cell(pool(arm, [step])), cell(pool(arm, [step], equal=True))
+            yield f"{name} after {step} steps", " | ".join(both)
     gains = [mean(row["avg@8"]["60"] - row["avg@8"]["0"] for row in select("choice", task=task, arm="A").values())
              for task in TASKS]
     yield "How much does GRPO itself gain in 60 steps?", "; ".join(
