@@ -74,8 +74,10 @@ def read(folder, name, wanted=""):
 
 def shown(value, limit=4000):
     """Return any value as harmless HTML, cut to the limit, with unprintable characters as
-    code points."""
+    code points. Of a chat, each turn begins with its role."""
     text = str(value)
+    if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+        text = "\n".join(f"{turn['role']}: {turn['content']}" for turn in value)
     if len(text) > limit:
         text = f"{text[:limit // 2]} [... cut ...] {text[-(limit // 2):]}"
     printable = [c if c.isprintable() or c == "\n" else f"⟨U+{ord(c):04X}⟩" for c in text]

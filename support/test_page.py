@@ -63,6 +63,12 @@ def make_run(folder, words=("<think>", "KNK", "</answer>"), **settings):
     return folder
 
 
+def test_a_chat_is_shown_turn_by_turn():
+    chat = [{"role": "user", "content": "1 < 2?"}, {"role": "assistant", "content": "yes"}]
+    assert page.shown(chat) == "user: 1 &lt; 2?\nassistant: yes"
+    assert page.shown(["a", "b"]) == html.escape("['a', 'b']")
+
+
 def show_tokens(words):
     """Return the token view of one group before and after training. The last token is a tool's."""
     logps = torch.linspace(-6, 0, len(words))
