@@ -6,7 +6,6 @@ group.svg samples one group with the tiny model, method.svg plots the weight, an
 plots rows of results/.
 """
 import html
-import math
 import re
 import textwrap
 
@@ -138,19 +137,14 @@ def draw_method():
 
 def draw_progress():
     """Plot the lead of each arm over GRPO against the lead that its progress ratio predicts."""
-    ratios, rows = read_rows(progress.RATIOS), read_rows(progress.ROWS)
-    runs, _ = progress.list_runs(ratios)
-    accuracy = progress.read_accuracy(rows, runs)
+    predicted, leads, _ = progress.summarize(read_rows(progress.RATIOS), read_rows(progress.ROWS))
     figure, axis = plt.subplots(figsize=(5, 2.8))
     axis.axhline(0, color=GREY, lw=0.8)
     axis.axline((0, 0), slope=1, color=GREY, lw=0.8)
-    for name, values in accuracy.items():
-        if name == "GRPO":
-            continue
-        ratio = progress.average_ratio(ratios, name.removeprefix("GRPO at the rate of "))
-        x = 100 * progress.GAIN * math.log2(ratio)
-        mean, low, _ = interval([100 * (a - b) for a, b in zip(values, accuracy["GRPO"])])
-        color = ORANGE if name == "GRPO-SG" else GREY if name.startswith("GRPO at") else BLUE
+    for name, values in leads.items():
+        x = 100 * predicted[name]
+        mean, low, _ = interval((100 * values).tolist())
+        color = ORANGE if name == "GRPO-SG" else GREY if name.startswith("rate") else BLUE
         axis.errorbar(x, mean, mean - low, color=color, fmt="o", ms=4)
         axis.annotate(name, (x, mean), (5, 5), textcoords="offset points", color=color)
     axis.set(xlabel="lead predicted by the progress ratio",

@@ -1,18 +1,16 @@
 """Is GRPO-SG's weight a slightly higher learning rate? Measure how far a step goes, then run.
 
-    python -m experiments.progress ratios   the progress ratios, into results/progress_ratios.jsonl
-    python -m experiments.progress run      the runs of the rule, results/progress_rule.txt, with
-                                            rows in results/progress.jsonl: over an hour on one core
-    python -m experiments.progress show     the outcomes
+    python -m experiments.progress ratios   the progress ratios, results/progress_ratios.jsonl
+    python -m experiments.progress run      the runs, results/progress.jsonl: over an hour
+    python -m experiments.progress show     the outcomes of the rule, results/progress_rule.txt
 
-AdamW divides each parameter's gradient g by the root mean square of that parameter's gradients. So
-we measure how far a step goes along GRPO's mean gradient mu as the sum over all parameters of
-g mu / (sqrt(v) + 1e-8), where v is the mean of g squared. The progress ratio is this number of a
-method divided by GRPO's: a ratio of 1.03 should act like a learning rate that is 3% higher. A
-command that was stopped makes the missing rows.
+The progress ratio says how far an AdamW step of a method goes along GRPO's mean gradient, divided
+by how far a step of GRPO goes. A ratio of 1.03 should act like a learning rate that is 3% higher.
+A command that was stopped makes the missing rows.
 """
 import copy
 import dataclasses
+import itertools
 import math
 import random
 import re
@@ -39,10 +37,9 @@ MARGIN = 0.0015                     # a smaller difference in accuracy counts as
 
 
 def make_config(seed, **more):
-    settings = grpo_sg.read_saved(MODEL) | dict(
-        model=MODEL, seed=seed, prompts=8, updates=4, steps=20, eval_every=1000,
-        train_problems=400, eval_problems=10, shaping="none")
-    return grpo_sg.Config(**settings | more)
+    return grpo_sg.Config(**grpo_sg.read_saved(MODEL) | dict(
+        model=MODEL, seed=seed, prompts=8, updates=4, steps=20, train_problems=400,
+        eval_problems=10) | more)
 
 
 # ---- Arms ----
@@ -92,17 +89,16 @@ def train_arm(policy, task, cfg, arm="GRPO"):
 # ---- The progress ratio ----
 
 def minibatch_gradients(policy, completions, cfg):
-    """Return {arm: (size,)}: the gradients of what a minibatch maximizes."""
+    """Return (arms, size): the gradient of what each arm maximizes on a minibatch."""
     kinds, parameters = find_kinds(policy.tokenizer), list(policy.model.parameters())
-    g = {arm: torch.zeros(policy.model.num_parameters()) for arm in ARMS}
+    g = torch.zeros(len(ARMS), policy.model.num_parameters())
     for batch in grpo_sg.micro_batches(completions, cfg, "cpu"):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
         A = batch.advantages[:, None] * batch.mask / sum(sum(c.mask) for c in completions)
-        for arm, w in weigh_arms(logps, batch.ids, kinds).items():
-            if arm != "constant 1.35":
-                parts = torch.autograd.grad(logps, parameters, A * w, retain_graph=True)
-                g[arm] += torch.cat([part.flatten() for part in parts])
-    return g | {"constant 1.35": 1.35 * g["GRPO"]}
+        for i, w in enumerate(weigh_arms(logps, batch.ids, kinds).values()):
+            parts = torch.autograd.grad(logps, parameters, A * w, retain_graph=True)
+            g[i] += torch.cat([part.flatten() for part in parts])
+    return g
 
 
 def plain_progress(g, grpo):
@@ -114,13 +110,13 @@ def plain_progress(g, grpo):
 
 
 def simulated_progress(g, grpo):
-    """Return the same for the steps of AdamW on the minibatches in order, with gradients clipped to
-    norm 1. Its momentum contains the gradients of the sequence, so mu comes from other rollouts:
-    each half of the rollouts is the sequence once, and the other half gives mu."""
+    """Return the same for AdamW's steps on the minibatches in order, with gradients clipped to norm
+    1. Momentum contains gradients of the sequence, so mu comes from the other half of the rollouts.
+    """
     half, steps = len(g) // 2, []
     for own, others in ((g[:half], grpo[half:]), (g[half:], grpo[:half])):
         mu, m, v = others.mean((0, 1)), 0, 0
-        # A minibatch of zero-variance groups has no gradient, and a run makes no step on it.
+        # A run makes no step on a minibatch without a gradient.
         for t, gradient in enumerate((x for x in own.flatten(0, 1) if x.any()), 1):
             gradient = gradient / max(1.0, float(gradient.norm()))
             m = 0.9 * m + 0.1 * gradient
@@ -142,26 +138,24 @@ def measure_ratios(policy, task, cfg, step):
         shuffled = random.Random(seed).sample(drawn, len(drawn))
         minibatches += [minibatch_gradients(policy, shuffled[i::cfg.updates], cfg)
                         for i in range(cfg.updates)]
-    progress = {}
-    for arm in minibatches[0]:
-        g, grpo = (torch.stack([gradients[name] for gradients in minibatches])
-                   .unflatten(0, (ROLLOUTS, -1)) for name in (arm, "GRPO"))
-        progress[arm] = plain_progress(g, grpo), simulated_progress(g, grpo)
-    return {arm: [round(x / y, 5) for x, y in zip(values, progress["GRPO"])]
-            for arm, values in progress.items()}
+    arms = torch.stack(minibatches).unflatten(0, (ROLLOUTS, -1)).unbind(2)
+    progress = torch.tensor([(plain_progress(g, arms[0]), simulated_progress(g, arms[0]))
+                             for g in arms])
+    return {arm: [round(x, 5) for x in ratios]
+            for arm, ratios in zip(ARMS, (progress / progress[0]).tolist())}
 
 
-def make_ratios(seeds=LOOKS, path=RATIOS):
+def make_ratios():
     """Append the rows of ratios that are missing."""
-    done = {(row["seed"], row["lr"], row["step"]) for row in read_rows(path)}
-    for seed in seeds:
-        for lr, step in dict.fromkeys(MOMENTS[RATE] + MOMENTS[HIGH]):
-            if (seed, lr, step) not in done:
-                cfg = make_config(seed, lr=lr, steps=step)
-                policy, task = grpo_sg.load(cfg)
-                policy, _ = train_arm(policy, task, cfg)
-                append_rows(path, [{"seed": seed, "lr": lr, "step": step, "commit": name_commit(),
-                                    "ratios": measure_ratios(policy, task, cfg, step)}])
+    done = {(row["seed"], row["lr"], row["step"]) for row in read_rows(RATIOS)}
+    looks = dict.fromkeys(MOMENTS[RATE] + MOMENTS[HIGH])
+    for seed, (lr, step) in itertools.product(LOOKS, looks):
+        if (seed, lr, step) not in done:
+            cfg = make_config(seed, lr=lr, steps=step)
+            policy, task = grpo_sg.load(cfg)
+            policy, _ = train_arm(policy, task, cfg)
+            append_rows(RATIOS, [{"seed": seed, "lr": lr, "step": step, "commit": name_commit(),
+                                  "ratios": measure_ratios(policy, task, cfg, step)}])
 
 
 def average_ratio(rows, arm, lr=RATE, simulated=True):
@@ -176,25 +170,22 @@ def list_runs(ratios):
     """Return {name: (rate, arm)} of a seed's runs: those at RATE, then those at HIGH."""
     low = {arm: (RATE, arm) for arm in ARMS}
     for arm in ("GRPO-SG", "11-fold"):
-        low[f"GRPO at the rate of {arm}"] = round(RATE * average_ratio(ratios, arm), 8), "GRPO"
+        low[f"rate of {arm}"] = round(RATE * average_ratio(ratios, arm), 8), "GRPO"
     return low, {"high": (HIGH, "GRPO"), "11-fold": (HIGH, "11-fold"), "higher": (HIGHER, "GRPO")}
 
 
 def make_runs():
-    """Append the rows that are missing, seed by seed."""
-    ratios = read_rows(RATIOS)
-    assert len(ratios) == 4 * len(LOOKS), "first: python -m experiments.progress ratios"
+    """Append the rows that are missing, seed by seed, so that whoever stops has whole seeds."""
     done = {(row["seed"], row["lr"], row["arm"]) for row in read_rows(ROWS)}
-    low, high = list_runs(ratios)
-    for seed in SEEDS:
-        runs = [*low.values(), *(high.values() if (seed - SEEDS[0]) % 3 == 0 else ())]
+    low, high = list_runs(read_rows(RATIOS))
+    for i, seed in enumerate(SEEDS):
+        runs = [*low.values(), *(high.values() if i % 3 == 0 else ())]
         missing = [run for run in runs if (seed, *run) not in done]
         if missing:
             policy, task = grpo_sg.load(make_config(seed))
         for lr, arm in missing:
-            cfg = make_config(seed, lr=lr)
-            _, steps = train_arm(policy, task, cfg, arm)
-            solved = [round(row["accuracy"] * cfg.prompts * cfg.group_size) for row in steps]
+            _, steps = train_arm(policy, task, make_config(seed, lr=lr), arm)
+            solved = [round(row["accuracy"] * 64) for row in steps]
             append_rows(ROWS, [{"seed": seed, "lr": lr, "arm": arm, "solved": solved,
                                 "commit": name_commit()}])
 
@@ -204,62 +195,61 @@ def read_accuracy(rows, runs):
     found = {(row["lr"], row["arm"], row["seed"]): statistics.fmean(row["solved"]) / 64
              for row in rows}
     seeds = [seed for seed in SEEDS if all((*run, seed) in found for run in runs.values())]
-    return {name: [found[(*run, seed)] for seed in seeds] for name, run in runs.items()}
+    return {name: torch.tensor([found[(*run, seed)] for seed in seeds], dtype=torch.float64)
+            for name, run in runs.items()}
 
 
-def subtract(a, b):
-    return [x - y for x, y in zip(a, b)]
-
-
-def judge(values, low=-MARGIN, high=MARGIN):
-    """Return whether the 95% interval of the mean is "within" the bounds, "outside", or neither."""
-    _, left, right = interval(values)
-    if low <= left and right <= high:
+def judge(low, high):
+    """Return whether an interval is within +-MARGIN, outside of it, or neither."""
+    if -MARGIN <= low and high <= MARGIN:
         return "within"
-    return "outside" if right < low or left > high else "inconclusive"
+    return "outside" if low > MARGIN or high < -MARGIN else "inconclusive"
 
 
-def bootstrap_slope(predicted, leads, samples=10_000):
+def bootstrap_slope(predicted, leads):
     """Return (slope, low, high) of the line through 0 of measured over predicted leads, with a 95%
-    interval over seeds. predicted: {name: number}; leads: {name: a number for each seed}."""
-    total = sum(x * x for x in predicted.values())
-    slopes = [sum(x * d for x, d in zip(predicted.values(), values)) / total
-              for values in zip(*(leads[name] for name in predicted))]
-    draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(slopes, k=len(slopes))) for _ in range(samples))
-    return statistics.fmean(slopes), means[round(0.025 * samples)], means[round(0.975 * samples)]
+    interval over seeds. predicted: (arms,); leads: (arms, seeds)."""
+    slopes = predicted @ leads / (predicted @ predicted)  # of each seed
+    draw = torch.randint(len(slopes), (10_000, len(slopes)),
+                         generator=torch.Generator().manual_seed(0))
+    low, high = slopes[draw].mean(1).quantile(torch.tensor([0.025, 0.975]).double())
+    return float(slopes.mean()), float(low), float(high)
 
 
-def in_words(values):
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval(values))
+def summarize(ratios, rows):
+    """Return ({arm: predicted lead at RATE}, {arm: measured leads}, {outcome: differences})."""
+    low, high = (read_accuracy(rows, runs) for runs in list_runs(ratios))
+    leads = {name: values - low["GRPO"] for name, values in low.items() if name != "GRPO"}
+    predicted = {name: GAIN * math.log2(average_ratio(ratios, name.removeprefix("rate of ")))
+                 for name in leads}
+    octave = math.log2(average_ratio(ratios, "11-fold", HIGH)) / math.log2(HIGHER / HIGH)
+    measured, expected = high["11-fold"] - high["high"], octave * (high["higher"] - high["high"])
+    return predicted, leads, {
+        "1. GRPO-SG minus GRPO at its rate": low["GRPO-SG"] - low["rate of GRPO-SG"],
+        "2. 11-fold minus GRPO at its rate": low["11-fold"] - low["rate of 11-fold"],
+        "3. constant 1.35 minus GRPO": leads["constant 1.35"],
+        "4. lists only minus filler words only": low["lists only"] - low["filler words only"],
+        "6. 11-fold minus GRPO at 8e-4": measured, "6. predicted": expected,
+        "6. measured minus predicted": measured - expected}
 
 
 def show():
     ratios, rows = read_rows(RATIOS), read_rows(ROWS)
     for arm in ARMS:
-        print(f"{arm}: ratio {average_ratio(ratios, arm, simulated=False):.4f}, simulated "
+        print(f"{arm}: plain ratio {average_ratio(ratios, arm, simulated=False):.4f}, simulated "
               f"{average_ratio(ratios, arm):.4f}, at 8e-4 {average_ratio(ratios, arm, HIGH):.4f}")
-    low, high = (read_accuracy(rows, runs) for runs in list_runs(ratios))
-    leads = {name: subtract(values, low["GRPO"]) for name, values in low.items() if name != "GRPO"}
-    predicted = {name: GAIN * math.log2(average_ratio(ratios, name.split(" of ")[-1]))
-                 for name in leads}
+    predicted, leads, outcomes = summarize(ratios, rows)
     for name, x in predicted.items():
-        print(f"{name}: predicted {x:+.4f}, measured {in_words(leads[name])}, measured minus "
-              f"predicted {in_words([lead - x for lead in leads[name]])}, {len(leads[name])} seeds")
-    pairs = [(arm, f"GRPO at the rate of {arm}") for arm in ("GRPO-SG", "11-fold")]
-    pairs += [("constant 1.35", "GRPO"), ("lists only", "filler words only")]
-    for number, (a, b) in enumerate(pairs, 1):
-        values = subtract(low[a], low[b])
-        verdict = judge(values, 0, 0) if number == 4 else judge(values)
-        print(f"{number}. {a} minus {b}: {in_words(values)}, {verdict}")
-    weights = {name: x for name, x in predicted.items() if " of " not in name}
-    for arms in (predicted, weights):
-        print("5. slope {:.2f} [{:.2f}, {:.2f}]".format(*bootstrap_slope(arms, leads)), len(arms))
-    octave = math.log2(average_ratio(ratios, "11-fold", HIGH)) / math.log2(HIGHER / HIGH)
-    measured = subtract(high["11-fold"], high["high"])
-    expected = [octave * x for x in subtract(high["higher"], high["high"])]
-    print(f"6. 11-fold minus GRPO at 8e-4: {in_words(measured)}, predicted {in_words(expected)}, "
-          f"difference {in_words(subtract(measured, expected))}, {len(measured)} seeds")
+        outcomes[f"{name}: predicted {x:+.4f}, measured"] = leads[name]
+        outcomes[f"{name}: measured minus predicted"] = leads[name] - x
+    for name, values in outcomes.items():
+        mean, low, high = interval(values.tolist())
+        print(f"{name} {mean:+.4f} [{low:+.4f}, {high:+.4f}], {len(values)} seeds, "
+              f"{judge(low, high)} ({MARGIN})")
+    for names in (list(leads), [name for name in leads if "rate" not in name]):
+        slope = bootstrap_slope(torch.tensor([predicted[name] for name in names]).double(),
+                                torch.stack([leads[name] for name in names]))
+        print("5. slope of {} arms: {:.2f} [{:.2f}, {:.2f}]".format(len(names), *slope))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""The statistics are right, the experiment on noise changes only what it says, and no import points
-up."""
+"""The statistics are right, the experiment on the progress ratio measures and runs what its rule says, and no
+import points up."""
+import math
 import pathlib
 import random
 import re
 
 import pytest
 import torch
+import transformers
 
-from experiments import compare, noise
+import grpo_sg
+from experiments import compare, progress
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -41,37 +44,113 @@ def test_imports_point_down(folder, banned):
         assert not re.search(rf"^ *(from|import) ({banned})\b", path.read_text("utf-8"), re.M), path
 
 
-# ---- The experiment on noise ----
+# ---- The experiment on the progress ratio ----
 
-def make_rows(slope):
-    """Rows of two seeds in which d = slope * x, and of alignments 1.2, 1, 0.5 and 0.1."""
-    x = {"0": 0.2, "1": 0.0, "5": -0.5, "15": -0.9, "GRPO-SG": 0.1}
-    rows = [{"seed": 0, "step": 0, "aligned": {arm: [1 + value, 0.01] for arm, value in x.items()}}]
-    for seed, base in ((0, 20), (1, 30)):
-        for arm, value in x.items():
-            rows.append({"seed": seed, "lr": noise.RATE, "arm": arm,
-                         "solved": [base + 64 * slope * value] * 20})
-    return rows
-
-
-def test_the_slope_is_that_of_a_line_through_grpo():
-    x, d, slopes = noise.summarize(make_rows(slope=0.01))
-    assert x["GRPO-SG"] == pytest.approx(0.1)
-    assert d[noise.RATE, "15"] == pytest.approx([-0.009, -0.009])
-    assert slopes == pytest.approx([0.01, 0.01])
+def test_the_arms_weigh_the_tokens_that_they_name():
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / progress.MODEL)
+    kinds = progress.find_kinds(tokenizer)
+    lists, fillers = ({tokenizer.convert_ids_to_tokens(i) for i in kind.tolist()} for kind in kinds)
+    assert len(lists) == 15 and {" KNK", " NNN."} < lists and len(fillers) == 12 and " thus:" in fillers
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids([" KNK", " NNN.", " thus:", " Ada"])])
+    pi = torch.full((1, 4), 0.2)
+    w = 2 * (1 / (1 + math.exp(-9 * 0.2)) - 0.25)
+    arms = {arm: weights[0].tolist() for arm, weights in progress.weigh_arms(pi.log(), ids, kinds).items()}
+    for arm, expected in {"GRPO": [1] * 4, "GRPO-SG": [w] * 4, "constant 1.35": [1.35] * 4,
+                          "11-fold": [w - 0.4] * 4, "lists only": [w, w, 1.4, 1.4],
+                          "filler words only": [1.4, 1.4, w, 1.4]}.items():
+        assert arms[arm] == pytest.approx(expected), arm
 
 
-def test_a_factor_changes_the_push_of_filler_words_only(monkeypatch):
-    policy, task = noise.grpo_sg.load(noise.make_config(0, train_problems=8, eval_problems=1))
-    cfg = noise.make_config(0, steps=1, prompts=4)
-    batches = []
-    monkeypatch.setattr(noise.grpo_sg, "compute_logps", lambda model, batch, cfg: batches.append(
-        batch) or torch.zeros(batch.ids.shape, requires_grad=True))
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(0.0))
-    noise.train_arm(policy, task, cfg, factor=5)
-    fillers = noise.list_fillers(policy.tokenizer)
-    assert len(fillers) == 12 and batches
-    for batch in batches:
-        A = batch.advantages
-        plain = A[:, :1]  # a prompt's first token is no filler word
-        assert torch.equal(A, torch.where(torch.isin(batch.ids, fillers), 5 * plain, plain))
+def test_a_run_of_an_arm_has_its_weights_in_the_loss(monkeypatch):
+    policy, task = grpo_sg.load(progress.make_config(0, train_problems=8, eval_problems=1))
+    kinds, loss, seen = progress.find_kinds(policy.tokenizer), grpo_sg.grpo_sg_loss, []
+
+    def watch(logps, *args, weights, **more):
+        seen.append((logps.detach(), logps.ids, weights))
+        return loss(logps, *args, weights=weights, **more)
+    monkeypatch.setattr(grpo_sg, "grpo_sg_loss", watch)
+    _, rows = progress.train_arm(policy, task, progress.make_config(0, steps=1, prompts=4), "lists only")
+    assert len(rows) == 1 and seen
+    for logps, ids, weights in seen:
+        expected = torch.where(torch.isin(ids, kinds[0]), grpo_sg.token_weights(logps), 1.4)
+        torch.testing.assert_close(weights, expected)
+    assert min(float(weights.min()) for _, _, weights in seen) < 1.39
+
+
+def make_gradients():
+    """Of 6 rollouts with 2 updates each; one update has no gradient, and some are longer than 1."""
+    torch.manual_seed(0)
+    g = (torch.randn(6, 2, 5) + 0.3) * torch.tensor([0.01, 0.1, 1, 0.3, 0.2])
+    g[2, 1] = 0
+    return g
+
+
+def test_the_plain_progress_equals_loops_and_a_constant_weight_changes_nothing():
+    grpo = make_gradients()
+    g = grpo * torch.tensor([2, 1, 0.5, 1, 1])  # another method
+    terms = []
+    for k in range(6):
+        mu = sum(grpo[j].mean(0) for j in range(6) if j != k) / 5
+        for update in g[k]:
+            terms.append(sum(float(update[d] * mu[d] / (g[:, :, d] ** 2).mean().sqrt()) for d in range(5)))
+    assert progress.plain_progress(g, grpo) == pytest.approx(sum(terms) / 12, rel=1e-5)
+    assert progress.plain_progress(1.35 * g, grpo) == pytest.approx(sum(terms) / 12, rel=1e-5)
+
+
+def test_the_simulated_progress_is_how_far_adamw_moves_along_the_others_gradient():
+    grpo = make_gradients()
+    g, moved = grpo * torch.tensor([2, 1, 0.5, 1, 1]), []
+    for own, others in ((range(3), range(3, 6)), (range(3, 6), range(3))):
+        mu = torch.stack([grpo[k] for k in others]).mean((0, 1))
+        x = torch.nn.Parameter(torch.zeros(5))
+        optimizer = torch.optim.AdamW([x], 1.0, betas=(0.9, 0.99), weight_decay=0)
+        for update in (update for k in own for update in g[k] if update.any()):
+            before, x.grad = x.detach().clone(), -update.clone()
+            torch.nn.utils.clip_grad_norm_([x], 1.0)
+            optimizer.step()
+            moved.append(float((x.detach() - before) @ mu))
+    assert len(moved) == 11
+    assert progress.simulated_progress(g, grpo) == pytest.approx(sum(moved) / 11, rel=1e-4)
+
+
+def make_rows(leads, seeds):
+    """Ratios of 2 ** 0.5 for GRPO-SG and 2 for all others; rows with these leads over GRPO."""
+    ratios = [{"seed": 400, "lr": lr, "step": step,
+               "ratios": {arm: [9.0, 2 ** 0.5 if arm == "GRPO-SG" else 2.0] for arm in progress.ARMS}}
+              for lr, step in ((2e-4, 0), (2e-4, 15), (8e-4, 10), (8e-4, 20))]
+    rows = []
+    for runs in progress.list_runs(ratios):
+        for name, (lr, arm) in runs.items():
+            for seed in seeds:
+                solved = 30 + seed % 7 + 64 * leads.get(name, 0)
+                rows.append({"seed": seed, "lr": lr, "arm": arm, "solved": [solved] * 20})
+    return ratios, rows
+
+
+def test_outcomes_are_paired_differences_of_whole_seeds():
+    ratios, rows = make_rows({"GRPO-SG": 0.02, "rate of GRPO-SG": 0.015, "higher": 0.01}, range(410, 420))
+    assert progress.list_runs(ratios)[0]["rate of GRPO-SG"] == (pytest.approx(2e-4 * 2 ** 0.5, abs=1e-8), "GRPO")
+    del rows[[(row["seed"], row["arm"]) for row in rows].index((412, "lists only"))]
+    predicted, leads, outcomes = progress.summarize(ratios, rows)
+    assert predicted["GRPO-SG"] == predicted["rate of GRPO-SG"] == pytest.approx(0.0373 / 2)
+    assert predicted["lists only"] == pytest.approx(0.0373)
+    assert leads["GRPO-SG"].tolist() == pytest.approx([0.02] * 9)
+    values = {name.split()[0]: values for name, values in outcomes.items() if "minus GRPO" in name}
+    assert values["1."].tolist() == pytest.approx([0.005] * 9)
+    expected = outcomes["6. predicted"].tolist()
+    assert expected == pytest.approx([0.01 / math.log2(1.06)] * 10)  # log2(2) = 1 octave
+
+
+def test_the_slope_is_1_if_every_lead_is_as_predicted():
+    predicted = torch.tensor([0.01, 0.02]).double()
+    noise = torch.tensor([[0.01, -0.01] * 10, [0.0] * 20])
+    slope, low, high = progress.bootstrap_slope(predicted, predicted[:, None] + noise)
+    # Each seed's slope is 1 +- 0.2, so the standard error of 20 seeds is 0.2 / sqrt(20).
+    assert slope == pytest.approx(1) and (low, high) == pytest.approx((0.912, 1.088), abs=0.02)
+
+
+@pytest.mark.parametrize("bounds, place", [
+    ((-0.001, 0.0015), "within"), ((0.0016, 0.003), "outside"), ((-0.003, -0.0016), "outside"),
+    ((0.001, 0.002), "inconclusive"), ((-0.002, 0.002), "inconclusive")])
+def test_an_interval_is_judged_by_the_rule(bounds, place):
+    assert progress.judge(*bounds) == place
