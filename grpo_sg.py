@@ -37,10 +37,10 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
     python grpo_sg.py --eval_only --model runs/NAME                test what a run has trained
     python grpo_sg.py --resume --out runs/NAME                     continue an interrupted run
 """
-import argparse
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import functools
 import hashlib
 import inspect
@@ -56,13 +56,19 @@ import threading
 import time
 import types
 import warnings
+from importlib.util import find_spec
 from statistics import fmean as mean
 from typing import Literal
+
+# Before the other imports, which would end in a traceback.
+if __name__ == "__main__" and (sys.version_info < (3, 11) or not find_spec("transformers")):
+    sys.exit("error: this needs Python 3.11 or newer and: pip install -r requirements.txt")
 
 # Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
 if "microsoft" not in platform.release():
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
+import filelock
 import huggingface_hub
 import torch
 import torch.nn.functional as F
@@ -71,16 +77,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers.hf_argparser import HfArg
 
 # ---- Settings ----
 
 def setting(default, text):
     """Return a field of Config with its default and its line in --help."""
-    shown = "" if default == "" else f" (default: {default})"
     if isinstance(default, list):  # each Config gets its own
-        return HfArg(default_factory=default.copy, help=text + shown)
-    return HfArg(default=default, help=text + shown)
+        return dataclasses.field(default_factory=default.copy, metadata={"help": text})
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass
@@ -103,7 +107,7 @@ class Config:
         "{}", "JSON for the chat template, such as '{\"enable_thinking\": false}'")
 
     # The weight
-    shaping: Literal["sg", "none", "ar"] = setting("sg", "GRPO-SG, none (GRPO), or AR-Lopti")
+    shaping: Literal["sg", "none", "ar"] = setting("sg", "sg (GRPO-SG), none (GRPO), ar (AR-Lopti)")
     alpha: float = setting(2.0, "scale of the weight")
     tau: float = setting(1/9, "pi is divided by tau in the weight's sigmoid: higher is flatter")
     mu: float = setting(0.25, "offset of the weight")
@@ -137,6 +141,7 @@ class Config:
     out: str = setting("", "folder for the run's files, new or empty; else one under runs/")
     eval_only: bool = setting(False, "only run the test, no training")
     resume: bool = setting(False, "continue the run in --out; other flags change its settings")
+    keep_every: int = setting(0, "also keep the checkpoint of every N-th step; 0: only the newest")
 
 
 # ---- 1. The algorithm: pure functions of tensors ----
@@ -1031,7 +1036,13 @@ def multiply_in_float32(head, hidden):
 SAVE_SECONDS = 600  # time between checkpoints
 LOGS = "metrics.jsonl", "samples.jsonl"
 PATIENCE = 5  # steps without a gradient before a warning
-MAY_BE_ZERO = "alpha", "mu", "low", "clip_low", "clip_high", "beta", "seed", "eval_samples"
+MAY_BE_ZERO = ("alpha", "mu", "low", "clip_low", "clip_high", "beta", "seed", "eval_samples",
+               "keep_every")
+# With other values of these, a run's tests before and after training would not be comparable.
+FIXED = ("model", "task", "data", "eval_data", "eval_problems", "people", "brief", "seed", "system",
+         "chat_template_kwargs")
+HEADINGS = {"model": "Model and task", "shaping": "The weight", "clip_low": "The loss",
+            "lr": "Training", "tokens_per_micro_batch": "Memory and evaluation", "seed": "The run"}
 ONE_START = "out", "eval_only", "resume"  # settings of one start, which a folder does not keep
 SIGHUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # a closed terminal; Windows has none
 
@@ -1062,8 +1073,8 @@ def copy_logs(source, target):
         os.replace(copy, os.path.join(target, name))
 
 
-def write_settings(folder, cfg, mode="w"):
-    with open(os.path.join(folder, "settings.json"), mode, encoding="utf-8") as file:
+def write_settings(folder, cfg):
+    with open(os.path.join(folder, "settings.json"), "w", encoding="utf-8") as file:
         json.dump(kept_settings(cfg), file, indent=1)
 
 
@@ -1125,13 +1136,13 @@ class Run:
         self.flat = 0           # steps without a gradient, one after the other
         self.stopped_by = None  # the number of a signal
         self.last_save = time.monotonic()
+        os.makedirs(out, exist_ok=True)
         if cfg.resume:
             self.done = list_checkpoints(out)[-1]
             self.take_logs_back(find_checkpoint(out))
             write_settings(out, cfg)
         else:
-            os.makedirs(out, exist_ok=True)
-            write_settings(out, cfg, "x")  # "x" fails if another run has just begun here
+            write_settings(out, cfg)
 
     def take_logs_back(self, checkpoint):
         """Replace the logs by those of a checkpoint: what was logged after it comes again."""
@@ -1190,25 +1201,33 @@ class Run:
                     file.write(json.dumps(each, default=str, skipkeys=True) + "\n")
 
     def save_if_due(self, optimizer):
-        """Save after the last step, after a signal, and every ten minutes. Return whether a
-        signal ends the run. (One that comes while this saves ends it after the next step, which
-        is then also saved.)"""
+        """Save after the last step, after a signal, every ten minutes, and what --keep_every keeps.
+        Return whether a signal ends the run. (One that comes while this saves ends it after the
+        next step, which is then also saved.)"""
         stopped = self.stopped_by is not None
         late = time.monotonic() - self.last_save > SAVE_SECONDS
-        if stopped or late or self.done == self.cfg.steps:
-            self.save(optimizer)
+        must = stopped or self.done == self.cfg.steps
+        if must or late or self.is_kept(self.done):
+            try:
+                self.save(optimizer)
+            except OSError as error:
+                if must:
+                    raise
+                say(f"warning: {error}. The run goes on and tries again in ten minutes")
             self.last_save = time.monotonic()
         return stopped
 
+    def is_kept(self, step):
+        return self.cfg.keep_every and step % self.cfg.keep_every == 0
+
     def save(self, optimizer):
-        """Write a checkpoint under another name, rename it when it is whole, and then remove all
+        """Write a checkpoint under another name, rename it when it is whole, and then remove
         older ones: a whole one exists at every moment.
 
         Random states are not saved, because all randomness of a step is a function of seed and
         step.
         """
         new = os.path.join(self.out, "checkpoint.new")
-        older = list_checkpoints(self.out)
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
@@ -1218,11 +1237,13 @@ class Run:
             torch.save({"optimizer": optimizer.state_dict()}, os.path.join(new, "training.pt"))
             os.rename(new, os.path.join(self.out, f"checkpoint-{self.done}"))
         except Exception as error:  # such as a full disk: each library raises its own type
-            raise SystemExit(f"error: cannot write the checkpoint of step {self.done} "
-                             f"({first_line(error)}): make room on the disk of {self.out}; "
-                             "--resume continues from the checkpoint before, if there is one")
-        for number in older:
-            shutil.rmtree(os.path.join(self.out, f"checkpoint-{number}"), ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
+            raise OSError(f"cannot write the checkpoint of step {self.done} ({first_line(error)}): "
+                          f"make room on the disk of {self.out}; --resume continues from the "
+                          "checkpoint before, if there is one")
+        for step in list_checkpoints(self.out):
+            if step < self.done and not self.is_kept(step):
+                shutil.rmtree(os.path.join(self.out, f"checkpoint-{step}"), ignore_errors=True)
 
     def stop(self, number, frame):
         """Handle a signal: the run ends after its step; a second one ends it at once. (Not a
@@ -1232,7 +1253,8 @@ class Run:
             signal.signal(each, signal.default_int_handler)
         # Not with print, which the signal may have interrupted.
         with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing this step, then saving; a second signal stops at once\n")
+            os.write(2, b"\nfinishing this step, then saving; a second signal stops at once, and "
+                        b"loses the steps after the last checkpoint\n")
 
 
 # ---- 10. The program ----
@@ -1242,11 +1264,25 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def make_parser():
     """Return a parser with a flag for each field of Config."""
-    return transformers.HfArgumentParser(
-        Config, allow_abbrev=False, usage="%(prog)s [--setting value ...]",
-        formatter_class=argparse.HelpFormatter,
-        description="Train a language model with GRPO-SG. settings.json in a model's folder "
-                    "replaces these defaults, so the tiny models have others.")
+    return transformers.HfArgumentParser(Config, allow_abbrev=False, add_help=False,
+                                         usage="%(prog)s [--setting value ...]")
+
+
+def show_help():
+    """Print each setting with its default, under the headings of Config."""
+    print("Train a language model with GRPO-SG: python grpo_sg.py [--setting value ...]\n"
+          "A model's folder may have other defaults, in settings.json: the tiny models' do.")
+    usual = vars(Config())
+    for field in dataclasses.fields(Config):
+        if field.name in HEADINGS:
+            print(f"\n{HEADINGS[field.name]}")
+        value = usual[field.name]
+        default = "" if value == "" else f" (default: {value})"
+        print(f"  --{field.name:<24}{field.metadata['help']}{default}")
+    print("\nExamples\n"
+          "  python grpo_sg.py --task math --steps 20 --out runs/sums\n"
+          "  python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk --people 3 4\n"
+          "  python grpo_sg.py --resume --out runs/sums --steps 40")
 
 
 def short_name(task):
@@ -1311,14 +1347,36 @@ def check_settings(cfg):
                          f"with each other, not {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
-    if not cfg.resume and os.path.isdir(cfg.out) and os.listdir(cfg.out):
+    files = os.listdir(cfg.out) if os.path.isdir(cfg.out) else []
+    if not cfg.resume and not {"settings.json", "lock"}.issuperset(files):  # a run without a row
         raise SystemExit(f"error: --out {cfg.out} exists: name a new or empty folder, or --resume "
                          "the run in it")
 
 
 def parse_flags(flags):
     """Return a Config from flags, a list of words."""
-    return Config(**vars(make_parser().parse_args(flags)))
+    parser = make_parser()
+    for flag, value in zip(flags, flags[1:]):
+        if flag in ("--resume", "--eval_only") and os.path.isdir(value):
+            names_it = "--out" if flag == "--resume" else "--model"
+            parser.error(f"{flag} takes no folder: write {flag} {names_it} {value}")
+    settings, unknown = parser.parse_known_args(flags)
+    if unknown:
+        texts = {name: name for name in vars(settings)}
+        texts |= {field.metadata["help"]: field.name for field in dataclasses.fields(Config)}
+        near, = difflib.get_close_matches(unknown[0].partition("=")[0], texts, 1, cutoff=0)
+        parser.error(f"there is no {' '.join(unknown)}: the nearest flag is --{texts[near]}; "
+                     "--help lists all")
+    cfg = Config(**vars(settings))
+    for name in ("task", "data", "eval_data"):  # a run may be resumed in another folder
+        path = getattr(cfg, name)
+        if "." in path and os.path.isfile(path):
+            setattr(cfg, name, os.path.abspath(path))
+    return cfg
+
+
+def in_flags(settings):
+    return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def flags_of(settings):
@@ -1339,34 +1397,44 @@ def read_settings(argv=None):
     settings.json in the model's folder; SETTINGS in the task's file; Config. A resumed run has
     its own settings, which flags override."""
     argv = sys.argv[1:] if argv is None else argv
+    if "-h" in argv or "--help" in argv:
+        show_help()
+        raise SystemExit(0)
     given = parse_flags(argv)
     if given.resume:
-        cfg = parse_flags(flags_of(read_run(given)) + argv)
+        cfg = read_run(given, argv)
     else:
         settings = read_task(given.task)
         model = find_model(given.model or settings.get("model", ""), given.task or "kk")
         saved = read_saved(model, given.task)
         cfg = parse_flags(flags_of({"task": "kk"} | settings | saved) + argv)
-        cfg.model = model  # as a path that is found from any folder
+        cfg.model = model
     check_settings(cfg)
-    for name in ("task", "data", "eval_data"):  # a run may be resumed in another folder
-        path = getattr(cfg, name)
-        if "." in path and os.path.isfile(path):
-            setattr(cfg, name, os.path.abspath(path))
     return cfg
 
 
-def read_run(given):
-    """Return the settings of the run that continues, as a dict."""
+def read_run(given, argv):
+    """Return the settings of the run that continues."""
     if given.eval_only:
         raise SystemExit("error: --resume trains and --eval_only does not: give one of them "
                          f"(--eval_only --model {given.out} tests the run)")
-    settings = read_saved(given.out) if find_checkpoint(given.out) else {}
-    if not settings:
+    saved = read_saved(given.out) if find_checkpoint(given.out) else {}
+    if not saved:
         raise SystemExit("error: --resume needs --out and the folder of a run with a checkpoint, "
                          f"not {given.out!r}. Nothing in it was changed: start again with a new "
                          "--out")
-    return settings
+    before, cfg = parse_flags(flags_of(saved)), parse_flags(flags_of(saved) + argv)
+    if given.model:
+        cfg.model = find_model(given.model, cfg.task)
+    changes = {name: value for name, value in kept_settings(cfg).items()
+               if value != getattr(before, name)}
+    for name in changes.keys() & set(FIXED):
+        raise SystemExit(f"error: --{name} {changes[name]}: a resumed run keeps its "
+                         f"{getattr(before, name)!r}, or its tests could not be compared: leave "
+                         f"the flag out, or start a new run with --model {given.out}")
+    if changes:
+        say(f"changed since the last start: {in_flags(changes)}")
+    return cfg
 
 
 def read_task(name):
@@ -1388,6 +1456,28 @@ def check_folder(out):
     if not os.path.isdir(there) or not os.access(there, os.W_OK):
         raise SystemExit(f"error: --out {out} cannot be written, because {there} is not a folder "
                          "in which you may write: name another one")
+
+
+def lock_folder(out):
+    """Make a run's folder and lock it for this process, until the end of a `with`."""
+    os.makedirs(out, exist_ok=True)
+    try:
+        return filelock.FileLock(os.path.join(out, "lock")).acquire(timeout=0)
+    except filelock.Timeout:
+        raise SystemExit(f"error: another process is using {out}: wait for it, or end it")
+
+
+def check_disk(policy, cfg, run):
+    """Raise OSError if the disk cannot hold the run's checkpoints."""
+    kept = cfg.steps // cfg.keep_every if cfg.keep_every else 0
+    # Two are there while one is saved.
+    count = kept + 2 - len(list_checkpoints(run.out))
+    # Parameters, and the two moments of AdamW, in float32.
+    needed = 12 * policy.model.num_parameters(only_trainable=True) * count
+    free = shutil.disk_usage(run.out).free
+    if free < needed:
+        raise OSError(f"the disk of {run.out} has {free / 1e9:.1f} GB of free space, and the run's "
+                      f"checkpoints need {needed / 1e9:.1f} GB: make room, or name another --out")
 
 
 def load(cfg):
@@ -1413,8 +1503,8 @@ def load(cfg):
 def describe_run(policy, task, run):
     """Print the run's settings, folder and size, and a problem as the model reads it."""
     cfg, defaults = run.cfg, vars(Config())
-    changes = [f"--{name} {value}" for name, value in vars(cfg).items() if value != defaults[name]]
-    say(f"non-default settings: {' '.join(changes)}")
+    changes = {name: value for name, value in vars(cfg).items() if value != defaults[name]}
+    say(f"non-default settings: {in_flags(changes)}")
     if cfg.prompts > len(task.train):
         say(f"--prompts {cfg.prompts}: a step uses the {len(task.train)} problems that there are")
     device = policy.model.device
@@ -1465,8 +1555,15 @@ def describe_change(rows, cfg, floor):
 
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
+    if not cfg.eval_only:
+        check_disk(policy, cfg, run)
     if run.done:
         say(f"resuming after step {run.done}")
+        last = read_rows(os.path.join(run.out, LOGS[0]))[-1]
+        if last["step"] >= cfg.steps and last.get("split") == "test":
+            say(f"nothing is left to do: this run has had its {cfg.steps} steps and its last test. "
+                "--steps adds steps")
+            return
     else:
         describe_signal(evaluate_split(policy, task, cfg, run, "test"), cfg)
     if cfg.eval_only:
@@ -1494,11 +1591,20 @@ def train_and_save(policy, task, cfg, run):
         run.restore(optimizer)
     steps = train(policy, task, cfg, optimizer, run.done, reference)
     while run.done < cfg.steps:
-        # The validation of the last step comes here, so that a resumed run makes the one that
-        # a stopped run did not make.
-        if run.done and run.done % cfg.eval_every == 0:
-            evaluate_split(policy, task, cfg, run, "valid")
-        run.log_step(*next(steps))
+        try:
+            # The validation of the last step comes here, so that a resumed run makes the one
+            # that a stopped run did not make.
+            if run.done and run.done % cfg.eval_every == 0:
+                evaluate_split(policy, task, cfg, run, "valid")
+            row, completions = next(steps)
+        except Exception as error:
+            # An error in a task's function: the policy is still that of the step before. After
+            # running out of memory it may not be.
+            if run.done and not isinstance(error, torch.OutOfMemoryError):
+                run.save(optimizer)
+                say(f"step {run.done} is saved; --resume --out {run.out} continues")
+            raise
+        run.log_step(row, completions)
         if run.save_if_due(optimizer):  # after a signal, such as Ctrl-C
             break
 
@@ -1567,10 +1673,11 @@ def main(argv=None, make_run=Run):
         start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
         out = cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}"
         check_folder(out)
-        policy, task = load(cfg)
-        run = make_run(cfg, policy, out)
-        describe_run(policy, task, run)
-        carry_out(policy, task, cfg, run)
+        with lock_folder(out):
+            policy, task = load(cfg)
+            run = make_run(cfg, policy, out)
+            describe_run(policy, task, run)
+            carry_out(policy, task, cfg, run)
 
 
 if __name__ == "__main__":

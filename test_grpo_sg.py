@@ -32,6 +32,7 @@ from fractions import Fraction
 from statistics import stdev
 from unittest import mock
 
+import filelock
 import pytest
 import tokenizers
 import torch
@@ -1964,7 +1965,8 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
 
 
 @pytest.mark.parametrize("text, words", [
-    ("", "--model"), ("--modle x", "--modle"),
+    ("", "--model"), ("--modle x", "there is no --modle x: --model;"), ("--learning_rate 1", "nearest --lr;"),
+    ("--resume lesson", "write --resume --out lesson"), ("--eval_only lesson", "write --eval_only --model lesson"),
     ("--device tpu", "--device 'tpu'"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr"),
@@ -2002,7 +2004,7 @@ def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, te
     *usage, error = run_program(flags, capsys).strip().split("\n")
     assert "error: " in error and "error" not in " ".join(usage)
     assert all(word in error for word in words.format(tmp_path).split()), error
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "settings.json").exists()
 
 
 def test_a_runs_files_are_found_from_any_folder(tmp_path, monkeypatch):
@@ -2124,7 +2126,7 @@ def interrupt(where, name, number, *events):
     (torch, "save", 2, [KILLED], "killed", 1),
     (os, "rename", 2, [KILLED], "killed", 1),        # a checkpoint is whole, but not yet renamed
     (shutil, "rmtree", 3, [KILLED], "killed", 2),    # both checkpoints are whole
-    (torch, "save", 3, [FULL_DISK], "error: cannot write the checkpoint of step 3", 2)], ids=str)
+    (torch, "save", 4, [FULL_DISK], "error: cannot write the checkpoint of step 4", 3)], ids=str)
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
         where, name, number, events, status, saved, folder, tmp_path, capsys, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs. The first attempt to resume is killed."""
@@ -2214,7 +2216,7 @@ def test_a_run_that_cannot_continue_loses_nothing(lost, place, words, folder, fi
     """A checkpoint is not a run, but has settings, too. Without a checkpoint the rows stay."""
     assert "--resume needs --out" in start(folder, finished / "checkpoint-4", "--resume")
     (finished / lost).rename(finished / place)
-    error = start(folder, finished, "--resume")
+    error = start(folder, finished, "--resume --steps 5")
     assert "\n" not in error and all(word in error for word in words.split()), error
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (finished / name).read_text() == (folder / "whole" / name).read_text()
@@ -2245,11 +2247,87 @@ def test_the_program_runs_in_a_thread(folder, tmp_path):
     assert returned == [None] and contents_of(tmp_path / "run") == contents_of(folder / "whole")
 
 
-def test_two_new_runs_do_not_share_a_folder(tmp_path):
-    policy, _, cfg = build_toy()
-    for error in (contextlib.nullcontext(), pytest.raises(FileExistsError)):
-        with error:
-            grpo_sg.Run(cfg, policy, tmp_path)
+def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
+    """A second --resume would lose rows and checkpoints. After `main` a notebook can go on."""
+    before = sorted(path for path in finished.rglob("*"))
+    with filelock.FileLock(finished / "lock"):
+        error = start(folder, finished, "--resume --steps 5")
+        assert error == f"error: another process is using {finished}: wait for it, or end it"
+    assert sorted(path for path in finished.rglob("*")) == sorted([*before])
+    assert start(folder, finished, "--resume --steps 5") is None
+
+
+def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
+    with interrupt(grpo_sg, "evaluate", 1, KILLED):
+        assert start(folder, tmp_path / "run") == "killed"
+    assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
+    assert start(folder, tmp_path / "run", "--steps 1") is None
+    assert "exists: name a new or empty folder" in start(folder, tmp_path / "run", "--steps 1")
+
+
+@pytest.mark.parametrize("flags, words", [
+    ("--seed 5", "--seed 5: keeps 0"), ("--eval_problems 5", "--eval_problems 5: keeps 3"), ("--task kk", "--task kk: own.py"),
+    ("--data published", "--data published: 'synthetic'"), ("--people 4", "--people [4]: [3]"), ("--brief false", "--brief False: True"),
+    ("--system none", "--system none: ''"), ("--model other/model", "--model other/model: model")])
+def test_a_resumed_run_keeps_what_its_tests_depend_on(flags, words, folder, finished):
+    """A comparison of its accuracy before and after training would be of two tests, or of two models."""
+    error = start(folder, finished, f"--resume --steps 5 {flags}")
+    assert all(word in error for word in words.split()) and "could not be compared" in error, error
+    assert (finished / "settings.json").read_text() == (folder / "whole" / "settings.json").read_text()
+
+
+def test_a_resumed_run_says_what_changed_and_a_finished_one_that_nothing_is_left(folder, finished, capsys):
+    assert start(folder, finished, f"--resume --lr 2 --steps 5 --task {folder}/own.py") is None
+    assert "changed since the last start: --lr 2.0 --steps 5\n" in capsys.readouterr().out
+    rows = rows_of(finished / "metrics.jsonl")
+    assert start(folder, finished, "--resume") is None
+    printed = capsys.readouterr().out
+    assert "nothing is left to do" in printed and "--steps adds steps" in printed and "changed" not in printed
+    assert rows_of(finished / "metrics.jsonl") == rows
+
+
+def test_an_error_in_a_verifier_loses_no_step(folder, tmp_path, capsys):
+    file = tmp_path / "bad.py"
+    file.write_text(OWN_TASK + "calls = [0]\n" + "".join(
+        f"    {line}\n" if i else f"{line}\n" for i, line in enumerate(
+            ["def reward(completion):", "calls[0] += 1", "if calls[0] == 30:", "    1 / 0",
+             "return len(completion.response) % 3"])))
+    flags = f"--model {folder}/model --task {file}"
+    with pytest.raises(ZeroDivisionError):
+        start(folder, tmp_path / "run", f"{flags} --steps 4")
+    saved = int(grpo_sg.find_checkpoint(tmp_path / "run").rpartition("-")[2])
+    assert saved > 0 and f"step {saved} is saved; --resume --out" in capsys.readouterr().out
+    assert start(folder, tmp_path / "run", "--resume") is None
+    assert start(folder, tmp_path / "other", f"{flags} --steps 4") is None
+    assert contents_of(tmp_path / "run") == contents_of(tmp_path / "other")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
+    with interrupt(torch, "save", 2, FULL_DISK):
+        assert start(folder, tmp_path / "run") is None
+    printed = capsys.readouterr().out
+    assert "warning: cannot write the checkpoint of step 2" in printed and "tries again in ten minutes" in printed
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_every_nth_checkpoint_is_kept(folder, tmp_path):
+    assert start(folder, tmp_path / "run", "--steps 5 --keep_every 2") is None
+    assert grpo_sg.list_checkpoints(tmp_path / "run") == [2, 4, 5]
+    assert start(folder, tmp_path / "test", f"--eval_only --model {tmp_path}/run/checkpoint-2") is None
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused_at_the_start(folder, tmp_path, monkeypatch):
+    """Two exist while one is saved, and each kept one adds 12 bytes for each trained parameter."""
+    size = grpo_sg.load_model(folder / "model")[0].num_parameters()
+    for flags, bytes_each in (("--steps 1", 24), ("--steps 4 --keep_every 2", 48)):
+        usage = types.SimpleNamespace(free=bytes_each * size - 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        error = start(folder, tmp_path / "run", flags)
+        assert "make room, or name another --out" in error and not (tmp_path / "run" / "metrics.jsonl").exists()
+        usage.free += 1
+        with interrupt(grpo_sg, "evaluate", 1, KILLED):
+            assert start(folder, tmp_path / "run", flags) == "killed"
 
 
 def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch):
