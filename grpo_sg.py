@@ -52,7 +52,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 import types
 import warnings
@@ -959,11 +958,9 @@ def find_device(name):
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
+        return torch.empty(0, device=name).device.type
     except (AssertionError, RuntimeError) as error:  # it says what is missing, such as a driver
-        raise SystemExit(f"error: --device {name} cannot be used ({first_line(error)}): give "
-                         "--device cpu")
-    return name
+        raise SystemExit(f"error: --device {name}: {first_line(error)}: give --device cpu")
 
 
 def prepare(model, device, *, gradient_checkpointing=False):
@@ -1048,10 +1045,10 @@ SIGHUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # a closed terminal; Windows
 
 
 def list_checkpoints(out):
-    """Return the numbers of a run's whole checkpoints, the newest last."""
+    """Return the steps of a run's whole checkpoints, the newest last."""
     names = os.listdir(out) if os.path.isdir(out) else []
-    numbers = [name.removeprefix("checkpoint-") for name in names if "checkpoint-" in name]
-    return sorted(int(number) for number in numbers if number.isdigit())
+    steps = [name.removeprefix("checkpoint-") for name in names if "checkpoint-" in name]
+    return sorted(int(step) for step in steps if step.isdigit())
 
 
 def find_checkpoint(out):
@@ -1069,8 +1066,12 @@ def read_rows(path):
 def copy_logs(source, target):
     """Copy the logs from one folder to another. Whole ones are there at every moment."""
     for name in LOGS:
-        copy = shutil.copy(os.path.join(source, name), os.path.join(target, f"{name}.new"))
-        os.replace(copy, os.path.join(target, name))
+        log = os.path.join(source, name)
+        if not os.path.isfile(log):
+            raise OSError(f"{source} has no {name} (version 0.5 did not save it there): start a "
+                          f"new run with --model {source}")
+        os.replace(shutil.copy(log, os.path.join(target, f"{name}.new")),
+                   os.path.join(target, name))
 
 
 def write_settings(folder, cfg):
@@ -1139,17 +1140,8 @@ class Run:
         os.makedirs(out, exist_ok=True)
         if cfg.resume:
             self.done = list_checkpoints(out)[-1]
-            self.take_logs_back(find_checkpoint(out))
-            write_settings(out, cfg)
-        else:
-            write_settings(out, cfg)
-
-    def take_logs_back(self, checkpoint):
-        """Replace the logs by those of a checkpoint: what was logged after it comes again."""
-        if not os.path.isfile(os.path.join(checkpoint, LOGS[0])):
-            raise SystemExit(f"error: {checkpoint} has no {LOGS[0]}, because version 0.5 or older "
-                             f"saved it: start a new run with --model {checkpoint}")
-        copy_logs(checkpoint, self.out)
+            copy_logs(find_checkpoint(out), out)  # what was logged after it comes again
+        write_settings(out, cfg)
 
     def restore(self, optimizer):
         """Give the optimizer of a resumed run its state in the checkpoint."""
@@ -1272,17 +1264,12 @@ def show_help():
     """Print each setting with its default, under the headings of Config."""
     print("Train a language model with GRPO-SG: python grpo_sg.py [--setting value ...]\n"
           "A model's folder may have other defaults, in settings.json: the tiny models' do.")
-    usual = vars(Config())
-    for field in dataclasses.fields(Config):
+    for field, value in zip(dataclasses.fields(Config), vars(Config()).values()):
         if field.name in HEADINGS:
             print(f"\n{HEADINGS[field.name]}")
-        value = usual[field.name]
         default = "" if value == "" else f" (default: {value})"
         print(f"  --{field.name:<24}{field.metadata['help']}{default}")
-    print("\nExamples\n"
-          "  python grpo_sg.py --task math --steps 20 --out runs/sums\n"
-          "  python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk --people 3 4\n"
-          "  python grpo_sg.py --resume --out runs/sums --steps 40")
+    print(f"\nExamples{__doc__.rpartition('program:')[2]}")
 
 
 def short_name(task):
@@ -1404,7 +1391,12 @@ def read_settings(argv=None):
     if given.resume:
         cfg = read_run(given, argv)
     else:
-        settings = read_task(given.task)
+        import tasks
+        settings = tasks.load_task(given.task)[1] if given.task else {}
+        unknown = settings.keys() - kept_settings(given).keys()
+        if unknown:
+            raise SystemExit(f"error: --task {given.task}: SETTINGS has names that are not settings "
+                             f"of a task: {', '.join(unknown)}")
         model = find_model(given.model or settings.get("model", ""), given.task or "kk")
         saved = read_saved(model, given.task)
         cfg = parse_flags(flags_of({"task": "kk"} | settings | saved) + argv)
@@ -1437,46 +1429,25 @@ def read_run(given, argv):
     return cfg
 
 
-def read_task(name):
-    """Return SETTINGS in the file of a task, as a dict; {} if there is none."""
-    import tasks
-    settings = tasks.load_task(name)[1] if name else {}
-    unknown = settings.keys() - kept_settings(Config()).keys()
-    if unknown:
-        raise SystemExit(f"error: --task {name}: SETTINGS has names that are not settings of "
-                         f"a task: {', '.join(unknown)}")
-    return settings
-
-
-def check_folder(out):
-    """Raise SystemExit if the folder cannot be made or written: before a model is loaded."""
-    there = os.path.abspath(out)
-    while not os.path.exists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there) or not os.access(there, os.W_OK):
-        raise SystemExit(f"error: --out {out} cannot be written, because {there} is not a folder "
-                         "in which you may write: name another one")
-
-
 def lock_folder(out):
     """Make a run's folder and lock it for this process, until the end of a `with`."""
-    os.makedirs(out, exist_ok=True)
     try:
+        os.makedirs(out, exist_ok=True)
         return filelock.FileLock(os.path.join(out, "lock")).acquire(timeout=0)
     except filelock.Timeout:
         raise SystemExit(f"error: another process is using {out}: wait for it, or end it")
+    except OSError as error:
+        raise SystemExit(f"error: --out {out} cannot be written ({error}): name another folder")
 
 
-def check_disk(policy, cfg, run):
-    """Raise OSError if the disk cannot hold the run's checkpoints."""
-    kept = cfg.steps // cfg.keep_every if cfg.keep_every else 0
-    # Two are there while one is saved.
-    count = kept + 2 - len(list_checkpoints(run.out))
-    # Parameters, and the two moments of AdamW, in float32.
+def check_disk(policy, cfg, out):
+    """Raise OSError if the disk cannot hold the run's checkpoints. Each has the parameters and
+    AdamW's two moments in float32; two are there while one is saved."""
+    count = 2 + (cfg.steps // cfg.keep_every if cfg.keep_every else 0) - len(list_checkpoints(out))
     needed = 12 * policy.model.num_parameters(only_trainable=True) * count
-    free = shutil.disk_usage(run.out).free
+    free = shutil.disk_usage(out).free
     if free < needed:
-        raise OSError(f"the disk of {run.out} has {free / 1e9:.1f} GB of free space, and the run's "
+        raise OSError(f"the disk of {out} has {free / 1e9:.1f} GB of free space, and the run's "
                       f"checkpoints need {needed / 1e9:.1f} GB: make room, or name another --out")
 
 
@@ -1556,7 +1527,7 @@ def describe_change(rows, cfg, floor):
 def carry_out(policy, task, cfg, run):
     """Test, train, and test again. A resumed run has had its first test."""
     if not cfg.eval_only:
-        check_disk(policy, cfg, run)
+        check_disk(policy, cfg, run.out)
     if run.done:
         say(f"resuming after step {run.done}")
         last = read_rows(os.path.join(run.out, LOGS[0]))[-1]
@@ -1623,12 +1594,11 @@ def evaluate_split(policy, task, cfg, run, split):
 @contextlib.contextmanager
 def stopped_by_signals(run):
     """Let Ctrl-C, kill and a closed terminal end the run after its step."""
-    numbers = {signal.SIGINT, signal.SIGTERM}
-    if signal.getsignal(SIGHUP) != signal.SIG_IGN:  # as under nohup
-        numbers.add(SIGHUP)
-    if threading.current_thread() is not threading.main_thread():  # only this one may
-        numbers = set()
-    handlers = {number: signal.signal(number, run.stop) for number in numbers}
+    handlers = {}
+    with contextlib.suppress(ValueError):  # only the main thread may handle signals
+        for number in {signal.SIGINT, signal.SIGTERM, SIGHUP}:
+            if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                handlers[number] = signal.signal(number, run.stop)
     try:
         yield
     finally:
@@ -1672,7 +1642,6 @@ def main(argv=None, make_run=Run):
         cfg = read_settings(argv)
         start = f"runs/{short_name(cfg.task)}-{cfg.shaping}-seed{cfg.seed}"
         out = cfg.out or f"{start}-{time.strftime('%Y%m%d-%H%M%S')}"
-        check_folder(out)
         with lock_folder(out):
             policy, task = load(cfg)
             run = make_run(cfg, policy, out)

@@ -1976,7 +1976,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("--model x --group_size 1", "--group_size 1"), ("--model x --people 9", "--people 9"),
     ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
     ("--model x --task math --data gsm8", "--data gsm8"), ("--resume", "--resume --out ''"),
-    ("--resume --out nowhere", "--resume nowhere"), ("--model x --out test_grpo_sg.py/x", "--out written")])
+    ("--resume --out nowhere", "--resume nowhere"), ("--model x --out test_grpo_sg.py/x", "--out written Not a directory")])
 def test_a_mistake_is_one_line_with_the_flag_and_the_value(
         text, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grpo_sg, "HERE", str(tmp_path))  # without pretrained/
@@ -2227,7 +2227,7 @@ def test_a_checkpoint_may_be_somebody_elses_or_old(folder, finished):
     torch.save({"optimizer": os.remove}, finished / "checkpoint-4" / "training.pt")
     assert "training.pt cannot be read" in start(folder, finished, "--resume --steps 5")
     (finished / "checkpoint-4" / "metrics.jsonl").unlink()
-    assert "version 0.5 or older saved it: start a new run with --model" in start(folder, finished, "--resume")
+    assert "(version 0.5 did not save it there): start a new run with --model" in start(folder, finished, "--resume")
 
 
 def test_a_checkpoint_leaves_no_older_one(folder, finished):
