@@ -26,20 +26,55 @@ def true_gradient():
 
 # ---- One group ----
 
-def test_one_group_is_as_computed_by_hand(capsys):
-    rewards = [3, 3, *[-0.5] * 6]
+def test_the_group_is_as_computed_by_hand(capsys):
+    """Its rewards and advantages; the weights, pushes and effects of a completion's tokens; the loss."""
+    rewards = [-0.5, 3, 3, -0.5, -0.5, -0.5, -0.5, 3]
     mean, std = statistics.mean(rewards), statistics.stdev(rewards)
-    good, bad = (3 - mean) / std, (-0.5 - mean) / std
-    by_hand.print_one_group()
-    numbers = (f"mean {mean:.3f}, standard deviation {std:.2f}, A = {good:+.2f} or {bad:+.2f}",
-               f"push A (1 - pi) = {good * 0.92:.2f}, with w {1.0 * good * 0.92:.2f}",
-               f"push A (1 - pi) = {good * 0.1:.2f}, with w {1.4 * good * 0.1:.2f}",
-               f"r = 1.20: push {1.2 * good * 0.4:.2f}", "r = 1.30: push 0.00")
+    by_hand.main(["group"])
     printed = capsys.readouterr().out
-    assert not [number for number in numbers if number not in printed]
-    assert numbers[0] == "mean 0.375, standard deviation 1.62, A = +1.62 or -0.54"
-    assert [f"{by_hand.push(*x):.2f}" for x in ((0.08, good), (0.9, good), (0.9, good, True))] == [
-        "1.49", "0.16", "0.23"]  # the numbers of the lesson's page
+    assert f"the mean of R is {mean:.2f}, its standard deviation {std:.2f}" in printed
+    rows = re.findall(r"Amir is a \w+ +(\d+) +(-?\d\.\d) +([+-]\d\.\d\d)$", printed, re.M)
+    assert [float(R) for _, R, _ in rows] == rewards
+    assert [A for *_, A in rows] == [f"{(R - mean) / std:+.2f}" for R in rewards]
+    tokens = re.findall(r"^(\S.*?) +(\d\.\d{3}) +(\S+) +(\S+) +(\S+) +(\S+)$", printed, re.M)
+    assert len(tokens) == int(rows[1][0])
+    good = (3 - mean) / std
+    for word, *numbers in tokens:
+        pi, w, push, effect, unweighted = map(float, numbers)
+        assert w == pytest.approx(min(max(2 / (1 + math.exp(-9 * pi)) - 0.5, 1), 1.4), abs=0.01)
+        assert (push, effect) == pytest.approx((w * good, w * good * (1 - pi)), abs=0.01), word
+        assert unweighted == pytest.approx(good * (1 - pi), abs=0.01)
+    total, count, loss = re.search(r"so it is (\S+) / (\d+) = (\S+)", printed).groups()
+    assert int(count) == sum(int(length) for length, *_ in rows)
+    assert float(total) / int(count) == pytest.approx(float(loss), abs=5e-4)
+    assert "from pi = 0.394 to 0.406, so r = 1.03" in printed  # a good token
+    assert "9.2 times the effect of a token with pi = 0.90 if w = 1, and 6.6 times" in printed
+
+
+def test_the_effect_is_the_gradient_in_a_tokens_own_logit():
+    logits = torch.tensor([0.3, -1.0, 2.0], requires_grad=True)
+    logps = logits.log_softmax(0)[1].view(1, 1)
+    w, A, pi = by_hand.token_weights(logps), torch.tensor([1.21]), logps.exp().item()
+    loss, _ = by_hand.grpo_sg_loss(logps, logps.detach(), A, torch.ones(1, 1), weights=w)
+    (-loss).backward()
+    assert logits.grad[1].item() == pytest.approx((w * A).item() * (1 - pi))
+
+
+def test_the_samples_are_what_the_tiny_model_writes():
+    """Each is one of its own token sequences, and a rollout would give it the same reward."""
+    model, tokenizer, completions = by_hand.load_group()
+    assert len({tuple(c.tokens) for c in completions}) == 8 and all(c.formatted for c in completions)
+    assert sum(c.correct for c in completions) == 3
+    for c in completions:
+        assert tokenizer.decode(c.tokens[:-1]) == c.response and tokenizer.unk_token_id not in c.tokens
+
+
+@pytest.mark.parametrize("argv", [[], ["groups"], ["group", "samplers"], ["--flag"]])
+def test_a_wrong_argument_is_one_line(argv, capsys):
+    with pytest.raises(SystemExit, match=r"^error: give one part, group or derivation or samplers: .*$"):
+        by_hand.main(argv)
+    by_hand.main(["--help"])
+    assert re.fullmatch("usage: .*\n", capsys.readouterr().out)
 
 
 # ---- Lines 1 to 6 ----
