@@ -1,16 +1,15 @@
 """Compare two mathematical answers: math_equal(answer, gold).
 
-A tokenizer splits an answer, LaTeX or plain text, and a recursive descent parser turns the tokens into
-items: values, tuples, intervals, sets, matrices, equations, words. A value stays an exact fraction as long
-as possible. With a root, pi or a logarithm it becomes a complex number, and with free symbols a list of
-values at eight fixed points. Two expressions are equal if all their values agree: exactly for fractions,
-within a relative error of 1e-11 otherwise. Unreadable answers are compared as text, and what cannot be
-read for certain is refused: a wrong refusal costs a sample, a wrong reward teaches. An answer must be as
-finished as its gold: 347*6 is not the answer 2082. Answers are hostile input: nothing here runs them as
-code, and bounds keep the time of each below 50 milliseconds, in any thread.
+A tokenizer splits an answer, LaTeX or plain text, and a recursive descent parser turns the tokens into items: values,
+tuples, intervals, sets, matrices, equations, words. A value stays an exact fraction as long as possible. With a root,
+pi or a logarithm it becomes a complex number, and with free symbols a list of values at eight fixed points. Two
+expressions are equal if all their values agree: exactly for fractions, within a relative error of 1e-11 otherwise.
+Unreadable answers are compared as text, and what cannot be read for certain is refused: a wrong refusal costs a
+sample, a wrong reward teaches. An answer must be as finished as its gold: 347*6 is not the answer 2082. Answers are
+hostile input: nothing here runs them as code, and bounds keep the time of each below 50 milliseconds, in any thread.
 
-Start at the end, with math_equal: math_tokens cuts a text, without_label drops the "x =" in front of a
-value, `read` parses an Item, `each` calculates, and `same` compares.
+Start at the end, with math_equal: math_tokens cuts a text, without_label drops the "x =" in front of a value, `read`
+parses an Item, `each` calculates, and `same` compares.
 """
 import cmath
 import functools
@@ -27,8 +26,7 @@ MAX_CHARS, MAX_TOKENS, MAX_BITS, MAX_ITEMS = 500, 240, 4100, 20
 
 
 def bounded(x, bits=MAX_BITS):
-    """Return x: a Fraction unchanged, a complex number without rounding errors near 0.
-    Raises ValueError on overflow and underflow, instead of returning infinity or 0."""
+    """Return x without rounding errors near 0. Raises ValueError if x is too large or too small, never returns 0."""
     if isinstance(x, Fraction) and max(map(int.bit_length, x.as_integer_ratio())) < bits:
         return x
     if isinstance(x, Fraction) or not 1e-290 < abs(x) < 1e290:
@@ -84,8 +82,7 @@ OPERATIONS = FUNCTIONS | {
     "+": plus, "*": lambda x, y: x and y and x * y, "/": lambda x, y: x / y if x or not y else x, "^": power,
     "!": factorial, "\\lvert": abs, "\\lfloor": floor, "\\lceil": lambda x: -floor(-x), "\\binom": binomial}
 
-# The sizes of a symbol's values; the first two are positive, for roots and logarithms. All are odd numbers
-# over 1024, so never integers: (-1)^n must be neither 1 nor -1.
+# Sizes of a symbol's values, odd numbers over 1024, so that (-1)^n is not 1 or -1. Two are positive, for roots.
 SPANS = (211, 951), (1711, 3001), *[(1101, 5001)] * 6
 
 
@@ -121,7 +118,7 @@ NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:twen|thir|four?|fif|six|seven|eigh|nine)(?:teen|tie)|"
     "kilo|mil|milli|meg|mega|gig|giga|k|los|losse|debt|deficit|decrease|drop|fall|decline|reduction|withdrawal|owe|overdraft|shortfall|liabilitie|penaltie|.*ward|"
-    "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|reject|return|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
@@ -163,18 +160,11 @@ def scientific(match):
 
 
 def choose(match):
-    """Turn C_5^2 into a binomial coefficient, and A_5^2 or P_5^2, a number of permutations, into
-    5!/3!. C_1 to C_3 may be constants of integration, so their powers stay."""
+    """Turn C_5^2 into a binomial coefficient, and A_5^2 or P_5^2 into 5!/3!. C_1 to C_3 may be constants."""
     n, k = (int(script.strip("{} ")) for script in match.groups()[1:])
     if not 3 < n or k > n:
         return match[0]
     return f"\\binom{{{n}}}{{{k}}}" if match[1] == "C" else f"\\frac{{{n}!}}{{{n - k}!}}"
-
-
-def numeral(match):
-    """Write the base of a numeral, in figures or in words, after an underscore: 201_3."""
-    digits, *bases = match.groups()
-    return f"{digits}_{next(BASES.get(base, base) for base in bases if base)} "
 
 
 SCRIPT = r"(\{\s*[0-9]+\s*\}|[0-9]+)"
@@ -224,7 +214,6 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      r"\\end\s*\{(?:cases|array)\}(?:\s*\\right\s*\.)?",
      lambda match: match[1].replace("\\\\", "\\text{ and }")),  # a system, not a function in pieces
     (r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}", r"\\\1 "),
-    (r"(?:\\(?:left|right|[bB]igg?[lrm]?)\s*)?(?:\\?\||\\vert(?![a-z]))", "|"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
@@ -249,7 +238,6 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![A-Za-z\\])([fgh])\s*\^\s*\{\s*-\s*1\s*\}\s*(?=\()", r"\1_{inverse}"),
     (r"_\s*\\(?:text|mathrm)\s*(\{\w+\})", r"_\1"),
     (r"\.(\d*)\\dot\s*\{(\d)\}(\d*)\\dot\s*\{(\d)\}", r".\1\\overline{\2\3\4}"),
-    (r"(\.\d*?)(\d+?)\2\2+\s*\\ldots", r"\1\\overline{\2}"),  # 0.333...
     (r"(?i)^\s*(?:\\text\s*\{\s*)?(?:there\s+(?:is|are)\s+)?no\s+solutions?[.\s]*\}?[.\s]*$", r"\\emptyset"),
     (r"^\s*(\\text\s*\{\s*)?(?:[Aa]n?|[Tt]he)\s+(?=[a-z]{4,}[\s.}]*$)", r"\1"),  # an ellipse
     (r"^\s*\\lvert\s*([a-z])\s*\\rvert\s*(<|≤|\\leq?(?![a-z]))\s*([\d.]+)\s*$", r"-\3 \2 \1 \2 \3"),
@@ -263,7 +251,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r'(?<![A-Za-z])"?Rs\.?"?(?![A-Za-z])', "₹"),
     (r'(?<=[a-z]")\s*"(squared|cubed)"', lambda match: "^2" if match[1] == "squared" else "^3"),
     (rf'(?<![A-Za-z\d_^])(\d[\dA-F]*)\s*(?:_\s*(?:\{{\s*\(?\s*(?:"?base"?\s*)?{BASE}\s*\)?\s*\}}|"{BASE}")|'
-     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))', numeral),  # 201_{(3)}
+     rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
+     lambda match: f"{match[1]}_{next(BASES.get(base, base) for base in match.groups()[1:] if base)} "),  # 201_{(3)}
     (rf'(?<![\w)}}\]])(?:\{{\s*\}}\s*)?[_^]\s*{SCRIPT}\s*"?([CPA])"?\s*_\s*{SCRIPT}', r"\2_\1^\3"),  # _5C_2
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*\^\s*{SCRIPT}\s*_\s*{SCRIPT}', r"\1_\3^\2"),  # C^2_5
     (rf'(?<![A-Za-z\\])"?([CPA])"?\s*_\s*{SCRIPT}\s*\^\s*{SCRIPT}', choose),
@@ -353,7 +342,6 @@ class Item(NamedTuple):
 
 def undone(op, first, last, constant):
     """Return what an operation leaves undone, as letters:
-
     "+"  add constants                      "*"  multiply, divide or cancel numerals, or i, e or pi
     "/"  divide by a sum                         that both sides have; raise constants to a power
     "√"  take a root, and "s" take a factor out of it
@@ -405,8 +393,7 @@ def named_in(op, first, last):
 
 
 def by_factors(point, item, f, join, start):
-    """Join f of each factor at one point, as if the factors were positive: the root of L/g is the root of L over the
-    root of g, and its logarithm a difference. Constants stay together."""
+    """Join f of each positive factor: the root of L/g is the root of L over that of g. Constants stay together."""
     result, constant = start, Fraction(1)
     for factor, sign in item.factors or ((item, 1),):
         if factor.constant:
@@ -426,8 +413,7 @@ def value_at(point, op, first, last):
         return by_factors(point, base, lambda z, sign: power(z, sign * exponent), OPERATIONS["*"], Fraction(1))
     if op in ("\\ln", "\\log") and not first.constant:
         return by_factors(point, first, lambda z, sign: sign * FUNCTIONS[op](z) if z != 1 else Fraction(0), plus, Fraction(0))
-    unary = op in FUNCTIONS or op in BARS or op == "!"
-    return OPERATIONS[op](x) if unary else OPERATIONS[op](x, y)
+    return OPERATIONS[op](x) if op in FUNCTIONS or op in BARS or op == "!" else OPERATIONS[op](x, y)
 
 
 def each(op, *items):
@@ -503,6 +489,7 @@ MEANINGS = {"∞": INFINITIES[1], "\\emptyset": Item("list", ()), "\\mathbb{R}":
             **{name: number(x)._replace(work=name, named=frozenset([name]))
                for name, x in (("π", complex(math.pi)), ("e", complex(math.e)), ("i", 1j))}}
 LETTERS = SYMBOLS - MEANINGS.keys()
+CONJUGATES = {"\\overline{z}", "\\overline{w}"}  # that say nothing about z: \bar z = 3+4i
 POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 
 
@@ -603,6 +590,7 @@ def read_expression(tokens, level=0):
     """Parse a sum (level 0), a product (1), an argument without brackets (2), or a power (3). An argument, such as
     the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a bracket or another function."""
     value = read_atom(tokens)
+    divided = False
     while True:
         after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
         follows = after in STARTERS or "{" in after[2:] or after.isdecimal() and tokens[-2] == "^"
@@ -612,8 +600,11 @@ def read_expression(tokens, level=0):
             if tokens[-1] == after:
                 raise ValueError("two meanings")  # x^2^3, 5!!
         elif follows and level < (2 if after in CLOSERS or after in FUNCTIONS else 3):
+            if divided:
+                raise ValueError("two meanings")  # a/bc
             value = each("*", value, read_expression(tokens, 3))
         elif after in ("*", "/") and level < 2:
+            divided = after == "/"
             value = each(tokens.pop(), value, read_expression(tokens, 3))
         elif after in ("+", "-") and level < 1:
             tokens.pop()
@@ -668,7 +659,8 @@ def read_function(tokens, name):
     if name == "\\log" and tokens[-1][:1] == "_":
         base = TOKEN.findall(tokens.pop().strip("_{}"))
         base = read_expression(["", *(ALIASES.get(token, token) for token in reversed(base))])
-        base = None if base == number(Fraction(10)) else base
+        if base in (MEANINGS["e"], number(Fraction(10))):
+            name, base = "\\ln" if base == MEANINGS["e"] else name, None
     if tokens[-1] == "^":
         tokens.pop()
         exponent = read_atom(tokens)
@@ -681,8 +673,6 @@ def read_function(tokens, name):
         value = each("^", MEANINGS["e"], argument)
     elif name == "\\abs":
         value = absolute(argument)
-    elif base == MEANINGS["e"]:
-        value, base = each("\\ln", argument), None
     else:
         value = each(name, argument)
     if base:
@@ -705,7 +695,7 @@ def read_symbol(tokens, name):
         items = read_items(tokens, "(")
         tokens.pop()
         return unknown(name, *items)
-    return symbol(name)._replace(argument=argument)
+    return symbol(name)._replace(argument=argument, name="" if name in CONJUGATES else name)
 
 
 def read_number(token):
@@ -736,14 +726,14 @@ def relation(sides, signs):
         x, *values = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
         values = values if x.name else sides
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
-        if all(same(value, other) for other in values):
+        if x.name not in value.symbols and all(same(value, other) for other in values):
             named = x.kind == value.kind and (x.kind == "value" or not value.name)
             equation = value.kind == "value" and not (value.constant or x.argument) and (
                 x is not sides[0] or bool(value.name))
             return value._replace(name=x.name if named else "", argument=x.argument, equation=equation)
         difference = each("+", x, minus(value))
         if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
-            raise ValueError("no equation")  # that 4 = 3 says nothing
+            raise ValueError("no equation")  # 4 = 3 and x = x + 1 say nothing
         return Item("=", (difference,))
     if signs[0] in (">", "≥"):
         sides, signs = sides[::-1], [{">": "<", "≥": "≤"}.get(sign) for sign in reversed(signs)]
@@ -827,7 +817,7 @@ def same(a, b):
         a, b = by_name(a, names or golds), by_name(b, golds)
     names = {item.name for item in (a, b) if has_label(item)}
     both = (names, {a.argument, b.argument}, {a.unit, b.unit})  # one of them may have none
-    if a.kind != b.kind or any(len(labels - {""}) > 1 for labels in both):
+    if a.kind != b.kind or a.unit in ("K", "T") and not b.unit or any(len(labels - {""}) > 1 for labels in both):
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
@@ -881,13 +871,11 @@ LABEL, RATIO_LABEL = (re.compile(rf"^(?:(?:{POWERS}|{TERM}(?:(?:[-+*/{colon}]\ )
                       for colon in ("", ":"))  # S : T = 7 : 32
 CALL_LABEL = re.compile(rf"^{CALL}=\ ", re.A)
 MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 5 (mod 17) says 5
-SENTENCE = re.compile(  # "The answer is", "So the total area of ABC is equal to", "Answer:"
+SENTENCE = re.compile(  # "The answer is", "So the total area is equal to", "Answer:"
     r"[\s$*]*(\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
     rf"(?!(?:{NO_LABELS}|limit|square|cube|root|one|question|problem|there|this|that|these|such|what|which|how|where|nobody|"
-    r"nothing)(?!\w))[A-Za-z]+"
-    r"(?:\s+(?:of|for|in|from|between|to|with)\s(?:(?!that\s(?!can|will))[^\d=<>≤≥,;:!≠±¬\\])*?)?\s*"
-    r"(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
+    r"nothing)(?!\w))[A-Za-z]+\s*(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
@@ -910,7 +898,7 @@ def names_nothing(label):
     called = FUNCTIONS.keys() & {*label.split()}
     tokens = (label if called else re.sub(r"\(.*?\)", "", label)).split()
     unknown = [token for token in tokens if len(token) == 1 and token.islower()]
-    return bool({"\\ln", "\\log", "\\exp", "\\abs"} & {*tokens} or unknown and (called or "\\lvert" in tokens)
+    return bool({"\\ln", "\\log", "\\exp", "\\abs", *CONJUGATES} & {*tokens} or unknown and (called or "\\lvert" in tokens)
                 or len(unknown) > 1 and {"x", "y", "z"} & {*unknown} and not {"+", "-"} & {*tokens}
                 or len({*unknown}) < len(unknown))
 
@@ -943,10 +931,7 @@ def math_equal(answer, gold):
     if not said or DOUBTS.search(said[0]) or DENIALS.search(said[0]):
         return False
     rest = answer[said.end():]  # the 5 of "The area is 5" and of \\text{The area is } 5
-    if said[1]:
-        first, _, last = rest.partition("}") if rest.startswith("}") else rest.rpartition("}")
-        rest = first + last
-    return equal_items(rest, gold)
+    return equal_items(re.sub(r"^\}|\}(?=[^}]*$)", "", rest, count=1) if said[1] else rest, gold)
 
 
 def equal_items(answer, gold):
@@ -965,8 +950,23 @@ def equal_items(answer, gold):
     try:
         target = read(golds)
         return same(read(without_label(answers, target)), target)
-    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError):
+    except ERRORS:
         return False
+
+
+ERRORS = ValueError, ArithmeticError, LookupError, AttributeError, RecursionError
+QUANTITY = re.compile(r"(?:.*=)?\s*-?(?:[\d.,^{}\s]|[eE][+-]?(?=\d)|\\times|\\cdot)*[\d}]\s+[A-Za-z][\w\s/*^]*")
+
+
+def is_certain(gold):
+    """Return True if a reference answer is read for certain, unlike 5 m, and worked out, unlike 17-20 or 2020-01-18."""
+    tokens = math_tokens(gold.translate(UNICODE))
+    try:
+        item = read(mark_functions(tokens[len(name_of(tokens)):])[0])
+    except ERRORS:
+        return False
+    unfinished = item.rational and item.work and not {"^", "!", "\\binom"} & {*tokens}
+    return not unfinished and not (item.symbols and QUANTITY.fullmatch(gold))
 
 
 def name_of(golds):
