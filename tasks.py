@@ -28,7 +28,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 try:
-    from verify.math_equal import math_equal
+    from verify.math_equal import is_certain, math_equal
 except ModuleNotFoundError as error:
     if error.name not in ("verify", "verify.math_equal"):
         raise
@@ -281,9 +281,8 @@ def is_true(claim, roles):
 def put_in_words(claim, names, brief=False):
     """Write the claim in English, or in telegraphic style."""
     kind, *leaves = claim
-    said = []
-    for person, role in leaves:
-        said.append(f"{names[person]} {role}" if brief else f"{names[person]} is a {role}")
+    form = "{} {}" if brief else "{} is a {}"
+    said = [form.format(names[person], role) for person, role in leaves]
     return (BRIEF if brief else KINDS)[kind].format(*said)
 
 
@@ -528,11 +527,14 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 # What a column may be called, in the order in which we look; case is ignored.
 QUESTION = ("question", "problem", "prompt")
 ANSWER = ("answer", "solution", "ground_truth")
-# What data sets write where there is no answer, in lower case.
-NO_ANSWER = ("", "proof", "notfound", "not found", "no answer", "none", "null", "nan", "inf", "n/a",
-             "na", "unknown", "tbd", "...", "-", "?")
-# The text of a list or a dict, or half a character, which no tokenizer can encode
-NO_TEXT = re.compile(r"\A\s*[\[{]\s*[{'\"]|[\ud800-\udfff]")
+FORMS = ("a .jsonl file has a JSON object on each line, a .json file one list of them, and a .csv "
+         "file commas between its cells, all in UTF-8")
+# What data sets write where there is no answer, without the signs that MARKS matches
+NO_ANSWER = ("", "proof", "notfound", "noanswer", "none", "null", "nan", "inf", "na", "unknown",
+             "tbd", "omitted", "solution", "seesolution", "answersvary", "answersmayvary", "略")
+MARKS = re.compile(r"\\(?:text|math)\w*|\\[lc]?dots|[\s!-/:-@\[-`{-~…–—]")
+HALF = re.compile("[\ud800-\udfff]")
+LIST = re.compile(r"\s*[\[{]\s*[{'\"]")  # how the text of a list or a dict begins
 
 
 def load_hub(name, configuration, split):
@@ -554,6 +556,7 @@ def load_hub(name, configuration, split):
 
 def read_file(path):
     """Read the rows of a file, a list."""
+    rows = []
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
@@ -564,41 +567,43 @@ def read_file(path):
             if path.endswith(".csv"):
                 csv.field_size_limit(2 ** 31 - 1)
                 # Without strict, a quote that is not closed swallows the rows after it.
-                return list(csv.DictReader(file, strict=True))
-            if path.endswith(".json"):
+                rows += csv.DictReader(file, strict=True)
+            elif path.endswith(".jsonl"):
+                rows += map(json.loads, filter(str.strip, file))
+            else:
                 rows = json.load(file)
-                return rows if isinstance(rows, list) else [rows]
-            return [json.loads(line) for line in file if line.strip()]
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not in UTF-8: save it as UTF-8") from None
-    except (ValueError, RecursionError, csv.Error) as error:
-        near = getattr(error, "doc", "")[:60]  # the line, if it is not JSON
-        raise UserError(f"cannot read {path}: {near!r}: {error}") from None
+            return rows if isinstance(rows, list) else [rows]
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        if isinstance(error, json.JSONDecodeError):
+            error = f"{error.msg} at {error.doc[error.pos:][:60]!r}"
+        raise UserError(f"--data or --eval_data {path} cannot be read after {len(rows)} rows: "
+                        f"{error} ({FORMS})") from None
 
 
 def read_rows(name, rows, read_golds):
     """Return (question, golds, columns) of each row with a question and a reference answer.
-    Print how many other rows are dropped, and the first of them.
+    Print how many other rows are dropped, and the first of them. Raises UserError if all are.
 
     name is the set or the file. read_golds turns an answer's text into a list: the reference
     answers to accept, or [] if no response could match it.
     """
     chosen, lost = [], []
-    for row in tqdm(rows, name, leave=False, delay=2, disable=None):
+    for number, row in enumerate(tqdm(rows, name, leave=False, delay=2, disable=None), 1):
         columns = read_columns(row)
         question, answer = read_question(columns), find_value(columns, ANSWER)
         golds = [gold for text in list_answers(answer) for gold in read_golds(text)]
         if question and golds:
             chosen.append((question, golds, columns))
         else:
-            lost.append(answer if question else row)
-    reason = "no question, or no answer that a response can match, such as "
-    reason += f"{lost[0]!r:.60}" if lost else "in an empty file"
+            lost.append(f"row {number}: {answer if question else row!r:.60}")
+    if not rows:
+        raise UserError(f"{name} is empty: give a file with problems")
+    reason = f"no question, or no answer that a response can match, such as {''.join(lost[:1])}"
     if not chosen:
-        columns = rows[0] if lost and isinstance(rows[0], dict) else ["none"]
+        columns = rows[0] if isinstance(rows[0], dict) else ["none"]
         raise UserError(f"{name} has no problems ({reason}). Its columns are "
                         f"{', '.join(map(str, columns))}: call the question "
-                        f"{' or '.join(QUESTION)}, and its answer {' or '.join(ANSWER)}")
+                        f"{' or '.join(QUESTION)}, and its answer {' or '.join(ANSWER)} ({FORMS})")
     if lost:
         print(f"dropped {len(lost)} of {len(rows)} problems of {name}: {reason}")
     return chosen
@@ -628,26 +633,29 @@ def read_question(columns):
     neither."""
     question = find_value(columns, QUESTION)
     body = columns.get("body") or ""  # what SVAMP and ASDiv tell before they ask
-    if is_text(question) and (is_text(body) or not body):
+    if is_text(question) and not LIST.match(question) and (is_text(body) or not body):
         return f"{body} {question}" if body else question
-    if isinstance(question, list) and all(map(is_turn, question)):
-        return question if question[-1]["role"] == "user" else None
-    return None
+    return question if is_chat(question) and question[-1]["role"] == "user" else None
 
 
-def is_turn(turn):
-    return isinstance(turn, dict) and is_text(turn.get("role")) and is_text(turn.get("content"))
+def is_chat(value):
+    """Return True for a list of messages that each have a role and a text."""
+    return isinstance(value, list) and value != [] and all(
+        isinstance(turn, dict) and is_text(turn.get("role")) and is_text(turn.get("content"))
+        for turn in value)
 
 
 def is_text(value):
-    return isinstance(value, str) and value.strip() != "" and not NO_TEXT.search(value)
+    """Return True for a text that is not blank and has no half of a character, which no tokenizer
+    can encode."""
+    return isinstance(value, str) and value.strip() != "" and not HALF.search(value)
 
 
 def list_answers(value):
     """Return the texts of an answer: a text, a number, or a list of these."""
     values = value if isinstance(value, list) else [value]
     texts = [str(value) for value in values if type(value) in (str, int, float)]
-    return [text for text in texts if text.strip().lower() not in NO_ANSWER]
+    return [text for text in texts if MARKS.sub("", text).lower() not in NO_ANSWER]
 
 
 def words_of(problem):
@@ -659,25 +667,26 @@ def words_of(problem):
     return " ".join(question.split()).casefold()
 
 
-def drop_repeats(problems, name):
-    """Return the problems without repeated questions; print how many were repeated."""
-    different = {}
+def drop_repeats(problems, name, test=()):
+    """Return the problems without repeats, without questions that have different answers in two
+    rows, and without those of the test problems. Print how many were dropped."""
+    asked = {}
     for problem in problems:
-        different.setdefault(words_of(problem), problem)
-    if len(different) < len(problems):
-        print(f"dropped {len(problems) - len(different)} of {len(problems)} problems of {name}: "
-              "repeated questions")
-    return list(different.values())
+        asked.setdefault(words_of(problem), []).append(problem)
+    tested = {words_of(problem) for problem in test}
+    new = [same for words, same in asked.items() if words not in tested]
+    left = [same[0] for same in new if all(problem.answer == same[0].answer for problem in same)]
+    if len(left) < len(problems):
+        print(f"dropped {len(problems) - len(left)} of {len(problems)} problems of {name}: "
+              f"repeats, {len(asked) - len(new)} questions of the test set, and "
+              f"{len(new) - len(left)} questions with different answers")
+    return left
 
 
 def hold_out(problems, test, eval_data, cfg):
-    """Split the problems, without repeats and those in the test set, into (train, valid); print
-    how many were removed. Validation gets at most a tenth, and at most cfg.eval_problems."""
-    problems = drop_repeats(problems, cfg.data)
-    tested = {words_of(problem) for problem in test}
-    left = [problem for problem in problems if words_of(problem) not in tested]
-    if len(left) < len(problems):
-        print(f"removed {len(problems) - len(left)} training problems that occur in {eval_data}")
+    """Split the problems, without repeats and those in the test set, into (train, valid).
+    Validation gets at most a tenth, and at most cfg.eval_problems."""
+    left = drop_repeats(problems, cfg.data, test)
     if len(left) < 10:
         raise UserError(f"--data {cfg.data} has {len(left)} different problems that are not in "
                         f"{eval_data}: give 10 or more (a tenth is held out for validation)")
@@ -687,21 +696,14 @@ def hold_out(problems, test, eval_data, cfg):
 
 
 def choose_eval_data(cfg, pairs):
-    """Return the name of the set to test on. pairs: the default for each training set."""
-    eval_data = cfg.eval_data or pairs.get(cfg.data, "")
-    check_name("data", cfg.data, pairs)
-    if not eval_data:
-        raise UserError(f"--data {cfg.data} has no test problems: name a set or another file "
-                        "with --eval_data")
-    check_name("eval_data", eval_data, pairs.values())
+    """Return the name of the set to test on. pairs: the default for each training set. Raises
+    UserError if a flag names neither a set nor a file that can be read."""
+    eval_data = cfg.eval_data or pairs.get(cfg.data, "''")
+    for flag, name, known in (("data", cfg.data, pairs), ("eval_data", eval_data, pairs.values())):
+        if name not in known and not name.endswith(FILES):
+            raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
+                            f"({', '.join(FILES)})")
     return eval_data
-
-
-def check_name(flag, name, known):
-    """Raise UserError unless the value of a flag is a known set or a file of a known kind."""
-    if name not in known and not name.endswith(FILES):
-        raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                        f"({', '.join(FILES)})")
 
 
 # ---- The tasks kk and math ----
@@ -726,17 +728,13 @@ def kk_task(cfg):
     """Make the task Knights and Knaves. It uses cfg.data ("synthetic" or "published"),
     eval_data (must be ""), people, brief, eval_only, seed, train_problems and eval_problems.
     Validation puzzles are always generated."""
-    if cfg.data not in ("synthetic", "published"):
-        raise UserError("--task kk makes its puzzles (--data synthetic) or loads published ones "
-                        f"(--data published), and reads no files: leave out --data {cfg.data}, "
-                        "or make a task of your own")
-    if cfg.eval_data:
-        raise UserError(f"--task kk has its own test puzzles: leave out --eval_data "
-                        f"{cfg.eval_data}")
-    if cfg.brief and cfg.data == "published":
-        raise UserError("--data published has stories: leave out --brief")
+    published = cfg.data == "published"
+    if cfg.eval_data or not published and cfg.data != "synthetic" or published and cfg.brief:
+        raise UserError(f"--task kk makes its puzzles (--data synthetic) or loads published ones "
+                        "(--data published without --brief), and has its own test puzzles: leave "
+                        f"out --data {cfg.data} --eval_data {cfg.eval_data}, or name --task math")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
-    if cfg.data == "published":
+    if published:
         train, test = kk_published(cfg.people)
     else:
         test = generated("test", cfg.eval_problems)
@@ -787,6 +785,8 @@ def read_golds(text):
     if EATEN.search(text) or NO_GOLD.search(gold) or len(WORD.findall(gold)) > 3:
         return []
     gold = gold.strip()
+    if not list_answers(gold) or math_equal and re.search(r"[\d/]", gold) and not is_certain(gold):
+        return []
     return [gold] if verify_math(f"\\boxed{{{gold}}}", gold).correct else []
 
 
@@ -938,6 +938,17 @@ def check_words(tokenizer, stop_ids, prompts, size):
                         "model was made for another task or other settings; name another --model")
 
 
+def drop_control(problems, tokens, split):
+    """Return the problems whose question has none of these tokens, which could end the user's
+    turn and write the system's. Print how many were dropped."""
+    found = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+    left = [problem for problem in problems if not found.search(str(problem.question))]
+    if len(left) < len(problems):
+        print(f"dropped {len(problems) - len(left)} of {len(problems)} {split} problems: their "
+              f"questions have a control token of the model, such as {tokens[0]}")
+    return left
+
+
 def encode_problems(task, tokenizer, stop_ids, config, cfg):
     """Encode the prompts of a task. Returns the task without the problems whose prompt and
     completion do not fit into the model's context, and prints how many these are.
@@ -956,9 +967,11 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
     # With a tool, a completion is longer: support/tools.py says how long.
     longest = getattr(task.write, "longest", None)
     longest = longest(cfg) if longest else cfg.max_new_tokens
+    control = [token.content for token in tokenizer.added_tokens_decoder.values()
+               if token.special or FAKE_TURN.search(token.content)]
     encoded = {}
     for split in ("train", "valid", "test"):
-        problems = getattr(task, split)
+        problems = drop_control(getattr(task, split), control, split)
         if not problems:
             raise UserError(f"--task {task.name} has no {split} problems: give some")
         questions = [problem.question for problem in problems]
@@ -969,13 +982,13 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
                           if len(prompt) + longest <= context]
         gone = len(problems) - len(encoded[split])
         most = max(len(prompt) for prompt, _ in prompts)
-        lost = (f"{gone} of {len(problems)} {split} problems: with a completion of up to "
-                f"{longest} tokens, prompts of up to {most} do not fit into the model's context "
-                f"of {context}; lower --max_new_tokens by {most + longest - context}")
+        lost = (f"{gone} of {len(problems)} {split} problems: prompts of up to {most} tokens and "
+                f"completions of up to {longest} do not fit into the model's context of {context}; "
+                "lower --max_new_tokens, or leave out long questions")
         if gone == len(problems):
             raise UserError(f"--task {task.name} loses {lost}")
         if gone:
-            print(f"dropped {lost} to keep them")
+            print(f"dropped {lost}")
     return task._replace(**encoded)
 
 
@@ -989,12 +1002,20 @@ def make_task(cfg):
         raise UserError(f"--task {cfg.task}: make_task(cfg) must return a tasks.Task, not "
                         f"{task!r:.60}")
     splits = (task.train, task.valid, task.test)
-    if not all(isinstance(problems, (list, tuple)) for problems in splits):
-        raise UserError(f"--task {cfg.task}: train, valid and test must be lists of tasks.Problem")
+    lists = all(isinstance(problems, (list, tuple)) for problems in splits)
+    if not lists or not isinstance(task.floor, (int, float)):
+        raise UserError(f"--task {cfg.task}: train, valid and test must be lists of tasks.Problem, "
+                        "and floor a number")
     for problem in (*task.train, *task.valid, *task.test):
-        if not isinstance(problem, Problem) or not isinstance(problem.question, (str, list)):
+        question = problem.question if isinstance(problem, Problem) else None
+        if not is_text(question) and not is_chat(question):
             raise UserError(f"--task {cfg.task}: a problem must be a tasks.Problem whose question "
-                            f"is a text or a chat, not {problem!r:.60}")
+                            f"is a text, or a chat with a text in each turn, not {problem!r:.60}")
+    tested = {words_of(problem) for problem in task.test}
+    known = sum(words_of(problem) in tested for problem in task.train)
+    if known and not cfg.eval_only:  # which needs no training problems
+        print(f"{known} training problems of --task {cfg.task} are test problems as well, so the "
+              "test shows what the policy remembers, not what it has learned")
     return task
 
 

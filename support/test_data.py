@@ -77,12 +77,14 @@ def test_a_file_that_is_not_in_utf_8_is_refused(name, encoding, tmp_path):
 
 
 @pytest.mark.parametrize("name, text, words", [
-    ("a.jsonl", "", "columns are none"), ("a.jsonl", "[1]", "columns are none"), ("a.json", "5", "columns are none"),
-    ("a.jsonl", '{"question": "1?", "answer": "1"}\n{"question": "2?', "2[?]"),
-    ("a.json", '{"data": []}', "columns are data: call"), ("a.csv", "question;answer\n1?;1", "columns are question;answer: "),
-    ("a.csv", "question;answer\n1?;1,5", "columns are question;answer"), ("a.csv", 'question,answer\n"1?,1\n2?,2\n', "unexpected end"), ("a.json", "[" * 99_999, "cannot read"),
+    ("a.jsonl", "", "is empty"), ("a.jsonl", "[1]", "columns are none.*a .json file one list"), ("a.json", "5", "columns are none"),
+    ("a.jsonl", '{"question": "1?", "answer": "1"}\n\n{"question": "2?', "after 1 rows: Unterminated string .*2[?]"),
+    ("a.json", '{"question": "1?", "answer": "1"}\n{"question": "2?"}', "Extra data .*2[?].*a .jsonl file has a JSON object on each line"),
+    ("a.json", '{"data": []}', "columns are data: call"), ("a.csv", "question;answer\n1?;1", "columns are question;answer: .* commas between"),
+    ("a.csv", "question;answer\n1?;1,5", "columns are question;answer"), ("a.csv", "question\tanswer\n1?\t1", "commas between"),
+    ("a.csv", 'question,answer\n0?,1\n"1?,1\n2?,2\n', "after 1 rows: unexpected end"), ("a.json", "[" * 99_999, "cannot be read"),
     ("a.jsonl", '{"text": "1?", "result": "1"}', "columns are text, result: call .*problem.*ground_truth"),
-    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "such as {'is': 1}.*are question, answer: "), ("a.jsonl", '{"question": 5, "answer": 1}', "no question"), ("a.parquet", "PAR1", "a.parquet")])
+    ("a.jsonl", '{"question": "1?", "answer": {"is": 1}}', "such as row 1: {'is': 1}.*are question, answer: "), ("a.jsonl", '{"question": 5, "answer": 1}', "no question"), ("a.parquet", "PAR1", "a.parquet")])
 def test_a_file_that_cannot_be_used_is_one_line_that_says_what_was_found(name, text, words, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words) as error:
@@ -112,13 +114,13 @@ def test_a_csv_row_with_more_cells_than_the_header_is_dropped_and_shown(tmp_path
     path.write_text(f"question,answer\n1?,1,234\n2?,2\n3?,\n{'x' * 140_000}?,4\n5?,\"1,234\"\n6?\n")
     assert [problem.answer for problem in tasks.load_math(str(path), {})] == [["2"], ["4"], ["1,234"]]
     printed = capsys.readouterr().out
-    assert "dropped 3 of 6 problems" in printed and "such as {'question': '1?', 'answer': '1', None: ['234']}" in printed
+    assert "dropped 3 of 6 problems" in printed and "such as row 1: {'question': '1?', 'answer': '1', None: ['234']}" in printed
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--data no.jsonl.* --eval_data"),
+    (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--eval_data '' is not one of .*math500"),
     (dict(eval_data="aime"), "--eval_data aime "), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.txt"), "--eval_data my.txt "),
-    (dict(task="kk", data="my.jsonl"), "reads no files: leave out --data my.jsonl"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
+    (dict(eval_data="/no/such.csv"), "--eval_data /no/such.csv cannot be read .*No such file"), (dict(eval_data="."), "--eval_data "), (dict(task="kk", data="my.jsonl"), "leave out --data my.jsonl.* --task math"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
     (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
 def test_data_that_does_not_exist_is_refused(settings, words):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
@@ -130,8 +132,8 @@ def test_data_that_does_not_exist_is_refused(settings, words):
 
 @pytest.mark.parametrize("answer, golds", [
     ("1,200", ["1,200"]), ("0.6666666667", ["0.6666666667"]), (0.5, ["0.5"]), (0, ["0"]), ("5(x-y)", ["5(x-y)"]),
-    ("2(\\sin x)", ["2(\\sin x)"]), ("f'(x)", ["f'(x)"]), ("3 \\pmod 7", ["3 \\pmod 7"]), ("3 (mod 7)", ["3 (mod 7)"]),
-    (" 5\n", ["5"]), ("\\begin{cases}\n1\n\\end{cases}", ["\\begin{cases}\n1\n\\end{cases}"]), (["4", 5], ["4", "5"])])
+    ("2(\\sin x)", ["2(\\sin x)"]), ("f'(x)", ["f'(x)"]), ("5 cm", ["5 cm"]), ("x^2 + 2 x", ["x^2 + 2 x"]), ("2^{100}-1", ["2^{100}-1"]),
+    ("m + n = 7", ["m + n = 7"]), ("x = y^2", ["x = y^2"]), ("\\text{No solution}", ["\\text{No solution}"]), ("\\infty", ["\\infty"]), (" 5\n", ["5"]), ("\\begin{cases}\n1\n\\end{cases}", ["\\begin{cases}\n1\n\\end{cases}"]), (["4", 5], ["4", "5"])])
 def test_a_gold_stays_what_it_is(answer, golds, tmp_path):
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", [{"question": "1?", "answer": answer}]), {})
     assert problem.answer == golds
@@ -142,6 +144,9 @@ def test_a_gold_stays_what_it_is(answer, golds, tmp_path):
     "proof", "notfound", "None", "unknown", "nan", "N/A", "", " ", None, float("nan"), True, {"is": 5}, [], ["", None],
     "The function increases on the whole line.", "so it is #### ", "As is easily seen by induction it holds",
     "['7']", '["7"]', '["7', "{'value': 7}", '{"value": 7}', "'7'", '"7"', "``7''", "array(['7'])", "9 (apples)", "2.5 (million)", "5 (cm)", "#REF!", "<p>7</p>", "&frac12;",
+    "3 \\pmod 7", "3 (mod 7)", "17-20", "17 - 20 cm", "5-10%", "6/8", "2020-01-18", "11/12/2019", "5 m", "x = 5 m", "9.8 m/s^2", "5 Hz", "3 \\times 10^8 m/s",
+    "1/2\\pi", "kT/mg", "x^2^3", "(a) 5 (b) 6", "\\approx 5.2", "3 hours 20 minutes", "USD 75", "1.000.000", "x=3 y=4", "1 to 2",
+    "Proof.", "\\text{Proof}", "(proof)", "so \\boxed{\\text{Proof.}}", "--", "\u2026", "??", "___", "\\ldots", "See solution", "N.A.", "\u7565",
     "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "3 \neq 4", "\begin{cases}1", "7\x00", float("inf")])
 def test_a_gold_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
@@ -162,6 +167,7 @@ def test_repeated_problems_are_dropped_before_validation_is_held_out(tmp_path, c
     assert [len(task.train), len(task.valid), len(task.test)] == [81, 9, 30]
     printed = capsys.readouterr().out
     assert "dropped 2790 of 2880 problems" in printed and "dropped 210 of 240 problems" in printed
+    assert printed.count("repeats, 0 questions of the test set, and 0 questions with different answers") == 2
     assert len({problem.question for problem in task.train + task.valid}) == 90
 
 
@@ -178,8 +184,18 @@ def test_no_question_is_in_two_splits_in_any_form(tmp_path, capsys):
     assert asked["train"] | asked["valid"] == {f"train {i}?" for i in range(40)} - {"train 3?", "train 4?", "train 5?"}
     assert len(asked["train"]) == 34 and len(asked["valid"]) == 3
     printed = capsys.readouterr().out
-    assert "dropped 1 of 41" in printed and "removed 3 training problems that occur in" in printed
+    assert "dropped 4 of 41" in printed and "3 questions of the test set" in printed
     assert load(*paths, seed=1).valid != task.valid and len(load(*paths, eval_problems=2).valid) == 2
+
+
+def test_a_question_with_two_answers_is_dropped(tmp_path, capsys):
+    """One of them is wrong, and nothing says which."""
+    rows = [{"question": "Train 3?", "answer": "4"}, *rows_of(20), {"question": "train  5?", "answer": "5"}]
+    task = load(lines(tmp_path / "a.jsonl", rows), lines(tmp_path / "b.jsonl", rows_of(3, "test") + [{"question": "TEST 1?", "answer": "7"}]))
+    assert {problem.question for problem in task.train + task.valid} == {f"train {i}?" for i in range(20)} - {"train 3?"}
+    assert [problem.question for problem in task.test] == ["test 0?", "test 2?"]
+    printed = capsys.readouterr().out
+    assert "dropped 3 of 22 " in printed and "dropped 2 of 4 " in printed and printed.count("1 questions with different answers") == 2
 
 
 def test_too_few_different_problems_to_hold_some_out_are_refused():
