@@ -13,6 +13,7 @@ from statistics import fmean as mean
 
 import pytest
 
+from experiments import progress
 from experiments.compare import RESULTS, detectable, interval, read_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -194,6 +195,18 @@ def places():
         yield f"What is GRPO-SG's alignment with the filler {place} the name?", f"{x[0]:.3f}, then {x[1]:.3f}"
 
 
+WEIGHTS = {"GRPO-SG": "GRPO-SG's weight on all tokens", "11-fold": "11-fold weight",
+           "constant 1.35": "constant weight of 1.35", "lists only": "GRPO-SG's weight on lists only",
+           "filler words only": "GRPO-SG's weight on filler words only"}
+
+
+def progress_ratios():
+    for arm, name in WEIGHTS.items():
+        columns = (), (progress.RATE, False), (progress.HIGH,)
+        yield name, " | ".join(f"{progress.average_ratio(read('progress_ratios'), arm, *column):.3f}"
+                               for column in columns)
+
+
 # ---- Does a real model gain? ----
 
 def real():
@@ -253,7 +266,8 @@ def mistakes():
         yield name, with_detectable(found)
 
 
-EXPERIMENTS = choice, words_look, kinds, words_learn, noise, places, real, kk_rl2, default_runs, mistakes
+EXPERIMENTS = (choice, words_look, kinds, words_learn, noise, places, progress_ratios, real, kk_rl2,
+               default_runs, mistakes)
 
 
 def read_page(page):
