@@ -55,6 +55,7 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from statistics import fmean as mean
 from typing import Literal
@@ -157,7 +158,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
 
     Args:
         logps: log pi, in nats, of the sampled tokens under the current policy, at the
-            sampling temperature; any shape.
+            sampling temperature; any shape. Probabilities, which nothing here refuses, would
+            all get the weight U.
         alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our choice: the only
             source with a value says 9, which would make w constant (lesson/decisions.md).
         low, high: the bounds L and U.
@@ -518,7 +520,8 @@ class Completion:
         return [token for token, own in zip(self.tokens, self.mask) if own]
 
 
-def rollout(policy, task, problems, cfg, *, n, temperature, seed):
+def rollout(policy: Policy, task, problems: list, cfg: Config, *, n: int, temperature: float,
+            seed: int) -> list[Completion]:
     """Sample and verify n completions of each problem.
 
     Args:
@@ -552,7 +555,8 @@ def rollout(policy, task, problems, cfg, *, n, temperature, seed):
     return completions
 
 
-def write_completions(policy, completions, cfg, generator, temperature):
+def write_completions(policy: Policy, completions: list[Completion], cfg: Config,
+                      generator: torch.Generator, temperature: float) -> None:
     """Sample the tokens of each completion from the policy."""
     drawn = sample_in_parts(policy, [c.prompt for c in completions], cfg, generator,
                             temperature)
@@ -560,7 +564,8 @@ def write_completions(policy, completions, cfg, generator, temperature):
         c.add(tokens, own=True)
 
 
-def sample_in_parts(policy, contexts, cfg, generator, temperature, stopping_criteria=None):
+def sample_in_parts(policy: Policy, contexts: list[list[int]], cfg: Config, generator,
+                    temperature: float, stopping_criteria=None) -> list[list[int]]:
     """Sample a completion of each context, at most cfg.sample_batch at once."""
     completions = []
     for start in range(0, len(contexts), cfg.sample_batch):
@@ -576,7 +581,7 @@ class TaskError(ValueError):
     """A function of the task returned something that it must not."""
 
 
-def grade(c, policy, task):
+def grade(c: Completion, policy: Policy, task) -> None:
     """Set the completion's texts, the verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
@@ -609,7 +614,7 @@ def read_reward(reward, c):
     return number
 
 
-def set_advantages(completions, group_size):
+def set_advantages(completions: list[Completion], group_size: int) -> None:
     """Set c.advantage of each: how its reward compares with those of its group."""
     rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
     advantages = group_advantages(rewards.view(-1, group_size))  # (P, G)
@@ -619,7 +624,8 @@ def set_advantages(completions, group_size):
 
 # ---- 5. Training ----
 
-def train(policy, task, cfg, optimizer=None, done=0, reference=None):
+def train(policy: Policy, task, cfg: Config, optimizer=None, done: int = 0,
+          reference: torch.nn.Module | None = None) -> Iterator[tuple[dict, list[Completion]]]:
     """Train with GRPO-SG, one step after the other. This is a generator, so only a loop trains:
 
         for row, completions in train(policy, task, cfg):
@@ -663,7 +669,8 @@ def make_optimizer(model, cfg):
                              fused=True)
 
 
-def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
+def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
+          reference: torch.nn.Module | None = None, seed: int = 0) -> list[dict]:
     """Learn from a rollout in cfg.updates updates, each on its own random minibatch:
     every completion is in exactly one.
 
@@ -732,7 +739,7 @@ def count_tokens(minibatch):
     return sum(sum(c.mask) for c in minibatch)
 
 
-def weigh(logps, cfg):
+def weigh(logps: Tensor, cfg: Config) -> Tensor | None:
     """Return the weights of the method that cfg.shaping names, shaped like logps; None (all
     1) is GRPO."""
     if cfg.shaping == "none":
@@ -791,7 +798,8 @@ def compute_logps(model, batch, cfg):
 
 # ---- 6. Evaluation ----
 
-def evaluate(policy, task, problems, cfg, *, samples=0):
+def evaluate(policy: Policy, task, problems: list, cfg: Config, *,
+             samples: int = 0) -> tuple[dict, list[Completion]]:
     """Evaluate by greedy decoding and, if samples is above 0, by that many samples of each
     problem (the k of avg@k and pass@k). The other arguments are those of `rollout`.
 
