@@ -28,7 +28,6 @@ import subprocess
 import sys
 import time
 
-import filelock
 import torch
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -140,17 +139,12 @@ def run_jobs(args, jobs, later=0):
 
 
 def make_run(words, folder):
-    """Run the command, or continue the run in its folder, and delete its checkpoint. Raises
-    SystemExit if a process uses the folder."""
-    try:
-        with filelock.FileLock(folder / "lock", timeout=0):
-            if get_last_checkpoint(folder):
-                words = [words[0], "--resume"]
-            else:
-                shutil.rmtree(folder)
-    except filelock.Timeout:  # kill -9 ends a comparison, but not its run
-        raise SystemExit(f"error: another process uses {folder}, perhaps the run of a comparison "
-                         "that was killed: wait for it, or stop it")
+    """Run the command, or continue the run in its folder, and delete its checkpoint."""
+    with grpo_sg.lock_folder(folder):  # kill -9 ends a comparison, but not its run
+        if get_last_checkpoint(folder):
+            words = [words[0], "--resume"]
+        else:
+            shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     with open(log, "w", encoding="utf-8") as file:

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 
-import filelock
 import pytest
 
 import grpo_sg
@@ -174,7 +173,7 @@ def test_a_folder_that_a_run_uses_is_neither_removed_nor_resumed(checkpoint, tmp
     (path := tmp_path / "my_task.py").write_text("raise SystemExit('a second run')")
     folder = tmp_path / "runs" / "1"
     (folder / ("checkpoint-3" if checkpoint else "other")).mkdir(parents=True)
-    with filelock.FileLock(folder / "lock"), pytest.raises(SystemExit, match=f"^error: another process uses {folder}"):
+    with grpo_sg.lock_folder(folder), pytest.raises(SystemExit, match=f"^error: another process is using {folder}"):
         compare.make_run([str(path)], folder)
     assert len([*folder.iterdir()]) == 2
     with pytest.raises(SystemExit, match="a second run"):  # its owner has gone
