@@ -888,6 +888,7 @@ def average_updates(updates):
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
     count = sum(totals["count"] for totals in updates)
+    # The log calls the loss's sums, divided by the number of tokens, what the field calls them.
     columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
                "weight_mean": "weights", "low_prob_frac": "unlikely"}
     for column, key in columns.items():
@@ -1154,12 +1155,7 @@ class Run:
     def restore(self, optimizer):
         """Give the optimizer of a resumed run its state in the checkpoint."""
         path = os.path.join(find_checkpoint(self.out), "training.pt")
-        try:
-            state = torch.load(path, "cpu", weights_only=True)
-            optimizer.load_state_dict(state["optimizer"])
-        except Exception as error:  # no such file, half a file: each has its own type
-            raise SystemExit(f"error: {path} cannot be read ({first_line(error)}): start a new run "
-                             f"with --model {os.path.dirname(path)}")
+        optimizer.load_state_dict(torch.load(path, "cpu", weights_only=True)["optimizer"])
         optimizer.param_groups[0]["lr"] = self.cfg.lr  # --resume may change it
 
     def log_step(self, row, completions):
@@ -1495,8 +1491,8 @@ def describe_run(policy, task, run):
         f"baseline: {task.floor:.2f})\n"
         f"the first problem, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
-    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)
-    if w is not None and w[0] == w[1]:  # w is monotone between them
+    w = weigh(torch.tensor([0.0, 1.0]).log(), cfg)  # of pi = 0 and pi = 1: w is monotone
+    if w is not None and w[0] == w[1]:
         say(f"warning: these settings make every weight {w[0]:.4g}: this is GRPO, up to that "
             "factor")
 
