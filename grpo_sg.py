@@ -60,7 +60,7 @@ from importlib.util import find_spec
 from statistics import fmean as mean
 from typing import Literal
 
-# Before the other imports, which would end in a traceback.
+# This stands above the other imports, which would end in a traceback.
 if __name__ == "__main__" and (sys.version_info < (3, 11) or not find_spec("transformers")):
     sys.exit("error: this needs Python 3.11 or newer and: pip install -r requirements.txt")
 
