@@ -20,7 +20,6 @@ import sys
 import torch
 
 import grpo_sg
-import tasks
 from experiments.compare import RESULTS, append_rows, interval, name_commit, read_rows
 
 RATIOS, ROWS = RESULTS / "progress_ratios.jsonl", RESULTS / "progress.jsonl"
@@ -45,11 +44,10 @@ def make_config(seed, **more):
 # ---- Arms ----
 
 def find_kinds(tokenizer):
-    """Return the ids of the lists, such as KNK, and those of the filler words."""
+    """Return the ids of the lists, such as KNK, and those of the filler words, such as thus."""
     vocabulary = tokenizer.get_vocab()
-    lists = [i for token, i in vocabulary.items() if re.fullmatch(r" [KN]{3}\.?", token)]
-    fillers = [vocabulary[f" {word}:"] for word in tasks.STYLE if f" {word}:" in vocabulary]
-    return torch.tensor(lists), torch.tensor(fillers)
+    return [torch.tensor([vocabulary[token] for token in vocabulary if re.fullmatch(kind, token)])
+            for kind in (r" [KN]{3}\.?", " [a-z]+:")]
 
 
 def weigh_arms(logps, ids, kinds):
