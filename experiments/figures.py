@@ -19,7 +19,7 @@ from experiments.compare import RESULTS, interval, read_rows
 
 FIGURES = RESULTS.parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
-UP, DOWN = "#2a7f3e", "#c0392b"
+UP, DOWN = "#2a86cc", "#d55e00"
 
 
 # ---- One group ----
