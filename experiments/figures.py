@@ -91,7 +91,7 @@ def draw_group():
         pi, w = logps.exp().tolist(), grpo_sg.weigh(logps, cfg).tolist()
         text, y = draw_completion(policy.tokenizer.decode, c, pi, w, y)
         parts.append(text)
-    note = ("Color: the push w A. Green tokens are pushed up, and red ones down. Low-probability "
+    note = ("Color: the push w A. Blue tokens are pushed up, and orange ones down. Low-probability "
             "tokens, with their probability π below them, are paler: w = 1, and up to 1.4 for the "
             "others.")
     for line in textwrap.wrap(note, 108):
