@@ -80,7 +80,7 @@ def test_a_run_of_an_arm_has_its_weights_in_the_loss(monkeypatch):
 def make_gradients():
     """Of 6 rollouts with 2 updates each; one update has no gradient, and some are longer than 1."""
     torch.manual_seed(0)
-    g = (torch.randn(6, 2, 5) + 0.3) * torch.tensor([0.01, 0.1, 1, 0.3, 0.2])
+    g = (torch.randn(6, 2, 5) + 0.3) * torch.tensor([0.01, 0.1, 4, 0.3, 0.2])
     g[2, 1] = 0
     return g
 
