@@ -2,7 +2,6 @@
 distribution that the gradients come from."""
 import copy
 import dataclasses
-import functools
 import math
 import re
 

@@ -93,7 +93,7 @@ def test_a_tiny_model_belongs_to_one_task_as_it_was(script, tmp_path, monkeypatc
     (tmp_path / script).write_text(f"{SCRIPT}# Another rule.\n")
     assert grpo_sg.read_settings(flags).lr == 2e-4
     assert ("short.py has changed since its tiny model was made" in (said := capsys.readouterr().out)
-            and "run python -m support.tiny short.py again\n" in said)
+            and f"run python -m support.tiny {tmp_path}/short.py again\n" in said)
     tiny.main([script, "--steps", "1"])
     assert "warning" not in capsys.readouterr().out
 

@@ -266,15 +266,14 @@ def read_settings(task, model, out, flags):
     """Return the settings of the run that will start from the model: each from the first that has
     it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
     absolute, because the run may start in another folder."""
-    parser = grpo_sg.make_parser()
-    own = grpo_sg.read_task(task)
+    own = tasks.load_task(task)[1]
+    if unknown := own.keys() - vars(grpo_sg.Config()).keys():
+        raise UserError(f"--task {task}: SETTINGS has names that are not settings of a task: "
+                        f"{', '.join(sorted(unknown))}")
     puzzles = PUZZLES if task == "kk" else {}
-    parser.set_defaults(**(own if model else {**TINY, **puzzles, **own}))
-    cfg = grpo_sg.Config(**vars(parser.parse_args(flags)))
-    cfg.task, cfg.model, cfg.out = task, model and grpo_sg.find_model(model, task), out
-    for name in ("task", "data", "eval_data"):
-        if os.path.isfile(getattr(cfg, name)):
-            setattr(cfg, name, os.path.abspath(getattr(cfg, name)))
+    usual = own if model else {**TINY, **puzzles, **own}
+    cfg = grpo_sg.parse_flags([*grpo_sg.flags_of(usual), *flags, f"--task={task}", f"--out={out}"])
+    cfg.model = model and grpo_sg.find_model(model, task)
     grpo_sg.check_settings(cfg)
     return cfg
 
