@@ -24,6 +24,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(ROOT)  # `python lesson/one_page.py` sees only its own folder
 import tasks
 
+if sys.argv[1:] in (["-h"], ["--help"]):
+    print("usage: python -m lesson.one_page [MODEL [SEED]], a folder or a name on the hub")
+    sys.exit()
 folder = sys.argv[1] if len(sys.argv) > 1 else f"{ROOT}/support/pretrained/kk"
 seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 torch.manual_seed(seed)

@@ -1,4 +1,6 @@
 """One group's numbers and the lines of the derivation hold, and the pages have what is printed."""
+import contextlib
+import io
 import itertools
 import math
 import re
@@ -17,6 +19,14 @@ PAGES = [Path(by_hand.__file__).with_name(name) for name in ("README.md", "off_p
 TEXT = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
+@pytest.fixture(scope="module")
+def group():
+    """What `by_hand group` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        by_hand.main(["group"])
+    return printed.getvalue()
+
+
 @pytest.fixture
 def true_gradient():
     logits = LOGITS.clone().requires_grad_()
@@ -26,17 +36,15 @@ def true_gradient():
 
 # ---- One group ----
 
-def test_the_group_is_as_computed_by_hand(capsys):
+def test_the_group_is_as_computed_by_hand(group):
     """Its rewards and advantages; the weights, pushes and effects of a completion's tokens; the loss."""
     rewards = [-0.5, 3, 3, -0.5, -0.5, -0.5, -0.5, 3]
     mean, std = statistics.mean(rewards), statistics.stdev(rewards)
-    by_hand.main(["group"])
-    printed = capsys.readouterr().out
-    assert f"the mean of R is {mean:.2f}, its standard deviation {std:.2f}" in printed
-    rows = re.findall(r"Amir is a \w+ +(\d+) +(-?\d\.\d) +([+-]\d\.\d\d)$", printed, re.M)
+    assert f"the mean of R is {mean:.2f}, its standard deviation {std:.2f}" in group
+    rows = re.findall(r"Amir is a \w+ +(\d+) +(-?\d\.\d) +([+-]\d\.\d\d)$", group, re.M)
     assert [float(R) for _, R, _ in rows] == rewards
     assert [A for *_, A in rows] == [f"{(R - mean) / std:+.2f}" for R in rewards]
-    tokens = re.findall(r"^(\S.*?) +(\d\.\d{3}) +(\S+) +(\S+) +(\S+) +(\S+)$", printed, re.M)
+    tokens = re.findall(r"^(\S.*?) +(\d\.\d{3}) +(\S+) +(\S+) +(\S+) +(\S+)$", group, re.M)
     assert len(tokens) == int(rows[1][0])
     good = (3 - mean) / std
     for word, *numbers in tokens:
@@ -44,11 +52,23 @@ def test_the_group_is_as_computed_by_hand(capsys):
         assert w == pytest.approx(min(max(2 / (1 + math.exp(-9 * pi)) - 0.5, 1), 1.4), abs=0.01)
         assert (push, effect) == pytest.approx((w * good, w * good * (1 - pi)), abs=0.01), word
         assert unweighted == pytest.approx(good * (1 - pi), abs=0.01)
-    total, count, loss = re.search(r"so it is (\S+) / (\d+) = (\S+)", printed).groups()
+    total, count, loss = re.search(r"so it is (\S+) / (\d+) = (\S+)", group).groups()
     assert int(count) == sum(int(length) for length, *_ in rows)
     assert float(total) / int(count) == pytest.approx(float(loss), abs=5e-4)
-    assert "from pi = 0.394 to 0.406, so r = 1.03" in printed  # a good token
-    assert "9.2 times the effect of a token with pi = 0.90 if w = 1, and 6.6 times" in printed
+    assert "from pi = 0.394 to 0.406, so r = 1.03" in group  # a good token
+    assert "9.2 times the effect of a token with pi = 0.90 if w = 1, and 6.6 times" in group
+
+
+def test_the_page_has_the_numbers_of_the_group(group):
+    """Of each token in the table, and in the sentences that name one."""
+    page = PAGES[0].read_text(encoding="utf-8")
+    found = re.findall(r"^\| `(\S+?)`.*? \| (0\.\d+) \| \S+ \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)
+    for word, pi, effect, push, weighted in found:
+        assert re.search(rf"^{re.escape(word)} +{pi} .*{re.escape(push)} +{re.escape(weighted)} +{re.escape(effect)}$",
+                         group, re.M), word
+    for pattern in (r"-\d\.\d\d / \d+ = -\d\.\d+", r"\d\.\d times the effect", r"0\.\d+ to 0\.\d+, so"):
+        numbers = re.findall(pattern, page.replace("\n", " "))
+        assert all(number in group for number in numbers), numbers
 
 
 def test_the_effect_is_the_gradient_in_a_tokens_own_logit():
