@@ -118,7 +118,7 @@ NO_UNITS = re.compile(
     "((?!path).*th|third|half|halve|dozen|hundred|.*ousand|thou|.*llion|googol|lakh|lac|crore|myriad|grand|one|two|"
     "three|four|five|sixe|seven|eight|nine|ten|eleven|twelve|(?:twen|thir|four?|fif|six|seven|eigh|nine)(?:teen|tie)|"
     "kilo|mil|milli|meg|mega|gig|giga|k|los|losse|debt|deficit|decrease|drop|fall|decline|reduction|withdrawal|owe|overdraft|shortfall|liabilitie|penaltie|.*ward|"
-    "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|reject|return|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
+    "time|minu|basi|b[np]|m[nr]|m?l?[mtb]ln|mio|mrd|milliard|permille|quarter|centurie|decade|fold|power|exponent|ratio|real|percentile|survive|lie|matter|alway|sometime|beside|otherwi|perhap|thu|i|i?wa|ha|doe|fail|reject|return|refuse|err|guesse|(?:over|under|mis).*|ye|work|hold|exceed|teen|root|octave|equal|divide|satisfie|contradict|remain|vanishe|diverge|converge|cancel|break|misse|lack|lose|need|mean|say|give|make|yield|implie|suffice|differ|applie|exist|seem|appear|become|come|goe|stop|end|win|minuse|plu|pluse|les|unles|versu|negative|opposite|"
     "inverse|reciprocal|factorial|double|pi|infinitie|pair|couple|score|gros|grosse|trio|triplet|twin|brace)s")
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
@@ -218,7 +218,7 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
      r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
      r"underline|boxed|fbox|(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
-    (r"(?<![\d.,^_])(\d{1,3}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
+    (r"(?<![\d.,^_])([1-9]\d{0,2}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
      lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
     (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
@@ -509,7 +509,7 @@ def read_items(tokens, left):
             tokens.pop()
             union = True
             items[-1:] = without_points(items[-1], read_side(tokens))
-        if tokens[-1] not in SEPARATORS | CLOSERS[left]:
+        if tokens[-1] not in SEPARATORS | CLOSERS[left] or left in ("(", "[") and tokens[-1][:1] == '"':
             raise ValueError("no separator")
         joint = False
         while tokens[-1] in SEPARATORS:
@@ -576,14 +576,13 @@ def read_unit(text, constant):
         elif name == "/":
             sign = -1  # J/(mol K) is often written J/mol K
         elif name != "*":
-            if not known and (name[-1] != "s" or not constant or NO_UNITS.fullmatch(name)):
+            if not constant and name in "ACF" or not known and (name[-1] != "s" or not constant or NO_UNITS.fullmatch(name)):
                 raise ValueError("not a unit")  # five apples are five, but "x apples" is not x
             powers[name] = powers.get(name, 0) + sign * times * int(exponent or 1)
             times = 1
     if len(powers) > 1 and {*"$€£¥₹"} & {*powers} and min(powers.values()) > 0:
         raise ValueError("a number of dollars")  # K, M or B
-    names = [name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power]
-    return " ".join(names) or "1"  # m/m
+    return " ".join(f"{name}^{power}".removesuffix("^1") for name, power in sorted(powers.items()) if power) or "1"  # m/m
 
 
 def read_expression(tokens, level=0):
@@ -599,9 +598,9 @@ def read_expression(tokens, level=0):
             value = each("^", value, read_atom(tokens)) if after == "^" else each("!", value)
             if tokens[-1] == after:
                 raise ValueError("two meanings")  # x^2^3, 5!!
+        elif divided and follows or after == "/" and level == 2 and tokens[-2] not in FUNCTIONS:
+            raise ValueError("two meanings")  # a/bc and \\sin x/2
         elif follows and level < (2 if after in CLOSERS or after in FUNCTIONS else 3):
-            if divided:
-                raise ValueError("two meanings")  # a/bc
             value = each("*", value, read_expression(tokens, 3))
         elif after in ("*", "/") and level < 2:
             divided = after == "/"
@@ -695,7 +694,7 @@ def read_symbol(tokens, name):
         items = read_items(tokens, "(")
         tokens.pop()
         return unknown(name, *items)
-    return symbol(name)._replace(argument=argument, name="" if name in CONJUGATES else name)
+    return symbol(name)._replace(argument=argument, name="" if name in CONJUGATES or name[0] in "xyz" and "'" in name else name)
 
 
 def read_number(token):
@@ -715,7 +714,7 @@ def relation(sides, signs):
     """Return a ratio, a row of a matrix, a membership, an equation, or an inequality that bounds one symbol."""
     if {*signs} in ({":"}, {"&"}):
         return Item(signs[0], tuple(sides))
-    if signs == ["∈"] and sides[0].name:
+    if signs == ["∈"] and sides[0].name and sides[1].kind != "value":
         return sides[1]._replace(name=sides[0].name)
     if signs == ["≠"] and sides[0].name and sides[1].constant:
         intervals = without_points(MEANINGS["\\mathbb{R}"], sides[1])
@@ -726,7 +725,7 @@ def relation(sides, signs):
         x, *values = sorted(sides, key=lambda side: not side.name)  # x = 5 and 5 = x
         values = values if x.name else sides
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
-        if x.name not in value.symbols and all(same(value, other) for other in values):
+        if not (x.name and (x.unit or x.name in value.symbols)) and all(same(value, other) for other in values):
             named = x.kind == value.kind and (x.kind == "value" or not value.name)
             equation = value.kind == "value" and not (value.constant or x.argument) and (
                 x is not sides[0] or bool(value.name))
@@ -815,9 +814,9 @@ def same(a, b):
         if not {a.kind, b.kind} <= {"()", "list"} or len(a.parts) != len(b.parts):
             return False
         a, b = by_name(a, names or golds), by_name(b, golds)
-    names = {item.name for item in (a, b) if has_label(item)}
-    both = (names, {a.argument, b.argument}, {a.unit, b.unit})  # one of them may have none
-    if a.kind != b.kind or a.unit in ("K", "T") and not b.unit or any(len(labels - {""}) > 1 for labels in both):
+    both = ({item.name for item in (a, b) if has_label(item)}, {a.argument, b.argument}, {a.unit, b.unit})
+    changes = not b.unit and (a.unit[:1] in ("K", "T") or a.unit == "%" and not b.constant)  # thousands, trillions
+    if a.kind != b.kind or changes or any(len(labels - {""}) > 1 for labels in both):  # one of them may have none
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
@@ -845,17 +844,17 @@ def same(a, b):
 
 def read(tokens):
     """Parse an answer into an item or a list. An item with +- becomes two, one with + and one with -."""
-    if len(tokens) * (1 + ("±" in tokens)) > MAX_TOKENS:
+    choices = [{"±": "+", "∓": "-"}, {"±": "-", "∓": "+"}][:1 + bool({"±", "∓"} & {*tokens})]
+    if len(tokens) * len(choices) > MAX_TOKENS:
         raise ValueError("too long")
-    readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "")
-                for signs in ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})[:1 + ("±" in tokens)]]
+    readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "") for signs in choices]
     items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
     nested = len(items) == 1 and items[0].kind == "list"  # {{1}} is not {1}
     return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
 
 # What may precede a value: x_1 =, a + b =, |S| =, P(X = 3) =, Area =. Nothing backtracks (++), for linear time.
-NO_LABELS = "not?|never|cannot|negative|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or|errors?|bounds?|" \
+NO_LABELS = "not?|never|cannot|negati(?:ve|on)|conj(?:ugate)?|minus|opposite|half|twice|double|triple|wrong|incorrect|and|or|errors?|bounds?|" \
             "guess|estimate|inverse|reciprocal|logarithm|hint|suppose|assume|say|let|if|maybe|perhaps|possibly|probably"
 COMMANDS = "|".join(sorted({name[1:] for name in SYMBOLS | FUNCTIONS.keys() if len(name) > 1}))
 NAME = (rf'(?>(?!n\ o\ t\ |"?(?i:{NO_LABELS})"?\ )(?:[A-Za-z]|"[A-Za-z]+"|\\(?:{COMMANDS}|arg|gcd|lcm|max|min|'
@@ -874,7 +873,7 @@ MODULUS = re.compile(r'^\S+ ≡ (-? ?\d+) (?:\( )?"mod" \d+(?: \))?$')  # n ≡ 
 SENTENCE = re.compile(  # "The answer is", "So the total area is equal to", "Answer:"
     r"[\s$*]*(\\text\w*\s*\{\s*)?(?:(?:so|thus|hence|therefore|then)\W+)?(?:(?:the|its|our|their|his|her)\s+)?"
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
-    rf"(?!(?:{NO_LABELS}|limit|square|cube|root|one|question|problem|there|this|that|these|such|what|which|how|where|nobody|"
+    rf"(?!(?:{NO_LABELS}|limit|square|cube|root|log|power|exponent|complement|factorial|one|question|problem|there|this|that|these|such|what|which|how|where|nobody|"
     r"nothing)(?!\w))[A-Za-z]+\s*(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
 DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
@@ -894,13 +893,14 @@ OTHERWISE = {  # another answer
 
 
 def names_nothing(label):
-    """Return True for a function, a power or another product of an unknown: x x =, x / y =, \\ln x =."""
+    """Return True for a function, a derivative, a power or another product of an unknown: \\ln x =, x' =, x x =, x / y =."""
     called = FUNCTIONS.keys() & {*label.split()}
     tokens = (label if called else re.sub(r"\(.*?\)", "", label)).split()
     unknown = [token for token in tokens if len(token) == 1 and token.islower()]
+    found = {"x", "y", "z", "i"} & {*unknown}
     return bool({"\\ln", "\\log", "\\exp", "\\abs", *CONJUGATES} & {*tokens} or unknown and (called or "\\lvert" in tokens)
-                or len(unknown) > 1 and {"x", "y", "z"} & {*unknown} and not {"+", "-"} & {*tokens}
-                or len({*unknown}) < len(unknown))
+                or len({*unknown}) < len(unknown) or found and len(unknown) > 1 and not {"+", "-"} & {*tokens}
+                or found and "'" in tokens and "(" not in label)
 
 
 def said_first(answer, gold):
