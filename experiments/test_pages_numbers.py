@@ -249,12 +249,12 @@ def default_runs():
     printed = (RESULTS / "default_run.txt").read_text("utf-8")
     for line in re.findall(r"^(?:step \d+ of|4 samples|On the test).*", read_page(ROOT / "README.md"), re.M):
         assert line in " ".join(printed.split()), line
-    runs = {name: list(select("default", arm=arm).values())
-            for arm, name in (("kk, words", "logic puzzles"), ("math, ready", "sums and products"))}
-    for name, rows in (*runs.items(), ("sums", read("recipe"))):
-        last = [row["avg@4"] for row in rows]
-        yield name, (f"{mean(row['before'] for row in rows):.3f} → {mean(last):.3f} "
-                     f"({min(last):.3f} to {max(last):.3f}) | {len(rows)}")
+    runs = [(name, [(row["before"], row["avg@4"]) for row in rows]) for name, rows in (
+        ("logic puzzles", select("default", arm="kk, words").values()),
+        ("sums and products", select("default", arm="math, ready").values()), ("sums", read("recipe")))]
+    for name, pairs in (*runs, ("sums", [row["avg@4"] for row in read("recipe2")])):
+        first, last = zip(*pairs)
+        yield name, f"{mean(first):.3f} → {mean(last):.3f} ({min(last):.3f} to {max(last):.3f}) | {len(pairs)}"
 
 
 def mistakes():
@@ -276,11 +276,14 @@ def read_page(page):
 
 @pytest.mark.parametrize("numbers", EXPERIMENTS)
 def test_the_pages_have_the_numbers_of_the_rows(numbers):
+    cells = {}  # a label's, or two recipes' that share it
     for label, value in numbers():
-        for page in PAGES:
-            for line in read_page(page).splitlines():
+        cells.setdefault(label, []).append(value)
+    for page in PAGES:
+        for line in read_page(page).splitlines():
+            for label, values in cells.items():
                 if f"| {label} |" in line:
-                    assert f" {value}" in line, f"{page.name}: {label} | {value}"
+                    assert any(f" {value}" in line for value in values), f"{page.name}: {label} | {values}"
 
 
 def test_each_line_of_the_ledger_with_rows_here_is_checked():
