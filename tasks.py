@@ -533,8 +533,6 @@ FORMS = ("a .jsonl file has a JSON object on each line, a .json file one list of
 NO_ANSWER = ("", "proof", "notfound", "noanswer", "none", "null", "nan", "inf", "na", "unknown",
              "tbd", "omitted", "solution", "seesolution", "answersvary", "answersmayvary", "略")
 MARKS = re.compile(r"\\(?:text|math)\w*|\\[lc]?dots|[\s!-/:-@\[-`{-~…–—]")
-HALF = re.compile("[\ud800-\udfff]")
-LIST = re.compile(r"\s*[\[{]\s*[{'\"]")  # how the text of a list or a dict begins
 
 
 def load_hub(name, configuration, split):
@@ -633,8 +631,9 @@ def read_question(columns):
     neither."""
     question = find_value(columns, QUESTION)
     body = columns.get("body") or ""  # what SVAMP and ASDiv tell before they ask
-    if is_text(question) and not LIST.match(question) and (is_text(body) or not body):
-        return f"{body} {question}" if body else question
+    if is_text(question) and (is_text(body) or not body):
+        listed = re.match(r"\s*[\[{]\s*[{'\"]", question)  # the text of a list or a dict
+        return None if listed else f"{body} {question}" if body else question
     return question if is_chat(question) and question[-1]["role"] == "user" else None
 
 
@@ -646,9 +645,10 @@ def is_chat(value):
 
 
 def is_text(value):
-    """Return True for a text that is not blank and has no half of a character, which no tokenizer
-    can encode."""
-    return isinstance(value, str) and value.strip() != "" and not HALF.search(value)
+    """Return True for a text that is not blank, and has no half of a character, which no
+    tokenizer can encode."""
+    text = isinstance(value, str) and value.strip()
+    return bool(text) and not re.search("[\ud800-\udfff]", text)
 
 
 def list_answers(value):
@@ -1032,11 +1032,9 @@ def load_task(name):
                         f"{', '.join(TASKS)}, or a Python file with a function make_task(cfg)")
     module = run_file(os.path.abspath(name))
     settings = getattr(module, "SETTINGS", {})
-    if not callable(getattr(module, "make_task", None)):
-        raise UserError(f"--task {name} has no function make_task(cfg): define one that returns "
-                        "a tasks.Task")
-    if not isinstance(settings, dict):
-        raise UserError(f"--task {name}: SETTINGS must be a dict of default settings, not "
+    if not callable(getattr(module, "make_task", None)) or not isinstance(settings, dict):
+        raise UserError(f"--task {name} must have a function make_task(cfg) that returns a "
+                        "tasks.Task, and SETTINGS must be a dict of default settings, not "
                         f"{settings!r:.60}")
     return module.make_task, settings
 
