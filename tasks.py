@@ -110,7 +110,7 @@ def most_frequent(answers):
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 # Another turn of the dialogue, faked by its tokens or by a name at the start of a line
 FAKE_TURN = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|\[INST\]|"
-                       rf"(?:^|[{LINE_ENDS}])[ \t>*#-]*(?:user|human|assistant|system)\W{{0,3}}:",
+                       rf"(?:^|[>{LINE_ENDS}])[ \t>*#-]*(?:user|human|assistant|system)\W{{0,3}}:",
                        re.I)
 
 
@@ -154,7 +154,7 @@ def verify_kk(response, roles):
     # another line could take the answer back or make it uncertain. Some completions of a
     # group end without such a line, so the policy learns to leave it out.
     parts = re.fullmatch(r"<think>(.*)</think>\s*<answer>(.*)</answer>\s*\.?", body, re.S)
-    if not parts or not re.search(r"\w", parts[1]):
+    if not parts or not re.search(r"[^\W_]", parts[1]):
         return Verdict(False, False)
     return Verdict(read_roles(parts[2], list(roles)) == roles, True)
 

@@ -1218,6 +1218,7 @@ WHOLE = f"<think>Mira is honest.</think>\n{BLOCK}"
 # Without a block, with two, with text around them, and with tags or turns that are hidden or faked.
 MALFORMED = [
     GOOD, BLOCK, f"<think></think>{BLOCK}", f"<think> \n</think>{BLOCK}", f"<think>\u200b...</think>{BLOCK}",
+    f"<think>___</think>{BLOCK}", f"<think>User: sure?</think>{BLOCK}",
     "Sure! " + WHOLE, WHOLE + " I am sure.", WHOLE.replace("\n", " so: "), WHOLE * 2,
     WHOLE.replace("<think>", "<Think>"), WHOLE.replace("answer>", "Answer>"), WHOLE.replace("<think>", ""),
     WHOLE.replace("</think>", ""), WHOLE.replace("</answer>", ""), WHOLE + "<ANSWER>Mira is a knave</ANSWER>",
