@@ -730,9 +730,9 @@ def kk_task(cfg):
     Validation puzzles are always generated."""
     published = cfg.data == "published"
     if cfg.eval_data or not published and cfg.data != "synthetic" or published and cfg.brief:
-        raise UserError(f"--task kk makes its puzzles (--data synthetic) or loads published ones "
-                        "(--data published without --brief), and has its own test puzzles: leave "
-                        f"out --data {cfg.data} --eval_data {cfg.eval_data}, or name --task math")
+        raise UserError(f"--task kk needs --data synthetic or --data published (without --brief), "
+                        f"and no --eval_data, not --data {cfg.data} --eval_data "
+                        f"{cfg.eval_data or 'none'}: for a file, name --task math")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if published:
         train, test = kk_published(cfg.people)
@@ -942,11 +942,11 @@ def drop_control(problems, tokens, split):
     """Return the problems whose question has none of these tokens, which could end the user's
     turn and write the system's. Print how many were dropped."""
     found = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
-    left = [problem for problem in problems if not found.search(str(problem.question))]
-    if len(left) < len(problems):
-        print(f"dropped {len(problems) - len(left)} of {len(problems)} {split} problems: their "
-              f"questions have a control token of the model, such as {tokens[0]}")
-    return left
+    matches = [found.search(str(problem.question)) for problem in problems]
+    if lost := [match[0] for match in matches if match]:
+        print(f"dropped {len(lost)} of {len(problems)} {split} problems: their questions have a "
+              f"control token of the model, such as {lost[0]}")
+    return [problem for problem, match in zip(problems, matches) if not match]
 
 
 def encode_problems(task, tokenizer, stop_ids, config, cfg):

@@ -1728,7 +1728,7 @@ def test_questions_with_a_control_token_are_dropped(capsys):
     policy.model.config.vocab_size = 999
     task = encode(task._replace(train=[tasks.Problem(question, "") for question in bad + good]), policy, cfg)
     assert [problem.question for problem in task.train] == good
-    assert "dropped 3 of 6 train problems: their questions have a control token" in capsys.readouterr().out
+    assert "dropped 3 of 6 train problems: their questions have a control token of the model, such as <|im_end|>" in capsys.readouterr().out
 
 
 # ==== The model: loading and its device ====

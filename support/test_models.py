@@ -71,6 +71,7 @@ class Words:
     chat_template = None
     eos_token_id = 1
     unk_token_id = 0
+    added_tokens_decoder = {}
 
     def __call__(self, texts, **settings):
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
