@@ -20,7 +20,7 @@ The weight w is what GRPO-SG adds (arXiv 2511.00066). It is never negative, so w
 clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
 advantage wA. By default w is 1 up to pi = 0.12, rises to 1.4 at pi = 0.33, and stays there.
 Low-probability tokens have the largest gradients (their norms grow with 1 - pi), and the weight
-makes them count for less than the others. The loop is `train`, in section 5: sample, compare,
+makes them count for less than the others, whose w is 1.4. The loop is `train`, in section 5: sample, compare,
 learn.
 
 The settings come first. Sections 1 to 6 are the method, in about an hour: the algorithm,
@@ -53,6 +53,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-# ---- Settings ----
+# ---- Settings: skim them, because the sections below name those that they use ----
 
 def setting(default, text):
     """Return a field of Config with its default and its line in --help."""
@@ -158,8 +159,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
 
     Args:
         logps: log pi, in nats, of the sampled tokens under the current policy, at the
-            sampling temperature; any shape. Probabilities, which nothing here refuses, would
-            all get the weight U.
+            sampling temperature; any shape. Probabilities, if you pass them by mistake, give no
+            error, and every weight is U.
         alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our choice: the only
             source with a value says 9, which would make w constant (lesson/decisions.md).
         low, high: the bounds L and U.
@@ -213,9 +214,9 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
                  denominator: float | None = None) -> tuple[Tensor, dict]:
     """Compute the loss to minimize: weights=token_weights(logps) is GRPO-SG, weights=None is GRPO.
 
-    Before the first update r = 1, so the loss (without KL) is -mean(wA), often near 0. Its
-    gradient is not: at r = 1 the gradient of r is that of log pi, so the update is
-    REINFORCE with the advantage wA.
+    r = pi_theta / pi_old = exp(logps - old_logps) for each token. Before the first update
+    r = 1, so the loss (without KL) is -mean(wA), often near 0. Its gradient is not: at r = 1 the
+    gradient of r is that of log pi, so the update is REINFORCE with the advantage wA.
 
     Args:
         logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
@@ -262,8 +263,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # A > 0 would be above 1 + clip_high from the start, so it would get no gradient.
     objective = w * torch.minimum(r * A, clipped * A)
     # By default beta is 0. The KL keeps the policy near the texts on which a learned reward model
-    # is right. A verifier is a program, not a learned model: it stays right however far the policy
-    # moves. And the reference would be a second model in memory.
+    # is right. A verifier is a program, which was not learned from any texts (although the policy
+    # may find its gaps), and the reference would be a second model in memory.
     if beta:  # not times w, which scales only the advantage
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
@@ -378,7 +379,7 @@ def prefill(model, prompts):
     real = [torch.ones_like(row) for row in rows]
     attention = pad_sequence(real, batch_first=True, padding_side="left").to(model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = Cache(config=model.config)
+    cache = Cache(config=model.config)  # transformers' DynamicCache, but for a GPU (section 8)
     logits = next_logits(model, ids, attention, position, cache)
     index = [different.index(tuple(p)) for p in prompts]
     index = torch.tensor(index, device=model.device)  # (B,)
@@ -404,7 +405,7 @@ def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     cdf = torch.softmax(logits.float() / temperature, -1).cumsum(-1)  # (B, V)
     # The last sum is not quite 1, so u is scaled to it.
     token = torch.searchsorted(cdf, u * cdf[:, -1:], right=True)
-    # With u = 1 or NaN logits the search would end past the last token.
+    # NaN logits, or a u that was rounded up to 1, would end past the last token.
     return token.clamp(max=cdf.shape[1] - 1)
 
 
@@ -479,7 +480,7 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
 
 @dataclasses.dataclass
 class Policy:
-    """A causal language model of transformers, set up by `prepare`, with its
+    """A causal language model of transformers, in eval mode on its device (see `prepare`), with its
     tokenizer. Here "parameters" are the model's; "weights" always means w."""
     model: torch.nn.Module
     tokenizer: object
@@ -569,7 +570,7 @@ def sample_in_parts(policy: Policy, contexts: list[list[int]], cfg: Config, gene
     """Sample a completion of each context, at most cfg.sample_batch at once."""
     completions = []
     for start in range(0, len(contexts), cfg.sample_batch):
-        with in_bfloat16(policy.model.device):
+        with in_bfloat16(policy.model.device):  # on a GPU (section 8)
             completions += sample(
                 policy.model, contexts[start:start + cfg.sample_batch], generator=generator,
                 max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
@@ -669,6 +670,51 @@ def make_optimizer(model, cfg):
                              fused=True)
 
 
+@dataclasses.dataclass
+class Batch:
+    """Completions with their prompts, a row each, padded on the right."""
+    ids: Tensor                       # (B, T)
+    mask: Tensor                      # (B, T) bool: what the policy wrote
+    advantages: Tensor                # (B,)
+    old_logps: Tensor | None = None   # (B, T); None in the first update
+    ref_logps: Tensor | None = None   # (B, T); None without a KL
+
+
+def make_batch(completions, device):
+    """Return completions and their advantages as a Batch."""
+    ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
+    # The mask goes by position, never by `ids != pad`: many models pad with their stop token,
+    # which must be learned.
+    mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
+    advantages = torch.tensor([c.advantage for c in completions], dtype=torch.float32)
+    return Batch(pad_sequence(ids, batch_first=True).to(device),
+                 pad_sequence(mask, batch_first=True).to(device), advantages.to(device))
+
+
+def micro_batches(completions, cfg, device):
+    """Split completions into batches of at most cfg.tokens_per_micro_batch tokens,
+    padding included (a longer completion gets its own), sorted by length to save padding.
+
+    A completion with A = 0 (all of a zero-variance group) has no gradient: if beta is 0, it is
+    left out. The update is the same, because its tokens count in the denominator; the logged
+    statistics are means over the others.
+    """
+    used = [c for c in completions if cfg.beta or c.advantage != 0]
+    waiting = sorted(used, key=Completion.length, reverse=True)
+    batches = []
+    while waiting:
+        count = max(1, cfg.tokens_per_micro_batch // waiting[0].length())
+        batches.append(make_batch(waiting[:count], device))
+        waiting = waiting[count:]
+    return batches
+
+
+def compute_logps(model, batch, cfg):
+    """Compute token_logps of a batch, on a GPU with bfloat16 matrix products."""
+    with in_bfloat16(batch.ids.device):
+        return token_logps(model, batch.ids, batch.mask, temperature=cfg.temperature)
+
+
 def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
           reference: torch.nn.Module | None = None, seed: int = 0) -> list[dict]:
     """Learn from a rollout in cfg.updates updates, each on its own random minibatch:
@@ -683,7 +729,7 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
     # Split each minibatch into micro-batches, which fit into memory, and leave out the
-    # completions that have no gradient (A = 0).
+    # completions that have no gradient (A = 0, if beta is 0).
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
         # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
@@ -692,8 +738,8 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
         for batches in split[1:]:
             for batch in batches:
                 batch.old_logps = compute_logps(model, batch, cfg)
-        for batches in split if cfg.beta else []:
-            for batch in batches:
+        for batches in split:
+            for batch in batches if cfg.beta else []:
                 batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
@@ -706,7 +752,7 @@ def update(model, optimizer, batches, denominator, cfg):
     """Make one optimizer step on a minibatch, given as micro-batches, whose loss is
     divided by denominator.
 
-    Returns a dict: loss; norm, the norm of the gradient before it is clipped to 1; skipped,
+    Returns a dict: loss; norm, that of the gradient before it is cut to at most 1; skipped,
     whether loss or norm is not finite, so that the parameters stayed as they are; and the
     sums of grpo_sg_loss.
     """
@@ -734,8 +780,8 @@ def update(model, optimizer, batches, denominator, cfg):
 
 def count_tokens(minibatch):
     """Return the number of tokens that the policy wrote in a minibatch, also with A = 0: the
-    denominator of its loss. Otherwise a minibatch with many zero-variance groups would make an
-    equally large step, based only on its few other groups."""
+    denominator of its loss. Otherwise a minibatch with many zero-variance groups would have an
+    equally large gradient, based only on its few other groups."""
     return sum(sum(c.mask) for c in minibatch)
 
 
@@ -749,51 +795,6 @@ def weigh(logps: Tensor, cfg: Config) -> Tensor | None:
     assert cfg.shaping == "sg", f"shaping must be sg, none or ar, not {cfg.shaping!r}"
     return token_weights(logps, alpha=cfg.alpha, tau=cfg.tau, mu=cfg.mu, low=cfg.low,
                          high=cfg.high)
-
-
-def micro_batches(completions, cfg, device):
-    """Split completions into batches of at most cfg.tokens_per_micro_batch tokens,
-    padding included (a longer completion gets its own), sorted by length to save padding.
-
-    A completion with A = 0 (all of a zero-variance group) has no gradient: if beta is 0, it is
-    left out. The update is the same, because its tokens count in the denominator; the logged
-    statistics are means over the others.
-    """
-    used = [c for c in completions if cfg.beta or c.advantage != 0]
-    waiting = sorted(used, key=Completion.length, reverse=True)
-    batches = []
-    while waiting:
-        count = max(1, cfg.tokens_per_micro_batch // waiting[0].length())
-        batches.append(make_batch(waiting[:count], device))
-        waiting = waiting[count:]
-    return batches
-
-
-@dataclasses.dataclass
-class Batch:
-    """Completions with their prompts, a row each, padded on the right."""
-    ids: Tensor                       # (B, T)
-    mask: Tensor                      # (B, T) bool: what the policy wrote
-    advantages: Tensor                # (B,)
-    old_logps: Tensor | None = None   # (B, T); None in the first update
-    ref_logps: Tensor | None = None   # (B, T); None without a KL
-
-
-def make_batch(completions, device):
-    """Return completions and their advantages as a Batch."""
-    ids = [torch.tensor(c.prompt + c.tokens) for c in completions]
-    # The mask goes by position, never by `ids != pad`: many models pad with their stop token,
-    # which must be learned.
-    mask = [torch.tensor([False] * len(c.prompt) + c.mask) for c in completions]
-    advantages = torch.tensor([c.advantage for c in completions], dtype=torch.float32)
-    return Batch(pad_sequence(ids, batch_first=True).to(device),
-                 pad_sequence(mask, batch_first=True).to(device), advantages.to(device))
-
-
-def compute_logps(model, batch, cfg):
-    """Compute token_logps of a batch, on a GPU with bfloat16 matrix products."""
-    with in_bfloat16(batch.ids.device):
-        return token_logps(model, batch.ids, batch.mask, temperature=cfg.temperature)
 
 
 # ---- 6. Evaluation ----
@@ -828,19 +829,19 @@ def average_completions(completions):
 
 
 def average_samples(drawn, n):
-    """Return means over problems of n samples each, which are problem-major: avg@n is their
+    """Return means over problems of n samples each, in the order of `rollout`: avg@n is their
     accuracy, reward@n their reward; also format_rate@n, truncated@n, equal_groups@n, and pass@2,
     4.. up to n."""
     groups = split_groups(drawn, n)
-    solved = [sum(c.solved for c in group) for group in groups]
+    right = [sum(c.solved for c in group) for group in groups]
     means = average_completions(drawn)
     row = {f"format_rate@{n}": means["format_rate"], f"truncated@{n}": means["truncated"],
            f"equal_groups@{n}": mean(find_equal_groups(drawn, n)),
-           **mean_and_error(f"avg@{n}", [c / n for c in solved]),
+           **mean_and_error(f"avg@{n}", [count / n for count in right]),
            **mean_and_error(f"reward@{n}", [mean(c.reward for c in group) for group in groups])}
     k = 2
     while k <= n:
-        row |= mean_and_error(f"pass@{k}", [pass_at_k(n, c, k) for c in solved])
+        row |= mean_and_error(f"pass@{k}", [pass_at_k(n, count, k) for count in right])
         k *= 2
     return row
 
@@ -886,16 +887,15 @@ def average_updates(updates):
     finite; loss, the mean over updates; and the loss's statistics, means over what was trained on.
     Statistics are None if there was no update, or if a value is not finite."""
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
-    means = {"loss": sum(totals["loss"] for totals in updates) / max(1, len(updates))}
     count = sum(totals["count"] for totals in updates)
     # The log calls the loss's sums, divided by the number of tokens, what the field calls them.
-    columns = {"clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
+    columns = {"loss": "loss", "clip_frac": "clipped", "kl": "kls", "entropy": "entropies",
                "weight_mean": "weights", "low_prob_frac": "unlikely"}
+    means = {}
     for column, key in columns.items():
-        means[column] = sum(totals[key] for totals in updates) / max(1, count)
-    for key, value in means.items():
-        if not updates or not math.isfinite(value):
-            means[key] = None  # JSON has no NaN
+        value = sum(totals[key] for totals in updates)
+        value /= max(1, len(updates) if key == "loss" else count)
+        means[column] = value if updates and math.isfinite(value) else None  # JSON has no NaN
     return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
 
 
@@ -1213,6 +1213,10 @@ class Run:
             self.last_save = time.monotonic()
         return stopped
 
+    def is_validated(self):
+        """Return whether the last step has been validated, before an error stopped the next one."""
+        return read_rows(os.path.join(self.out, LOGS[0]))[-1].get("split") == "valid"
+
     def is_kept(self, step):
         return self.cfg.keep_every and step % self.cfg.keep_every == 0
 
@@ -1224,6 +1228,8 @@ class Run:
         step.
         """
         new = os.path.join(self.out, "checkpoint.new")
+        if self.done in list_checkpoints(self.out):
+            return
         try:
             shutil.rmtree(new, ignore_errors=True)
             self.policy.model.save_pretrained(new)
@@ -1254,6 +1260,8 @@ class Run:
 
 
 # ---- 10. The program ----
+
+# main calls read_settings, lock_folder, load, and carry_out, which tests, trains and tests again.
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -1366,10 +1374,6 @@ def parse_flags(flags):
     return cfg
 
 
-def in_flags(settings):
-    return " ".join(f"--{name} {value}" for name, value in settings.items())
-
-
 def flags_of(settings):
     """Return settings, a dict, as flags, so that one parser checks both kinds."""
     flags = []
@@ -1399,8 +1403,8 @@ def read_settings(argv=None):
         settings = tasks.load_task(given.task)[1] if given.task else {}
         unknown = settings.keys() - kept_settings(given).keys()
         if unknown:
-            raise SystemExit(f"error: --task {given.task}: SETTINGS has names that are not settings "
-                             f"of a task: {', '.join(unknown)}")
+            raise SystemExit(f"error: --task {given.task}: SETTINGS has names that are not "
+                             f"settings of a task: {', '.join(unknown)}")
         model = find_model(given.model or settings.get("model", ""), given.task or "kk")
         saved = read_saved(model, given.task)
         cfg = parse_flags(flags_of({"task": "kk"} | settings | saved) + argv)
@@ -1429,7 +1433,7 @@ def read_run(given, argv):
                          f"{getattr(before, name)!r}, or its tests could not be compared: leave "
                          f"the flag out, or start a new run with --model {given.out}")
     if changes:
-        say(f"changed since the last start: {in_flags(changes)}")
+        say(f"changed since the last start: {' '.join(flags_of(changes))}")
     return cfg
 
 
@@ -1479,7 +1483,7 @@ def describe_run(policy, task, run):
     """Print the run's settings, folder and size, and a problem as the model reads it."""
     cfg, defaults = run.cfg, vars(Config())
     changes = {name: value for name, value in vars(cfg).items() if value != defaults[name]}
-    say(f"non-default settings: {in_flags(changes)}")
+    say(f"non-default settings: {' '.join(flags_of(changes))}")
     if cfg.prompts > len(task.train):
         say(f"--prompts {cfg.prompts}: a step uses the {len(task.train)} problems that there are")
     device = policy.model.device
@@ -1569,13 +1573,14 @@ def train_and_save(policy, task, cfg, run):
         try:
             # The validation of the last step comes here, so that a resumed run makes the one
             # that a stopped run did not make.
-            if run.done and run.done % cfg.eval_every == 0:
+            if run.done and run.done % cfg.eval_every == 0 and not run.is_validated():
                 evaluate_split(policy, task, cfg, run, "valid")
             row, completions = next(steps)
         except Exception as error:
-            # An error in a task's function: the policy is still that of the step before. After
-            # running out of memory it may not be.
-            if run.done and not isinstance(error, torch.OutOfMemoryError):
+            # An error in a task's function loses no step. (Within `learn`, the policy may already
+            # be another one than after the last step.)
+            called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            if run.done and "learn" not in called:
                 run.save(optimizer)
                 say(f"step {run.done} is saved; --resume --out {run.out} continues")
             raise

@@ -1966,7 +1966,7 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
     # The checkpoint has the settings of its run: no flag but --model is needed.
     monkeypatch.chdir(tmp_path)
     printed = run_program("--eval_only --model run", capsys)
-    assert "--max_new_tokens 8" in printed
+    assert "--max_new_tokens=8" in printed
     out, = (tmp_path / "runs").iterdir()
     assert out.name.startswith(f"{flags.split()[1]}-sg-seed0-") and out.name in printed
     assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
@@ -2304,7 +2304,7 @@ def test_a_resumed_run_keeps_what_its_tests_depend_on(flags, words, folder, fini
 
 def test_a_resumed_run_says_what_changed_and_a_finished_one_that_nothing_is_left(folder, finished, capsys):
     assert start(folder, finished, f"--resume --lr 2 --steps 5 --task {folder}/own.py") is None
-    assert "changed since the last start: --lr 2.0 --steps 5\n" in capsys.readouterr().out
+    assert "changed since the last start: --lr=2.0 --steps=5\n" in capsys.readouterr().out
     rows = rows_of(finished / "metrics.jsonl")
     assert start(folder, finished, "--resume") is None
     printed = capsys.readouterr().out
@@ -2312,20 +2312,22 @@ def test_a_resumed_run_says_what_changed_and_a_finished_one_that_nothing_is_left
     assert rows_of(finished / "metrics.jsonl") == rows
 
 
-def test_an_error_in_a_verifier_loses_no_step(folder, tmp_path, capsys):
-    file = tmp_path / "bad.py"
-    file.write_text(OWN_TASK + "calls = [0]\n" + "".join(
-        f"    {line}\n" if i else f"{line}\n" for i, line in enumerate(
-            ["def reward(completion):", "calls[0] += 1", "if calls[0] == 30:", "    1 / 0",
-             "return len(completion.response) % 3"])))
-    flags = f"--model {folder}/model --task {file}"
-    with pytest.raises(ZeroDivisionError):
-        start(folder, tmp_path / "run", f"{flags} --steps 4")
-    saved = int(grpo_sg.find_checkpoint(tmp_path / "run").rpartition("-")[2])
-    assert saved > 0 and f"step {saved} is saved; --resume --out" in capsys.readouterr().out
+@pytest.mark.parametrize("seconds", [600, -1])  # -1: each step is saved anyway
+@pytest.mark.parametrize("name, number, step", [("rollout", 6, 2), ("set_advantages", 3, 2), ("evaluate", 3, 2)])
+def test_an_error_in_a_tasks_function_loses_no_step(name, number, step, seconds, folder, tmp_path, monkeypatch, capsys):
+    """In a validation, or in a rollout after one."""
+    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", seconds)
+    with interrupt(grpo_sg, name, number, ZeroDivisionError()), pytest.raises(ZeroDivisionError):
+        start(folder, tmp_path / "run")
+    assert f"step {step} is saved; --resume --out {tmp_path}/run continues" in capsys.readouterr().out
     assert start(folder, tmp_path / "run", "--resume") is None
-    assert start(folder, tmp_path / "other", f"{flags} --steps 4") is None
-    assert contents_of(tmp_path / "run") == contents_of(tmp_path / "other")
+    assert contents_of(tmp_path / "run") == contents_of(folder / "whole")
+
+
+def test_an_error_within_an_update_saves_no_half_updated_policy(folder, tmp_path, monkeypatch, capsys):
+    with interrupt(grpo_sg, "update", 4, RuntimeError("CUDA")), pytest.raises(RuntimeError):
+        start(folder, tmp_path / "run")
+    assert grpo_sg.list_checkpoints(tmp_path / "run") == [] and "is saved" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(folder, tmp_path, monkeypatch, capsys):
