@@ -20,8 +20,8 @@ The weight w is what GRPO-SG adds (arXiv 2511.00066). It is never negative, so w
 clip(r) A) = min(r (wA), clip(r) (wA)): GRPO-SG is GRPO in which every token has its own
 advantage wA. By default w is 1 up to pi = 0.12, rises to 1.4 at pi = 0.33, and stays there.
 Low-probability tokens have the largest gradients (their norms grow with 1 - pi), and the weight
-makes them count for less than the others, whose w is 1.4. The loop is `train`, in section 5: sample, compare,
-learn.
+makes them count for less than the others, whose w is 1.4. The loop is `train`, in section 5:
+sample, compare, learn.
 
 The settings come first. Sections 1 to 6 are the method, in about an hour: the algorithm,
 log-probabilities, sampling, rollouts, training, evaluation. Sections 7 to 10 are the program
