@@ -7,9 +7,9 @@
 
 A small untrained model learns to continue counting. Its prompt is one token, say 3, and the best
 completion is 4 5 6 7 0, where 0 is the stop token. Each rung trains the same model on the same
-first batch. Read a rung up to its question and write down what you expect. Then run the rung. It
-prints the question again, the mean reward of each step as a bar (0 is blank, 1 a full block), and
-the mean of the last five steps with its standard error over the seeds. The answer stands below.
+first batch. Run a rung, and write down what you expect while it prints its question. It then prints
+the mean reward of each step as a bar (0 is blank, 1 a full block), the mean of the last five steps
+with its standard error over the seeds, and the answer.
 
 Three seeds are few, and rungs whose ten-seed means differ by less than 0.05 can change places. So
 an answer gives the mean of ten seeds (lesson/results/ladder_10.txt).
@@ -97,6 +97,13 @@ def predict(rung, question):
         print(f"\nPredict: {question}\n", flush=True)
 
 
+def answer(rung, text="", of_try=""):
+    """Print the answer to a rung's question, and with --try also what its Try shows."""
+    for words in [text] + [of_try] * TRIES:
+        if rung in RUNGS and words:
+            print(f"\nAnswer: {words.strip()}".replace("±", PLUS_MINUS), flush=True)
+
+
 def climb(title, run, **choices):
     """Run a rung with every seed and print it, if it is among RUNGS; a "try", only with --try."""
     rung, is_try = re.match(r"(\w+)( try)?", title).groups()
@@ -122,8 +129,9 @@ def over_tokens(x, mask):
 
 
 def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_tokens, plus=0,
-          beta=0.0, notes=None):
-    """Train a new model, on rewards plus + R. Returns the mean R of each step."""
+          times=1, beta=0.0, notes=None):
+    """Train a new model, on rewards plus + R, and odd prompts on times R. Returns the mean R of
+    each step."""
     torch.manual_seed(seed)
     model = new_model()
     reference = copy.deepcopy(model)  # the policy before training
@@ -140,6 +148,7 @@ def train(seed, advantages_of, objective_of, updates=1, rate=1.0, mean=over_toke
 
         # Compare with the other completions of the prompt.
         R = plus + rewards.view(P, G)
+        R[torch.tensor(prompts[::G])[:, 0] % 2 == 1] *= times
         A = advantages_of(R).view(-1, 1)  # (B, 1)
 
         # Learn. The mask is True on the tokens that the policy wrote, including the stop token.
@@ -191,8 +200,9 @@ climb("1. REINFORCE: R log pi", train,
 climb("1 try: every reward plus 10", train, plus=10,
       advantages_of=raw_rewards, objective_of=log_likelihood)
 
-# The answer to rung 1. Nothing is learned (0.131 instead of 0.683). Every sampled token is pushed
-# up, good or bad, by nearly the same amount.
+answer("1", of_try="""
+Nothing is learned (0.131 instead of 0.683). Every sampled token is pushed up, good or bad, by
+nearly the same amount.""")
 
 
 # ---- 2. Minus the mean of the group: better than what? ----
@@ -214,8 +224,8 @@ climb("2. minus the group's mean", train,
 climb("2 try: every reward plus 10", train, plus=10,
       advantages_of=minus_mean, objective_of=log_likelihood)
 
-# The answer to rung 2. The result is 0.778 instead of 0.781: the advantages are the same up to
-# rounding.
+answer("2", of_try="""
+The result is 0.778 instead of 0.781, because the advantages are the same up to rounding.""")
 
 
 # ---- 3. Divided by the standard deviation of the group: GRPO's advantage ----
@@ -225,13 +235,20 @@ climb("2 try: every reward plus 10", train, plus=10,
 # Now a group counts the same whether its rewards range from 0 to 1 or from -3 to 3, and whether
 # they differ much or little.
 
-predict("3", "all rewards here have one scale, from 0 to 1. Does the division help?")
+predict("3", """all rewards here have one scale, from 0 to 1. Does the division help? And if the
+rewards of odd prompts were ten times as large? Try: python -m lesson.ladder 3 --try, which
+does this with the division and without it.""")
 climb("3. over its deviation", train,
       advantages_of=group_advantages, objective_of=log_likelihood)
-
-# The answer to rung 3. Because all rewards have one scale, it makes no difference (0.776).
-#
-# The lesson's page has the derivation of these three rungs. Read it now, then come back for 3b.
+climb("3 try: odd prompts pay 10 times", train, times=10,
+      advantages_of=group_advantages, objective_of=log_likelihood)
+climb("3 try: and without the division", train, times=10,
+      advantages_of=minus_mean, objective_of=log_likelihood)
+answer("3", """
+Because all rewards have one scale, it makes no difference (0.776 instead of 0.781). The lesson's
+page has the derivation of these three rungs. If you take the long way, read it now.""", """
+With the division the odd prompts count like the others, and 0.772 is as good as before. Without it
+they have ten times the advantages, the even prompts learn less, and the reward ends at 0.670.""")
 
 
 # ---- 3b. The same with four times the rate ----
@@ -244,7 +261,7 @@ predict("3b", "rung 3 is slow. What does the same update do at four times the le
 climb("3b. one update, the rate times four", train, rate=4,
       advantages_of=group_advantages, objective_of=log_likelihood)
 
-# The answer to rung 3b. It is worse (0.612 instead of 0.776), because the step is too long.
+answer("3b", "It is worse (0.612 instead of 0.776), because the step is too long.")
 
 
 # ---- 4. Four updates on the same completions ----
@@ -276,13 +293,16 @@ climb("4 try: good completions only", train, updates=4,
 climb("4 try: bad completions only", train, updates=4,
       advantages_of=group_advantages, objective_of=bad_only)
 
-# The answer to rung 4. No: it ends below rung 3 (0.516 instead of 0.776). But at a quarter of the
-# rate four updates end above it (0.877, rung 4b). So reusing a completion is not wrong. What is
-# missing is a rule for when to stop.
-#
-# The tokens of bad completions are pushed too far: log pi has no lower bound, and a token's
-# gradient stays as large as ever after the token has become impossible. Good completions by
-# themselves end at 0.990, bad ones at 0.080.
+answer("4", """
+No: it ends below rung 3 (0.516 instead of 0.776). But at a quarter of the rate four updates end
+above it (0.877, rung 4b). So reusing a completion is not wrong. What is missing is a rule for when
+to stop.""", """
+The tokens of bad completions are pushed too far: log pi has no lower bound, and a token's gradient
+stays as large as ever after the token has become impossible. Good completions by themselves end at
+0.990, bad ones at 0.080.
+Why not learn from good ones only, then? This task is too easy to tell. After 100 steps they end at
+0.998, as rung 5b does (three seeds). On the puzzles of one_page.py they end at 0.815 and 0.820 with
+the first two seeds, and the whole method at 0.856 and 0.826.""")
 
 
 # ---- 5a. The ratio ----
@@ -301,8 +321,9 @@ Which of the two does the factor r hold back?""")
 climb("5a. the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=ratio)
 
-# The answer to rung 5a. A bad token that has become rare has a small r and is left alone. A good
-# one has a growing r, and nothing stops it. It ends far above rung 4 (0.888 instead of 0.516).
+answer("5a", """
+A bad token that has become rare has a small r and is left alone. A good one has a growing r, and
+nothing stops it. It ends far above rung 4 (0.888 instead of 0.516).""")
 
 
 # ---- 5b. The clip: PPO's objective; with the group's advantage, GRPO's ----
@@ -335,16 +356,15 @@ climb("5b. ratio and clip: GRPO", train, updates=4,
 climb("5b try: clip(r) A, no minimum", train, updates=4,
       advantages_of=group_advantages, objective_of=no_minimum)
 
-# The answer to rung 5b.
-#
-#             r below 0.8   r inside   r above 1.2
-#     A > 0   yes           yes        no
-#     A < 0   no            yes        yes
-#
-# A token stops only where it has gone far enough in the direction in which A pushes it.
-#
-# Without the minimum, clip(r) A has no gradient at r = 1/2, so the good token cannot come back. Ten
-# seeds end at 0.929 ± 0.024 instead of 0.986 ± 0.004.
+answer("5b", """
+A token stops only where it has gone far enough in the direction in which A pushes it. The reward
+ends at 0.986 instead of 0.888, with these gradients:
+
+            r below 0.8   r inside   r above 1.2
+    A > 0   yes           yes        no
+    A < 0   no            yes        yes""", """
+Without the minimum, clip(r) A has no gradient at r = 1/2, so the good token cannot come back. Ten
+seeds end at 0.929 ± 0.024 instead of 0.986 ± 0.004.""")
 
 
 # ---- 5c. What is the ratio for, then? ----
@@ -364,9 +384,10 @@ predict("5c", "if the clip stops the tokens, what is lost without r as a factor?
 climb("5c. the clip without the ratio", train, updates=4,
       advantages_of=group_advantages, objective_of=clip_alone)
 
-# The answer to rung 5c. Ten seeds see no difference. As a factor r matters little, because most
-# tokens that still learn have an r close to 1. (A token that went the other way may have any r, as
-# the table says.) The use of r is to tell the clip how far a token has moved.
+answer("5c", """
+Ten seeds show no difference. As a factor r matters little, because most tokens that still learn
+have an r close to 1. (A token that went the other way may have any r, as the table says.) The use
+of r is to tell the clip how far a token has moved.""")
 
 
 # ---- 5d. Entropy and KL ----
@@ -415,14 +436,14 @@ climb_and_measure("5d. rung 5b, measured", clipped_ratio)
 climb_and_measure("5d try: beta = 0.04", clipped_ratio, beta=0.04)
 climb_and_measure("5d try: clip(r, 0.8, 1.28)", higher_clip)
 
-# The answer to rung 5d. The entropy falls from 2.06 to 0.05. (log 8 is the most that eight words
-# allow.) The KL rises to 2.09, and k1 comes closest to it. k2 is too large, 2.30. k3 is 1.64 here
-# and 4.23 with the higher clip, where the KL is 2.11. Its mean is right, but once the policy is
-# sure, most of this mean is in tokens that are almost never sampled and then have a huge x.
-#
-# With beta = 0.04 the entropy stays at 0.26, and the reward ends lower, at 0.951. The higher clip
-# learns a little faster. DAPO raised it in order to keep the entropy up. This toy does not show
-# that: the entropy ends at 0.04.
+answer("5d", """
+The entropy falls from 2.06 to 0.05. (log 8 is the most that eight words allow.) The KL rises to
+2.09, and k1 comes closest to it. k2 is too large, 2.30, and k3 is 1.64. The mean of k3 is right,
+but once the policy is sure, most of this mean is in tokens that are almost never sampled and then
+have a huge x.""", """
+With beta = 0.04 the entropy stays at 0.26, and the reward ends lower, at 0.951. The higher clip
+learns a little faster, and its k3 ends at 4.23, where the KL is 2.11. DAPO raised the clip in order
+to keep the entropy up. This toy does not show that: the entropy ends at 0.04.""")
 
 
 # ---- 6. The mean over completions instead of tokens ----
@@ -440,7 +461,7 @@ predict("6", "is this mean better or worse than rung 5b's, which counts every to
 climb("6. mean over completions", train, updates=4, mean=over_completions,
       advantages_of=group_advantages, objective_of=clipped_ratio)
 
-# The answer to rung 6. Here it is slower, and ends at 0.944 ± 0.017 instead of 0.986 ± 0.004.
+answer("6", "Here it is slower, and ends at 0.944 ± 0.017 instead of 0.986 ± 0.004.")
 
 
 # ---- 7. The weight w: GRPO-SG ----
@@ -474,7 +495,8 @@ if mean_w:
     error = difference.std() / len(difference) ** 0.5
     print(f"7 minus 5b, paired by seed: {difference.mean():+.3f} {PLUS_MINUS} {error:.3f}")
 
-# The answer to rung 7. At pi = 1/8, w is 1.01. (The command prints the mean over a step's four
-# updates, and pi has moved after the first of them.) Once the policy is sure of nearly all tokens,
-# nearly all have the weight 1.4: it is then a common factor. Neither three nor ten seeds show a
-# difference on this model. The lesson's page, "When does the weight help?", continues from here.
+answer("7", """
+At pi = 1/8, w is 1.01. (The line above has the mean over a step's four updates, and pi has moved
+after the first of them.) Once the policy is sure of nearly all tokens, nearly all have the weight
+1.4, which is then a common factor. Neither three nor ten seeds show a difference on this model. The
+lesson's page, "When does the weight help?", continues from here.""")

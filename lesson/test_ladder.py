@@ -42,11 +42,13 @@ def rewards_in(lines, title=r"(\w+)\. "):
     return dict(re.findall(rf"^{title}.*\| ([\d.]+ ± [\d.]+)$", "\n".join(lines), re.M))
 
 
-def test_a_rung_prints_its_question_first(lines):
-    starts = [line[:2] for line in lines if re.match(r"Predict: |\w+\. ", line)]
-    assert starts == ["Pr", "4.", "Pr", "5b", "Pr", "5d", "Pr", "7."]
+def test_a_rung_prints_its_question_first_and_its_answer_last(lines):
+    starts = [line[:2] for line in lines if re.match(r"Predict: |Answer: |\d\w*(\.| try:) ", line)]
+    assert starts[:6] == ["Pr", "4.", "4 ", "4 ", "An", "An"]  # that of the rung, and that of its Try
+    assert starts[6:] == ["Pr", "5b", "An", "Pr", "5d", "An", "Pr", "7.", "An"]
     questions = re.findall(r'^predict\("(\w+)"', LADDER, re.M)
     assert set(questions) == set(ladder.NAMES) - {"4b"}  # it has the question of 4
+    assert re.findall(r'^answer\("(\w+)"', LADDER, re.M) == questions
     assert re.findall(r'climb(?:_and_measure)?\("(\w+)\. ', LADDER) == ladder.NAMES
     named = set(re.findall(r"lesson\.ladder (\w+) --try\b", LADDER))
     assert named == set(re.findall(r'\("(\w+) try: ', LADDER))
@@ -58,8 +60,9 @@ def test_bad_completions_spoil_four_updates_but_not_with_ratio_and_clip(lines):
 
 
 def test_rung_7_is_compared_with_5b_and_shows_how_w_grows(lines):
-    assert re.fullmatch(r"7 minus 5b, paired by seed: [+-]\d\.\d{3} ± \d\.\d{3}", lines[-1])
-    w = [float(x) for x in re.findall(r"(\d\.\d\d) in step", lines[-2])]
+    at, = (i for i, line in enumerate(lines) if line.startswith("the mean of w: "))
+    assert re.fullmatch(r"7 minus 5b, paired by seed: [+-]\d\.\d{3} ± \d\.\d{3}", lines[at + 1])
+    w = [float(x) for x in re.findall(r"(\d\.\d\d) in step", lines[at])]
     assert len(w) == 4 and w == sorted(w)
     assert 1 <= w[0] < 1.15 and 1.3 < w[-1] <= 1.4
 
@@ -92,8 +95,8 @@ def test_k1_and_k3_have_the_kl_as_their_mean_and_k2_has_not():
 
 
 def test_the_table_of_the_clip_is_right():
-    answer = LADDER.split("The answer to rung 5b")[1]
-    table = re.findall(r"^# +A ([<>]) 0 +(\w+) +(\w+) +(\w+)$", answer, re.M)
+    answer = LADDER.split('answer("5b"')[1].split("# ---- ")[0]
+    table = re.findall(r"^ +A ([<>]) 0 +(\w+) +(\w+) +(\w+)", answer, re.M)
     assert len(table) == 2
     for sign, *cells in table:
         for r, cell in zip((0.5, 0.9, 1.5), cells):
@@ -102,10 +105,25 @@ def test_the_table_of_the_clip_is_right():
             assert (cell == "yes") == (logps.grad != 0), (sign, r)
 
 
+def test_the_try_of_rung_3_makes_some_prompts_pay_more():
+    """With ten times the reward in half of the groups, only a division by the std treats both alike."""
+    seen = {}
+    for times in (1, 10):
+        def keep(R, times=times):
+            seen[times] = R
+            return torch.zeros_like(R)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ladder, "STEPS", 1)
+            ladder.train(0, keep, ladder.log_likelihood, times=times)
+    ratio = (seen[10] / seen[1].clamp(min=1e-9)).amax(1)
+    assert {round(x) for x in ratio.tolist()} <= {0, 1, 10} and {1, 10} <= {round(x) for x in ratio.tolist()}
+    torch.testing.assert_close(ladder.group_advantages(seen[10]), ladder.group_advantages(seen[1]), atol=1e-3, rtol=0)
+
+
 def test_an_ascii_terminal_gets_digits_and_no_blocks(small, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
-    monkeypatch.setattr(sys, "argv", ["ladder.py", "1", "--seeds", "2"])
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "1", "6", "--seeds", "2"])
     runpy.run_path(str(small), run_name="__main__")
     assert re.search(r"\|[1-8 ]{15}\| 0\.\d{3} \+- 0\.\d{3}\n", raw.getvalue().decode())
 
@@ -115,5 +133,5 @@ def test_the_answers_are_what_ten_seeds_gave():
     assert list(rewards_in(text.splitlines())) == ladder.NAMES
     answers = re.findall(r"\b0\.\d{3}\b", LADDER.split("# ---- 1. REINFORCE")[1])
     assert len(answers) > 10 and set(re.findall(r"\d\.\d{3}", text)).issuperset(answers)
-    answers = re.findall(r"\d\.\d\d\b", LADDER.split("The answer to rung 5d")[1].split("# ---- 6.")[0])
+    answers = re.findall(r"\d\.\d\d\b", LADDER.split('answer("5d"')[1].split("# ---- 6.")[0])
     assert len(answers) > 4 and set(re.findall(r"\d+\.\d\d\b", text)).issuperset(answers)
