@@ -139,32 +139,24 @@ def test_lesson_and_experiments_stand_side_by_side_on_support():
             assert not found, f"{path}: {found[0]}"
 
 
-# What the README's lines to copy leave to the reader: the reward is the fraction of digits.
-COPIED = """
-chats = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
-
-def reward(i, text):
-    rewards.append(sum(c in "0123456789" for c in text) / max(1, len(text)))
-    return rewards[-1]
-
-rewards = []
-"""
-
-
-def test_the_lines_to_copy_learn_with_grpo_sg_only(tmp_path):
-    pages = "".join(page.read_text() for page in PAGES)
-    lines, = re.findall(r"```python\n(import torch\nimport grpo_sg as G.*?)```", pages, re.S)
-    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert name in lines and "lr=1e-5" in lines
+def test_the_complete_loop_learns_with_grpo_sg_only(tmp_path):
+    page = (ROOT / "support" / "README.md").read_text()
+    script, = re.findall(r"```python\n(# loop.py.*?)```", page, re.S)
     build_model(vocab_size=300).save_pretrained(tmp_path / "model")
     template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
     byte_tokenizer(template).save_pretrained(tmp_path / "model")
-    script = lines.replace(name, "model").replace("lr=1e-5", "lr=1e-2")
-    done = run_in(tmp_path, "-c", f"{COPIED}{script}\nprint('rewards', *rewards)")
+    # An untrained model, which can learn to write digits.
+    digits = "return sum(c.isdigit() for c in completion.response) / max(1, len(completion.response))"
+    for old, new in (("HuggingFaceTB/SmolLM2-135M-Instruct", "model"), ("lr=1e-5", "lr=1e-2"),
+                     ("return 1.0 * completion.correct + 0.1 * completion.formatted", digits)):
+        assert old in script
+        script = script.replace(old, new)
+    done = run_in(tmp_path, "-c", f"{script}\nprint('rewards', *rewards)".replace(
+        "    print(row", "    rewards.append(row['reward'])\n    print(row").replace("for row,", "rewards = []\nfor row,"))
     assert "rewards" in done.stdout, done.stderr
-    rewards = [float(word) for word in done.stdout.split("rewards")[1].split()]
-    assert len(rewards) == 20 * 24
-    assert sum(rewards[-48:]) > sum(rewards[:48]) + 10
+    rewards = [float(word) for word in done.stdout.rpartition("rewards")[2].split()]
+    assert len(rewards) == 20 and sum(rewards[-3:]) > sum(rewards[:3]) + 0.5
+    assert grpo_sg.load_model(str(tmp_path / "trained"))
 
 
 def test_the_header_for_uv_pins_the_requirements():
