@@ -785,9 +785,9 @@ def read_golds(text):
     if EATEN.search(text) or NO_GOLD.search(gold) or len(WORD.findall(gold)) > 3:
         return []
     gold = gold.strip()
-    if not list_answers(gold) or math_equal and re.search(r"[\d/]", gold) and not is_certain(gold):
-        return []
-    return [gold] if verify_math(f"\\boxed{{{gold}}}", gold).correct else []
+    matched = list_answers(gold) and verify_math(f"\\boxed{{{gold}}}", gold).correct
+    plain = not math_equal or not re.search(r"[\d/]", gold)
+    return [gold] if matched and (plain or is_certain(gold)) else []
 
 
 def math_task(cfg):

@@ -146,7 +146,7 @@ def test_a_gold_stays_what_it_is(answer, golds, tmp_path):
     "['7']", '["7"]', '["7', "{'value': 7}", '{"value": 7}', "'7'", '"7"', "``7''", "array(['7'])", "9 (apples)", "2.5 (million)", "5 (cm)", "#REF!", "<p>7</p>", "&frac12;",
     "3 \\pmod 7", "3 (mod 7)", "17-20", "17 - 20 cm", "5-10%", "6/8", "2020-01-18", "11/12/2019", "5 m", "x = 5 m", "9.8 m/s^2", "5 Hz", "3 \\times 10^8 m/s",
     "1/2\\pi", "kT/mg", "x^2^3", "(a) 5 (b) 6", "\\approx 5.2", "3 hours 20 minutes", "USD 75", "1.000.000", "x=3 y=4", "1 to 2",
-    "Proof.", "\\text{Proof}", "(proof)", "so \\boxed{\\text{Proof.}}", "--", "\u2026", "??", "___", "\\ldots", "See solution", "N.A.", "\u7565",
+    "+".join("9" * 300), "Proof.", "\\text{Proof}", "(proof)", "so \\boxed{\\text{Proof.}}", "--", "\u2026", "??", "___", "\\ldots", "See solution", "N.A.", "\u7565",
     "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "3 \neq 4", "\begin{cases}1", "7\x00", float("inf")])
 def test_a_gold_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
