@@ -244,12 +244,12 @@ def test_the_batch_has_what_the_rules_tell_apart():
 
 
 def test_a_mean_over_completions_is_a_weight_or_with_a_kl_a_mean_of_calls():
-    loss, _ = grpo_sg_loss(logps, old_logps, A, mask, weights=token_weights(logps) / lengths,
-                           denominator=B)
+    whole, _ = grpo_sg_loss(logps, old_logps, A, mask, weights=token_weights(logps) / lengths,
+                            denominator=B)
     calls = [grpo_sg_loss(logps[i:i + 1], old_logps[i:i + 1], A[i:i + 1], mask[i:i + 1],
                           weights=token_weights(logps[i:i + 1]), ref_logps=ref_logps[i:i + 1],
                           beta=0.04)[0] for i in range(B)]
-    for loss, beta in ((loss, 0.0), (torch.stack(calls).mean(), 0.04)):
+    for loss, beta in ((whole, 0.0), (torch.stack(calls).mean(), 0.04)):
         gradient, = torch.autograd.grad(loss, logps, retain_graph=True)
         for k in TOKENS:
             expected = beta * (1 - k.ref / k.pi) - grpo_sg(k)
