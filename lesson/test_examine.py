@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import tasks
-from lesson import examine, verifier, wrong_reward
+from lesson import examine, grade, verifier, wrong_reward
 from support import tiny
 
 
@@ -40,7 +40,7 @@ def test_a_mistake_shows_the_readers_lines_only(tmp_path, monkeypatch, capsys):
                        ("return (", "SyntaxError")]:
         mine.write_text(f"def verify(response, answer):\n    {body}\n\n\ndef reward(c):\n    return 1\n")
         with pytest.raises(SystemExit, match=said) as error:
-            examine.main()
+            grade.main(["verify"])
         assert "examine.py" not in str(error.value)
     mine.unlink()
     monkeypatch.setattr(examine, "interrogate", lambda mine, problems: exit())
