@@ -1,16 +1,21 @@
-"""Test grpo_sg.py with tiny, untrained models of many families, and the setup of devices. Linear
-attention and sliding windows have other caches; some families scale or cap their logits."""
+"""Test grpo_sg.py with tiny, untrained models of many families, their adapters and chat templates, and
+the setup of devices. Linear attention and sliding windows have other caches; some families scale or
+cap their logits."""
+import copy
 import json
 import sys
+from unittest import mock
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import grpo_sg
 import tasks
-from test_grpo_sg import CHAT, build_model, byte_tokenizer
+from test_grpo_sg import (CHAT, CLOSED, LAST_MESSAGE, OWN_TASK, PROMPTS, build_model, build_toy, byte_tokenizer, chat_task,
+                          contents_of, parameters_of, sample, save_model, start, write_prompt)
 
 LINEAR = dict(head_dim=8, num_hidden_layers=4, full_attention_interval=4, linear_num_key_heads=2,
               linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
@@ -52,10 +57,10 @@ def test_log_probabilities_and_gradients_equal_those_of_the_full_softmax(name):
     ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(3, 9, dtype=torch.bool)
     naive = torch.zeros(3, 9)
-    for row, (start, end, real) in enumerate([(4, 9, 9), (2, 6, 6), (5, 6, 7)]):
-        mask[row, start:end] = True
+    for row, (first, end, real) in enumerate([(4, 9, 9), (2, 6, 6), (5, 6, 7)]):
+        mask[row, first:end] = True
         full = (model(input_ids=ids[row:row + 1, :real], use_cache=False).logits[0] / 0.7).log_softmax(-1)
-        for t in range(start, end):
+        for t in range(first, end):
             naive[row, t] = full[t - 1, ids[row, t]]
     logps = grpo_sg.token_logps(model, ids, mask, temperature=0.7)
     assert torch.allclose(logps, naive, atol=1e-4)
@@ -141,7 +146,200 @@ def test_checkpointed_layers_that_have_dropout_themselves_do_not_use_it(name, dr
     assert once.equal(again) and len(calls) == 3  # two passes, and one of them again
 
 
+# ---- Adapters ----
+
+@pytest.mark.parametrize("kind, settings", [
+    ("LoraConfig", dict(bias="all", modules_to_save=["lm_head"])),
+    ("IA3Config", dict(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]))])
+def test_an_adapter_is_resumed_and_trained_further(kind, settings, tmp_path):
+    """Bit for bit, with all that it trains: also biases and whole modules."""
+    peft = pytest.importorskip("peft")
+    save_model(tmp_path / "model")
+    model, tokenizer = grpo_sg.load_model(tmp_path / "model")  # the adapter's folder names it
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    torch.manual_seed(0)
+    config = getattr(peft, kind)(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings})
+    adapted = peft.get_peft_model(model, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    flags = f"--model {tmp_path}/adapter --task {tmp_path}/own.py"
+    assert start(tmp_path, tmp_path / "whole", f"{flags} --steps 2") is None
+    assert start(tmp_path, tmp_path / "run", f"{flags} --steps 1") is None
+    assert start(tmp_path, tmp_path / "run", "--resume --steps 2") is None
+    assert contents_of(tmp_path / "run", without=1) == contents_of(tmp_path / "whole")
+    loaded, _ = grpo_sg.load_model(tmp_path / "adapter")
+    trained, _ = grpo_sg.load_model(tmp_path / "run" / "checkpoint-2")
+    learns = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    for before, after in zip(loaded.named_parameters(), trained.named_parameters()):
+        assert after[1].requires_grad == (before[0] in learns)
+        assert before[1].equal(after[1]) or before[0] in learns, before[0]
+    assert any(not p.equal(q) for p, q in zip(loaded.parameters(), trained.parameters()))
+
+
+def test_an_adapter_without_peft_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(OSError, match="cannot be used .*peft.*: pip install peft"):
+        grpo_sg.load_model(str(tmp_path))
+
+
+# ---- Chat templates, and the tokens that end a turn ----
+
+# Written for these tests, with the structure of real ones.
+GEMMA = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else 'user' }}\n"
+         "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
+PHI = ("{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}<|end|><|assistant|>"
+       "{% elif m['role'] == 'assistant' %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}")
+MISTRAL = ("<s>{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}</s>{% else %}"
+           "[INST] {{ m['content'] }} [/INST]{% endif %}{% endfor %}")
+CHAT_PROMPT = "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+SWITCHED = CHAT + "{% if not thinking %}<think></think>{% endif %}"
+
+
+@pytest.mark.parametrize("template, prompt", [
+    (None, "Be good.\n\nWho?\n\n<think>"),
+    (CHAT, CHAT_PROMPT + "<think>"),
+    (CHAT + "<think>", CHAT_PROMPT + "<think>"),             # it opens the thoughts itself
+    (CHAT + "{{ '<think>\n' }}", CHAT_PROMPT + "<think>\n"),
+    (MISTRAL, "<s>[INST] Be good. [/INST][INST] Who? [/INST]<think>"),
+    (GEMMA, "<start_of_turn>user\nBe good.\n\nWho?<end_of_turn>\n<start_of_turn>model\n<think>"),
+    (PHI, "<|user|>Be good.\n\nWho?<|end|><|assistant|><think>"),  # it leaves out the system role
+    ("{{ messages[0]['content'] }}", "Be good.\n\nWho?<think>"),
+    # This one strips the tags from the instructions.
+    ("{% for m in messages %}{{ m.content.replace('good', '') if m.role == 'system' else m.content }}{% endfor %}",
+     "Be good.\n\nWho?<think>"),
+    (SWITCHED, CHAT_PROMPT + "<think>")])
+def test_a_prompt_has_both_texts_and_opens_the_thoughts_once(template, prompt):
+    """Without the instructions a model cannot know the format, and earns -3 for every completion. The
+    opening is the response's."""
+    written = write_prompt(byte_tokenizer(template), kwargs='{"thinking": 1}', opening="<think>")
+    assert written == (prompt, "<think>")
+
+
+def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_or_opens_them():
+    for template, end, tag in ((CLOSED, "<think>\n\n</think>\n\n", ""), (CHAT + "<think>", "<think>", "<think>")):
+        prompt = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n" + end
+        # If a template opens the thoughts, they are the response's.
+        assert write_prompt(byte_tokenizer(template), system="") == (prompt, tag)
+
+
+@pytest.mark.parametrize("system", ["", "Be good.", "For example, 1 + 1? 2"])
+def test_a_template_that_drops_the_turns_of_the_assistant_is_refused(system):
+    """The examples would then be questions without answers, and the system prompt may repeat them."""
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>easy</think>1 + 1? 2"},
+            {"role": "user", "content": "Who?"}]
+    answered = CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")
+    assert "1 + 1? 2<|im_end|>" in write_prompt(byte_tokenizer(answered), chat, system=system)[0]
+    for template in (CHAT.replace("messages %}", "messages if m.role != 'assistant' %}"),
+                     CHAT.replace("m['content']", "m['content'].split('1 + 1? 2')[0]")):
+        with pytest.raises(tasks.UserError, match="does not show all texts"):
+            write_prompt(byte_tokenizer(template), chat, system=system)
+
+
+@pytest.mark.parametrize("template, end", [
+    (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
+    ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
+    (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
+    # These write it only if another turn follows, or write another one then.
+    ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}", "<|user|>"),
+    ("{% for m in messages %}{{ m['content'] }}{% if not loop.last %}<done>{% endif %}{% endfor %}", "<done>"),
+    ("{% for m in messages %}{{ m['content'] }}{{ '<done>' if loop.last else '<|end|>' }}{% endfor %}", "<done>"),
+    (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
+    ("{{ raise_exception('no') }}", "<|endoftext|>")])
+def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(template, end):
+    """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
+    base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
+    would be truncated, and every reward -3."""
+    tokenizer = byte_tokenizer(template, ["<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>", "<|user|>"])
+    model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
+    last = tokenizer.convert_tokens_to_ids(end)
+    model.transformer.ln_f.weight.data.zero_()
+    model.transformer.ln_f.bias.data.copy_(100 * model.transformer.wte.weight[last])
+    stops = grpo_sg.find_stop_ids(model, tokenizer)
+    assert stops == {0, 2, last}
+    task = chat_task(verify=lambda response, answer: tasks.Verdict(False, response == ""))
+    problem = tasks.Problem("Who?", "", prompt=[50, 60])
+    completion, = grpo_sg.rollout(grpo_sg.Policy(model, tokenizer, stops), task, [problem], grpo_sg.Config(
+        max_new_tokens=4), n=1, temperature=1.0, seed=0)
+    assert completion.tokens == [last] and completion.reward == -0.5
+
+
+def test_an_end_token_that_the_tokenizer_appends_is_not_part_of_the_prompt():
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>", special_tokens=[("<|im_start|>", 1), ("<|endoftext|>", 0)])
+    assert write_prompt(tokenizer)[0] == "<|im_start|>Be good.\n\nWho?\n\n"
+    # A template writes all special tokens itself. This one ends every turn with the end token.
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    assert write_prompt(tokenizer)[0] == "Be good.<|endoftext|>Who?<|endoftext|>"
+
+
+def test_instructions_go_into_the_first_turn_where_there_is_no_system_role():
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "Who?"}]
+    first, *_, last, _ = write_prompt(byte_tokenizer(GEMMA), chat)[0].split("<end_of_turn>\n")
+    assert first == "<start_of_turn>user\nBe good.\n\n1 + 1?" and last == "<start_of_turn>user\nWho?"
+
+
 # ---- Devices ----
+
+def test_keys_are_kept_in_the_type_of_the_values():
+    """Under autocast, rotary embeddings make keys float32: twice the memory."""
+    with torch.autocast("cpu", torch.bfloat16):
+        *_, cache = grpo_sg.prefill(build_model(), PROMPTS)
+    assert {(layer.keys.dtype, layer.values.dtype) for layer in cache.layers} == {(torch.bfloat16,) * 2}
+
+
+def test_random_numbers_come_from_the_generators_own_device():
+    """It may be a CPU's beside a model on a GPU: every device then gets the same numbers."""
+    with mock.patch.object(torch, "rand", return_value=torch.zeros(1, 2)) as rand:
+        sample(build_model(), [[5]], max_new_tokens=2, stop_ids=[], generator=mock.Mock(device="meta"))
+    assert rand.call_args.kwargs["device"] == "meta"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_stay_in_float32_under_autocast(tied):
+    """Also those of a copy, such as a reference, which has its own vocabulary matrix."""
+    model = build_model(tie_word_embeddings=tied)
+    grpo_sg.keep_logits_in_float32(model)
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    for each in (model, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(input_ids=torch.tensor([PROMPTS[2]]), output_hidden_states=True)
+        hidden, head = output.hidden_states[-1].float(), each.get_output_embeddings()
+        assert output.logits.equal(hidden @ head.weight.T)
+        assert head(hidden.bfloat16()).dtype == torch.float32
+
+
+def test_a_gpu_is_used_if_there_is_one(monkeypatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        assert grpo_sg.find_device("auto") == device and grpo_sg.find_device("cpu") == "cpu"
+    with mock.patch.object(torch, "empty", side_effect=RuntimeError("no NVIDIA driver")):
+        with pytest.raises(SystemExit, match="--device cuda: .*no NVIDIA driver: give --device cpu"):
+            grpo_sg.find_device("cuda")
+
+
+@pytest.mark.filterwarnings("error")  # no warning of training mode
+def test_gradient_checkpointing_recomputes_layers_and_trains_the_same_without_dropout():
+    calls, parameters = {}, {}
+    for checkpointing in (False, True):
+        policy, task, cfg = build_toy(steps=2, updates=1, dropout=0.5,
+                                      gradient_checkpointing=checkpointing)
+        model = policy.model.train()
+        torch.set_num_threads(2)
+        grpo_sg.prepare(model, "cpu", gradient_checkpointing=checkpointing)
+        assert not model.training and torch.get_num_threads() == 1  # a tiny model
+        attention = mock.Mock(wraps=model.model.layers[0].self_attn.forward)
+        model.model.layers[0].self_attn.forward = attention
+        assert [row["kl"] for row, _ in grpo_sg.train(policy, task, cfg)] == [0, 0]
+        calls[checkpointing] = attention.call_count
+        parameters[checkpointing] = parameters_of(model)
+    assert calls[True] > calls[False]
+    assert torch.allclose(parameters[True], parameters[False], atol=1e-4)
+
 
 def test_prepare_sets_up_a_gpu(monkeypatch):
     """cuDNN's attention is off; the vocabulary matrix has TF32 and no autocast."""
