@@ -1605,8 +1605,7 @@ def test_a_split_that_the_model_cannot_read_is_one_line(question, words):
             encode(task._replace(**{split: other}), policy, cfg)
 
 
-def test_an_unknown_token_that_ends_a_turn_is_no_unknown_word():
-    """As in GPT-2, whose templates write it."""
+def test_an_unknown_token_that_ends_a_turn_as_in_gpt2_is_no_unknown_word():
     policy, task, cfg = build_toy()
     policy.stop_ids.add(policy.tokenizer.unk_token_id)
     encode(task._replace(train=[tasks.Problem("who Zo\u00eb", "yes")]), policy, cfg)
@@ -1769,7 +1768,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
 
 @pytest.mark.parametrize("text, words", [
     ("", "--model"), ("--modle x", "there is no --modle x: --model;"), ("--learning_rate 1", "nearest --lr;"),
-    ("--resume lesson", "write --resume --out lesson"), ("--eval_only lesson", "write --eval_only --model lesson"),
+    ("--resume ..", "write --resume --out .."), ("--eval_only ..", "write --eval_only --model .."),
     ("--device tpu", "--device 'tpu'"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr nan"), ("--model x --lr inf", "--lr"),
@@ -1810,10 +1809,12 @@ def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, te
 
 
 def test_a_runs_files_are_found_from_any_folder(tmp_path, monkeypatch):
-    (tmp_path / "mine.csv").touch()
+    for name in ("mine.py", "mine.csv"):
+        (tmp_path / name).write_text("def make_task(cfg): pass")
     monkeypatch.chdir(tmp_path)
-    cfg = grpo_sg.read_settings("--task math --model x/y --data mine.csv --eval_data gone.csv".split())
-    assert (cfg.data, cfg.eval_data) == (str(tmp_path / "mine.csv"), "gone.csv")
+    cfg = grpo_sg.read_settings("--task mine.py --model x/y --data mine.csv --eval_data mine.csv".split())
+    assert (cfg.task, cfg.data, cfg.eval_data) == (f"{tmp_path}/mine.py", *[f"{tmp_path}/mine.csv"] * 2)
+    assert grpo_sg.read_settings(["--model=x/y", "--eval_data=gone.csv"]).eval_data == "gone.csv"
 
 
 def test_other_ends_before_training_are_one_line(tmp_path, monkeypatch, capsys):
@@ -2048,11 +2049,10 @@ def test_a_checkpoint_leaves_no_older_one(folder, finished):
 
 def test_the_program_runs_in_a_thread(folder, tmp_path):
     """As from a server: only the main thread may handle signals."""
-    returned = []
-    thread = threading.Thread(target=lambda: returned.append(start(folder, tmp_path / "run", "--steps 1")))
+    thread = threading.Thread(target=start, args=(folder, tmp_path / "run", "--steps 1"))
     thread.start()
     thread.join()
-    assert returned == [None] and grpo_sg.list_checkpoints(tmp_path / "run") == [1]
+    assert grpo_sg.list_checkpoints(tmp_path / "run") == [1]
 
 
 def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
