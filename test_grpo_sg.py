@@ -1433,6 +1433,7 @@ def test_a_response_in_mathematics_must_have_a_box_with_one_of_the_golds(respons
 def test_a_gold_with_signs_that_it_is_more_than_an_answer_is_dropped(monkeypatch):
     """verify/ compares such texts, and nothing else would equal them."""
     monkeypatch.setattr(tasks, "math_equal", operator.eq)
+    monkeypatch.setattr(tasks, "is_certain", bool, raising=False)
     golds = ["5", "x=5", "= 5", "the answer 5", "\\boxed{} 5", "Answers"]
     assert [gold for gold in golds if tasks.read_golds(gold)] == ["5", "x=5", "Answers"]
 
@@ -1846,8 +1847,8 @@ def test_settings_that_change_less_than_they_say_are_announced(flags, words, tmp
 OWN_TASK = """
 import tasks
 
-SETTINGS = dict(prompts=2, group_size=4, eval_problems=3, train_problems=6, updates=2,
-                eval_samples=2, max_new_tokens=3, brief=True, eval_every=1, lr=0.001)
+SETTINGS = dict(prompts=2, group_size=4, eval_problems=3, train_problems=20, updates=2,
+                eval_samples=2, max_new_tokens=4, brief=True, eval_every=1, lr=0.001)
 
 def reward(completion):  # gives an untrained model different rewards
     return len(completion.response) % 3
