@@ -204,14 +204,13 @@ def judge(low, high):
     return "outside" if low > MARGIN or high < -MARGIN else "inconclusive"
 
 
-def bootstrap_slope(predicted, leads):
+def bootstrap_slope(predicted, leads, samples=10_000):
     """Return (slope, low, high) of the line through 0 of measured over predicted leads, with a 95%
     interval over seeds. predicted: (arms,); leads: (arms, seeds)."""
-    slopes = predicted @ leads / (predicted @ predicted)  # of each seed
-    draw = torch.randint(len(slopes), (10_000, len(slopes)),
-                         generator=torch.Generator().manual_seed(0))
-    low, high = slopes[draw].mean(1).quantile(torch.tensor([0.025, 0.975]).double())
-    return float(slopes.mean()), float(low), float(high)
+    slopes = (predicted @ leads / (predicted @ predicted)).tolist()  # of each seed
+    draw = random.Random(0)
+    means = sorted(statistics.fmean(draw.choices(slopes, k=len(slopes))) for _ in range(samples))
+    return statistics.fmean(slopes), means[samples // 40], means[-samples // 40]
 
 
 def summarize(ratios, rows):
@@ -247,7 +246,7 @@ def show():
     for names in (list(leads), [name for name in leads if "rate" not in name]):
         slope = bootstrap_slope(torch.tensor([predicted[name] for name in names]).double(),
                                 torch.stack([leads[name] for name in names]))
-        print("5. slope of {} arms: {:.2f} [{:.2f}, {:.2f}]".format(len(names), *slope))
+        print("5. slope of {} arms: {:.3f} [{:.3f}, {:.3f}]".format(len(names), *slope))
 
 
 if __name__ == "__main__":
