@@ -12,6 +12,7 @@ from operator import itemgetter
 from statistics import fmean as mean
 
 import pytest
+import torch
 
 from experiments import progress
 from experiments.compare import RESULTS, detectable, interval, read_rows
@@ -207,6 +208,39 @@ def progress_ratios():
                                for column in columns)
 
 
+LEADS = {"GRPO-SG": "GRPO-SG", "rate of GRPO-SG": "GRPO at a rate 4.5% higher",
+         "11-fold": "the 11-fold weight", "rate of 11-fold": "GRPO at a rate 11.9% higher",
+         "constant 1.35": "a constant weight of 1.35", "lists only": "the weight on lists only",
+         "filler words only": "the weight on filler words only"}
+
+
+def progress_leads():
+    predicted, leads, outcomes = progress.summarize(read("progress_ratios"), read("progress"))
+    for arm, name in LEADS.items():
+        rest = f" | {cell((leads[arm] - predicted[arm]).tolist(), 4)}"
+        lead = f"{predicted[arm]:+.4f} | {cell(leads[arm].tolist(), 4)}"
+        yield f"lead of {name}", lead
+        yield f"lead of {name}", lead + rest
+    questions = ("Is GRPO-SG like GRPO at a rate 4.5% higher (primary)?",
+                 "Is the 11-fold weight like GRPO at a rate 11.9% higher?",
+                 "Does a constant weight of 1.35 change accuracy?",
+                 "Is the weight on lists only ahead of that on filler words only?",
+                 "Is the 11-fold weight ahead of GRPO at 8e-4?", "What does its ratio predict at 8e-4?",
+                 "How much more than predicted is that?")
+    for question, values in zip(questions, outcomes.values(), strict=True):
+        yield question, cell(values.tolist(), 4)
+    yield "Is GRPO-SG ahead of a constant weight of 1.35?", cell(
+        (leads["GRPO-SG"] - leads["constant 1.35"]).tolist(), 4)
+    yield "Is the weight on lists only ahead of GRPO-SG?", cell(
+        (leads["lists only"] - leads["GRPO-SG"]).tolist(), 4)
+    for question, arms in (("What is the slope of measured over predicted leads?", [*leads]),
+                           ("What is it without the arms that only change the rate?",
+                            [arm for arm in leads if "rate" not in arm])):
+        slope = progress.bootstrap_slope(torch.tensor([predicted[arm] for arm in arms]).double(),
+                                         torch.stack([leads[arm] for arm in arms]))
+        yield question, "{:.2f} [{:.2f}, {:.2f}]".format(*slope)
+
+
 # ---- Does a real model gain? ----
 
 def real():
@@ -266,7 +300,7 @@ def mistakes():
         yield name, with_detectable(found)
 
 
-EXPERIMENTS = (choice, words_look, kinds, words_learn, noise, places, progress_ratios, real, kk_rl2,
+EXPERIMENTS = (choice, words_look, kinds, words_learn, noise, places, progress_ratios, progress_leads, real, kk_rl2,
                default_runs, mistakes)
 
 
