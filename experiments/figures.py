@@ -1,9 +1,8 @@
-"""Draw the three figures of the pages into figures/, as SVG with text as text. Needs matplotlib.
+"""Draw the two figures of the pages into figures/, as SVG with text as text. Needs matplotlib.
 
     python -m experiments.figures
 
-group.svg samples one group with the tiny model, method.svg plots the weight, and progress.svg
-plots rows of results/.
+group.svg samples one group with the tiny model, and method.svg plots the weight.
 """
 import html
 import re
@@ -14,8 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import grpo_sg
-from experiments import progress
-from experiments.compare import RESULTS, interval, read_rows
+from experiments.compare import RESULTS
 
 FIGURES = RESULTS.parent / "figures"
 BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
@@ -136,23 +134,6 @@ def draw_method():
     save(figure, "method.svg")
 
 
-def draw_progress():
-    """Plot the lead of each arm over GRPO against the lead that its progress ratio predicts."""
-    predicted, leads, _ = progress.summarize(read_rows(progress.RATIOS), read_rows(progress.ROWS))
-    figure, axis = plt.subplots(figsize=(5, 2.8))
-    axis.axhline(0, color=GREY, lw=0.8)
-    axis.axline((0, 0), slope=1, color=GREY, lw=0.8)
-    for name, values in leads.items():
-        x = 100 * predicted[name]
-        mean, low, _ = interval((100 * values).tolist())
-        color = ORANGE if name == "GRPO-SG" else GREY if name.startswith("rate") else BLUE
-        axis.errorbar(x, mean, mean - low, color=color, fmt="o", ms=4)
-        axis.annotate(name, (x, mean), (5, 5), textcoords="offset points", color=color)
-    axis.set(xlabel="lead predicted by the progress ratio",
-             title="Measured lead in steps 1 to 20, in points above GRPO's accuracy")
-    save(figure, "progress.svg")
-
-
 def main():
     matplotlib.use("svg")
     plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "svg.fonttype": "none",
@@ -160,7 +141,6 @@ def main():
                          "figure.constrained_layout.use": True})
     draw_group()
     draw_method()
-    draw_progress()
 
 
 if __name__ == "__main__":
