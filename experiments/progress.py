@@ -2,7 +2,7 @@
 
     python -m experiments.progress ratios   the progress ratios, results/progress_ratios.jsonl
     python -m experiments.progress run      the runs, results/progress.jsonl: over an hour
-    python -m experiments.progress show     the outcomes of the rule, results/progress_rule.txt
+    python -m experiments.progress show     the outcomes of the rule, results/rules.md#progress
 
 The progress ratio says how far an AdamW step of a method goes along GRPO's mean gradient, divided
 by how far a step of GRPO goes. A ratio of 1.03 should act like a learning rate that is 3% higher.
