@@ -334,6 +334,6 @@ def test_the_intervals_on_the_pages_are_in_the_ledger():
         text = " ".join(read_page(page).split())
         found = re.findall(r"[+-]\d\.\d+ \[[+-]\d\.\d+, [+-]\d\.\d+\]", text)
         found += ["{} [{}, {}]".format(*numbers) for numbers in re.findall(
-            r"([+-]\d\.\d+)[^.]*95% CI ([+-]\d\.\d+) to ([+-]\d\.\d+)", text)]
+            r"([+-]\d\.\d+)[^.+]*\((?:95% interval )?([+-]\d\.\d+) to ([+-]\d\.\d+)\)", text)]
         for number in found:
             assert number in ledger, f"{page.name}: {number}"
