@@ -140,8 +140,18 @@ def test_mistakes_are_one_line_before_anything_runs(flags, message, runs, capsys
     assert message in capsys.readouterr().err and not runs.commands
 
 
+@pytest.fixture
+def default_signals():
+    """Signals as in a terminal: under nohup, SIGHUP is ignored."""
+    numbers = (signal.SIGTERM, grpo_sg.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before):
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [grpo_sg.SIGHUP, signal.SIGTERM])
-def test_real_runs_are_stopped_continued_and_compared(number, tmp_path, monkeypatch, say):
+def test_real_runs_are_stopped_continued_and_compared(number, tmp_path, monkeypatch, say, default_signals):
     class Process:  # it trains in this process, and a signal ends the first wait
         def __init__(self, words, **_):
             runs.append(list(map(str, words[2:])))
