@@ -173,25 +173,25 @@ def list_runs(ratios):
 
 
 def make_runs():
-    """Append the rows that are missing, seed by seed, so that whoever stops has whole seeds."""
-    done = {(row["seed"], row["lr"], row["arm"]) for row in read_rows(ROWS)}
+    """Append the rows of the seeds that are missing, each with all of its runs."""
+    done = {row["seed"] for row in read_rows(ROWS)}
     low, high = list_runs(read_rows(RATIOS))
     for i, seed in enumerate(SEEDS):
-        runs = [*low.values(), *(high.values() if i % 3 == 0 else ())]
-        missing = [run for run in runs if (seed, *run) not in done]
-        if missing:
-            policy, task = grpo_sg.load(make_config(seed))
-        for lr, arm in missing:
+        if seed in done:
+            continue
+        policy, task = grpo_sg.load(make_config(seed))
+        runs = []
+        for lr, arm in [*low.values(), *(high.values() if i % 3 == 0 else ())]:
             _, steps = train_arm(policy, task, make_config(seed, lr=lr), arm)
             solved = [round(row["accuracy"] * 64) for row in steps]
-            append_rows(ROWS, [{"seed": seed, "lr": lr, "arm": arm, "solved": solved,
-                                "commit": name_commit()}])
+            runs.append({"lr": lr, "arm": arm, "solved": solved})
+        append_rows(ROWS, [{"seed": seed, "commit": name_commit(), "runs": runs}])
 
 
 def read_accuracy(rows, runs):
     """Return {name: accuracies in steps 1 to 20}, in the order of the seeds that have all runs."""
-    found = {(row["lr"], row["arm"], row["seed"]): statistics.fmean(row["solved"]) / 64
-             for row in rows}
+    found = {(run["lr"], run["arm"], row["seed"]): statistics.fmean(run["solved"]) / 64
+             for row in rows for run in row["runs"]}
     seeds = [seed for seed in SEEDS if all((*run, seed) in found for run in runs.values())]
     return {name: torch.tensor([found[(*run, seed)] for seed in seeds], dtype=torch.float64)
             for name, run in runs.items()}

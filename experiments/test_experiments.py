@@ -123,14 +123,14 @@ def make_rows(leads, seeds):
         for name, (lr, arm) in runs.items():
             for seed in seeds:
                 solved = 30 + seed % 7 + 64 * leads.get(name, 0)
-                rows.append({"seed": seed, "lr": lr, "arm": arm, "solved": [solved] * 20})
+                rows.append({"seed": seed, "runs": [{"lr": lr, "arm": arm, "solved": [solved] * 20}]})
     return ratios, rows
 
 
 def test_outcomes_are_paired_differences_of_whole_seeds():
     ratios, rows = make_rows({"GRPO-SG": 0.02, "rate of GRPO-SG": 0.015, "higher": 0.01}, range(410, 420))
     assert progress.list_runs(ratios)[0]["rate of GRPO-SG"] == (pytest.approx(2e-4 * 2 ** 0.5, abs=1e-8), "GRPO")
-    del rows[[(row["seed"], row["arm"]) for row in rows].index((412, "lists only"))]
+    del rows[[(row["seed"], row["runs"][0]["arm"]) for row in rows].index((412, "lists only"))]
     predicted, leads, outcomes = progress.summarize(ratios, rows)
     assert predicted["GRPO-SG"] == predicted["rate of GRPO-SG"] == pytest.approx(0.0373 / 2)
     assert predicted["lists only"] == pytest.approx(0.0373)
