@@ -252,7 +252,7 @@ def test_a_turn_ends_with_the_token_that_the_chat_template_writes_after_it(templ
     """Tokenizer and generation_config name only <|endoftext|>, as those of many uploads name only the
     base model's end token. This model ends its turn at once. If `end` did not stop it, every completion
     would be truncated, and every reward -3."""
-    tokenizer = byte_tokenizer(template, ["<end_of_turn>", "<|end|>", "<|end", "</s>", "<done>", "<|user|>"])
+    tokenizer = byte_tokenizer(template, ["<end_of_turn>", "<|end", "<|end|>", "</s>", "<done>", "<|user|>"])
     model = build_model("GPT2", vocab_size=len(tokenizer), eos_token_id=0)
     last = tokenizer.convert_tokens_to_ids(end)
     model.transformer.ln_f.weight.data.zero_()
