@@ -1579,8 +1579,9 @@ def train_and_save(policy, task, cfg, run):
         except Exception as error:
             # An error in a task's function loses no step. (Within `learn`, the policy may already
             # be another one than after the last step.)
-            called = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-            if run.done and "learn" not in called:
+            called = traceback.extract_tb(error.__traceback__)
+            within = any((frame.filename, frame.name) == (__file__, "learn") for frame in called)
+            if run.done and not within:
                 run.save(optimizer)
                 say(f"step {run.done} is saved; --resume --out {run.out} continues")
             raise
