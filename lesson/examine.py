@@ -15,7 +15,8 @@ import grpo_sg
 import transformers
 
 import tasks
-from lesson import grade, wrong_reward
+from lesson import wrong_reward
+from lesson.copies import copy_once, load_module
 from support import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -111,9 +112,9 @@ def tell(steps):
 
 
 def main():
-    grade.copy_once(TEMPLATE, MINE)
+    copy_once(TEMPLATE, MINE)
     try:
-        mine = grade.load_module(MINE, ["verify", "reward"], TEMPLATE)
+        mine = load_module(MINE, ["verify", "reward"], TEMPLATE)
         test = wrong_reward.make_task(grpo_sg.Config(**wrong_reward.SETTINGS)).test
         found, kinds = interrogate(mine, test[:5])
         print(f"{kinds - len(found)} of {kinds} kinds of responses are graded as they should be")

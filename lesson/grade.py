@@ -14,12 +14,12 @@ KL, parts of a batch, nan at padding. There a section whose heading is "# ---- 5
 tests of `draw`, which call your function here.
 """
 import argparse
-import importlib.util
 import pathlib
 import re
-import shutil
 
 import pytest
+
+from lesson.copies import copy_once, load_module
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TESTS, CORE = ROOT / "test_grpo_sg.py", ROOT / "lesson/test_core.py"
@@ -109,25 +109,6 @@ def run_tests(module, path, functions, long=False):
 
 
 # ---- The reader's file ----
-
-def copy_once(blank, path):
-    """Copy a file of the lesson to the reader's, unless the reader has it."""
-    if not path.exists():
-        shutil.copy(blank, path)
-        print(f"copied lesson/{blank.name} to {path.name}: write your bodies there")
-
-
-def load_module(path, functions, blank):
-    """Import the reader's file. Raises SystemExit if it lacks a function."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for function in functions:
-        if not hasattr(module, function):
-            raise SystemExit(f"error: {path.name} has no function {function}: copy its head from "
-                             f"lesson/{blank.name}")
-    return module
-
 
 def show(module, path, names, part):
     """Print which functions pass a file's tests, and the first failure. Returns whether all do."""
