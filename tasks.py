@@ -698,11 +698,11 @@ def hold_out(problems, test, eval_data, cfg):
 def choose_eval_data(cfg, pairs):
     """Return the name of the set to test on. pairs: the default for each training set. Raises
     UserError if a flag names neither a set nor a file that can be read."""
-    eval_data = cfg.eval_data or pairs.get(cfg.data, "''")
+    eval_data = cfg.eval_data or pairs.get(cfg.data, "")
     for flag, name, known in (("data", cfg.data, pairs), ("eval_data", eval_data, pairs.values())):
         if name not in known and not name.endswith(FILES):
-            raise UserError(f"--{flag} {name} is not one of {', '.join(known)}, or a file "
-                            f"({', '.join(FILES)})")
+            said = f"--{flag} {name} is not" if name else f"--data {cfg.data} needs an --eval_data:"
+            raise UserError(f"{said} one of {', '.join(known)}, or a file ({', '.join(FILES)})")
     return eval_data
 
 

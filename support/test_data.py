@@ -118,7 +118,7 @@ def test_a_csv_row_with_more_cells_than_the_header_is_dropped_and_shown(tmp_path
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--eval_data '' is not one of .*math500"),
+    (dict(data="gsm8"), "--data gsm8 .*gsm8k.*parquet"), (dict(data="no.jsonl"), "--data no.jsonl needs an --eval_data: one of .*math500"),
     (dict(eval_data="aime"), "--eval_data aime "), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.txt"), "--eval_data my.txt "),
     (dict(eval_data="/no/such.csv"), "--eval_data /no/such.csv cannot be read .*No such file"), (dict(eval_data="."), "--eval_data "), (dict(task="kk", data="my.jsonl"), "not --data my.jsonl --eval_data none.* --task math"), (dict(task="kk", eval_data="math500"), "--eval_data math500"),
     (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
