@@ -1,0 +1,39 @@
+"""Print the project's sizes, and fail above a budget: whoever adds must delete."""
+import ast
+import pathlib
+import subprocess
+import sys
+
+BUDGETS = {"grpo_sg.py": 1665, "grpo_sg.py, code": 984, "tasks.py": 1054, "tasks.py, code": 652,
+           "test_grpo_sg.py": 2250, "lines of Python": 15700, "files": 138,
+           "lines without support/pretrained": 23700, "words of Markdown": 36000}
+WIDTH = 54.5  # the mean line of code stays below it: denser lines don't meet a budget
+
+
+def list_code(text):
+    """Return the lines of a program without docstrings, comments and empty lines."""
+    docs = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docs |= set(range(node.lineno, node.end_lineno + 1))
+    return [line for i, line in enumerate(text.splitlines(), 1)
+            if i not in docs and line.strip() and not line.strip().startswith("#")]
+
+
+names = subprocess.check_output(["git", "ls-files"], text=True).split()
+texts = {name: pathlib.Path(name).read_text("utf-8", errors="replace") for name in names}
+lines = {name: len(text.splitlines()) for name, text in texts.items()}
+code = {name: list_code(texts[name]) for name in ("grpo_sg.py", "tasks.py", "verify/math_equal.py")}
+sizes = {name: lines[name] for name in ("grpo_sg.py", "tasks.py", "test_grpo_sg.py")}
+sizes |= {f"{name}, code": len(code[name]) for name in ("grpo_sg.py", "tasks.py")}
+sizes["lines of Python"] = sum(lines[name] for name in names if name.endswith(".py"))
+sizes["files"] = len(names)
+sizes["lines without support/pretrained"] = sum(
+    lines[name] for name in names if not name.startswith("support/pretrained/"))
+sizes["words of Markdown"] = sum(len(texts[name].split()) for name in names if name.endswith(".md"))
+widths = {name: sum(map(len, kept)) / len(kept) for name, kept in code.items()}
+for name, budget in BUDGETS.items():
+    print(f"{name}: {sizes[name]:,} of {budget:,}{' TOO MANY' if sizes[name] > budget else ''}")
+for name, width in widths.items():
+    print(f"{name}: {width:.1f} of {WIDTH} characters{' TOO MANY' if width >= WIDTH else ''}")
+sys.exit(any(sizes[k] > v for k, v in BUDGETS.items()) or max(widths.values()) >= WIDTH)
