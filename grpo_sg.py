@@ -595,8 +595,7 @@ def train(policy: Policy, task, cfg: Config, optimizer=None, done: int = 0,
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
-        P = min(cfg.prompts, len(task.train))
-        problems = random.Random(seed).sample(task.train, P)
+        problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
         # Sample: G completions of each problem, and a verdict on each.
         completions = rollout(policy, task, problems, cfg, n=cfg.group_size,
                               temperature=cfg.temperature, seed=seed)
@@ -1228,7 +1227,9 @@ def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line. argv: a list of flags; by default those of the process."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without "±"
+    # For terminals that don't know "±". A notebook's stdout has no such method.
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="backslashreplace")
     with errors_in_one_line():
         # Only here do the system's errors get one line: later ones may be those of a user's task.
         with errors_in_one_line(OSError):
