@@ -1197,7 +1197,7 @@ def signals_recorded() -> Iterator[list[int]]:
         # A second Ctrl-C is Python's own. No print, because the signal may have interrupted one.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing this step; Ctrl-C again stops at once\n")
+            os.write(2, b"\nfinishing this step; again: stop now\n")
 
     numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}
     before = {number: signal.signal(number, record) for number in numbers
