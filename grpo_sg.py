@@ -452,6 +452,7 @@ class Config:
     eval_only: bool = setting(False, "only run the test, no training")
     resume: str = setting("", "folder of a run to continue, as it was")
 
+
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
 
 @dataclasses.dataclass
@@ -794,6 +795,7 @@ def find_equal_groups(completions: list[Completion], n: int) -> list[bool]:
     """Return for each group of n whether its rewards are equal, so that it has no gradient."""
     rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
     return are_equal(rewards.view(-1, n))[:, 0].tolist()
+
 
 # From here on it is rows, loading, files and flags: a reader of the method can stop.
 

@@ -4,10 +4,11 @@ import pathlib
 import subprocess
 import sys
 
-BUDGETS = {"grpo_sg.py": 1665, "grpo_sg.py, code": 984, "tasks.py": 1054, "tasks.py, code": 652,
-           "test_grpo_sg.py": 2250, "lines of Python": 15700, "files": 138,
-           "lines without support/pretrained": 23700, "words of Markdown": 36000}
-WIDTH = 54.5  # the mean line of code stays below it: denser lines don't meet a budget
+BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 690, "tasks.py": 1054, "tasks.py, code": 652,
+           "test_grpo_sg.py": 2150, "lines of Python": 15700, "files": 139,
+           "lines without support/pretrained": 23700, "words of Markdown": 37000}
+# The mean line of code stays below these: denser lines don't meet a budget.
+WIDTHS = {"grpo_sg.py": 54.5, "tasks.py": 54.5, "verify/math_equal.py": 62.5}
 
 
 def list_code(text):
@@ -23,7 +24,7 @@ def list_code(text):
 names = subprocess.check_output(["git", "ls-files"], text=True).split()
 texts = {name: pathlib.Path(name).read_text("utf-8", errors="replace") for name in names}
 lines = {name: len(text.splitlines()) for name, text in texts.items()}
-code = {name: list_code(texts[name]) for name in ("grpo_sg.py", "tasks.py", "verify/math_equal.py")}
+code = {name: list_code(texts[name]) for name in WIDTHS}
 sizes = {name: lines[name] for name in ("grpo_sg.py", "tasks.py", "test_grpo_sg.py")}
 sizes |= {f"{name}, code": len(code[name]) for name in ("grpo_sg.py", "tasks.py")}
 sizes["lines of Python"] = sum(lines[name] for name in names if name.endswith(".py"))
@@ -35,5 +36,6 @@ widths = {name: sum(map(len, kept)) / len(kept) for name, kept in code.items()}
 for name, budget in BUDGETS.items():
     print(f"{name}: {sizes[name]:,} of {budget:,}{' TOO MANY' if sizes[name] > budget else ''}")
 for name, width in widths.items():
-    print(f"{name}: {width:.1f} of {WIDTH} characters{' TOO MANY' if width >= WIDTH else ''}")
-sys.exit(any(sizes[k] > v for k, v in BUDGETS.items()) or max(widths.values()) >= WIDTH)
+    print(f"{name}: {width:.2f} of {WIDTHS[name]}{' TOO WIDE' if width >= WIDTHS[name] else ''}")
+sys.exit(any(sizes[name] > budget for name, budget in BUDGETS.items())
+         or any(widths[name] >= WIDTHS[name] for name in WIDTHS))
