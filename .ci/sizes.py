@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 690, "tasks.py": 1054, "tasks.py, code": 652,
-           "test_grpo_sg.py": 2150, "lines of Python": 15700, "files": 139,
+           "test_grpo_sg.py": 2150, "lines of Python": 15700, "files": 140,
            "lines without support/pretrained": 23700, "words of Markdown": 37000}
 # The mean line of code stays below these: denser lines don't meet a budget.
 WIDTHS = {"grpo_sg.py": 54.5, "tasks.py": 54.5, "verify/math_equal.py": 62.5}
@@ -25,8 +25,7 @@ names = subprocess.check_output(["git", "ls-files"], text=True).split()
 texts = {name: pathlib.Path(name).read_text("utf-8", errors="replace") for name in names}
 lines = {name: len(text.splitlines()) for name, text in texts.items()}
 code = {name: list_code(texts[name]) for name in WIDTHS}
-sizes = {name: lines[name] for name in ("grpo_sg.py", "tasks.py", "test_grpo_sg.py")}
-sizes |= {f"{name}, code": len(code[name]) for name in ("grpo_sg.py", "tasks.py")}
+sizes = {**lines, **{f"{name}, code": len(code[name]) for name in code}}
 sizes["lines of Python"] = sum(lines[name] for name in names if name.endswith(".py"))
 sizes["files"] = len(names)
 sizes["lines without support/pretrained"] = sum(
