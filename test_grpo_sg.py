@@ -948,6 +948,13 @@ def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
     assert os.listdir(tmp_path) == [] and capsys.readouterr().out == ""
 
 
+def test_the_first_update_needs_no_pass_of_its_own_for_the_old_policy():
+    policy, cfg = grpo_sg.Policy(build_gpt2(), None, {0}), grpo_sg.Config(updates=2)
+    with mock.patch.object(grpo_sg, "token_logps", wraps=token_logps) as watched:
+        grpo_sg.learn(policy, Descent(policy.model, 0.1), draw_completions(random.Random(0), 8), cfg)
+    assert watched.call_count == 3
+
+
 def slow_step_row(step, completions, updates, G):
     """Compute the row of a training step: means over completions, and over what was trained on."""
     P, n = len(completions) // G, len(completions)
@@ -1091,10 +1098,13 @@ def test_the_sums_are_those_of_loops_in_float32_or_float64():
         dtype = dtypes[seed % 4]
         tensors, settings = draw_loss_case(part, seed)
         given = {"mask": tensors["mask"], "weights": tensors["weights"]}
-        tensors = change_tensors(tensors, lambda x: x.clamp(-15).to(dtype)) | given
+        more = 1 + 1e-9  # a number that float32 does not have
+        tensors = change_tensors(tensors, lambda x: x.clamp(-15).to(dtype) * more) | given
         loss, found = grpo_sg_loss(**tensors, **settings)
-        *_, sums = slow_loss(**change_tensors(tensors, torch.Tensor.tolist), **settings)
+        expected, _, sums = slow_loss(**change_tensors(tensors, torch.Tensor.tolist), **settings)
         assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        if dtype == torch.float64:
+            assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
         assert {key: float(value) for key, value in found.items()} == {
             key: pytest.approx(value, rel=1e-3, abs=1e-12) for key, value in sums.items()}, (part, seed)
         assert not any(torch.is_tensor(x) and x.requires_grad for x in found.values())
@@ -1708,6 +1718,16 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flag
     out, = (tmp_path / "runs").iterdir()
     assert out.name.startswith(f"{flags.split()[1]}-sg-seed0-") and out.name in printed
     assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
+
+
+def test_a_tokenizer_is_what_its_file_says(tmp_path):
+    """Although the folder's config.json says Qwen2, whose own tokenizer has other rules."""
+    policy, _, _ = build_toy()
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "Qwen2Tokenizer"}))
+    assert grpo_sg.load_model(tmp_path)[1]("who yes")["input_ids"] == [5, 2]
 
 
 def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(tmp_path):
