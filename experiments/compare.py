@@ -97,31 +97,25 @@ def make_hash(content):
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def find_rows(args, jobs):
-    """Return the rows of these jobs."""
-    commands = {" ".join(write_command(args, job)) for job in jobs}
-    return [row for row in read_rows(args.rows)
-            if row["command"] in commands and row["code"] == args.code]
-
-
-def run_jobs(args):
+def make_runs(args):
     """Make the runs that have no row yet, and return the rows of all."""
-    jobs = list_jobs(args)
-    done = {row["command"] for row in find_rows(args, jobs)}
-    missing = [job for job in jobs if " ".join(write_command(args, job)) not in done]
+    jobs = {" ".join(write_command(args, job)): job for job in list_jobs(args)}
+    rows = {row["command"]: row for row in read_rows(args.rows)
+            if row["command"] in jobs and row["code"] == args.code}
+    missing = [command for command in jobs if command not in rows]
     print(f"{len(missing)} of {len(jobs)} runs to make; results: {args.rows}", flush=True)
     started = time.time()
-    for i, job in enumerate(missing, 1):
-        words = write_command(args, job)
-        folder = FOLDERS / make_hash(" ".join([*words, args.code]).encode())
-        make_run(words, folder)
-        row = {**job, **read_run(folder)}
-        append_rows(args.rows, [{**row, "command": " ".join(words), "code": args.code,
-                                 "commit": name_commit(), "date": str(datetime.date.today())}])
+    for i, command in enumerate(missing, 1):
+        folder = FOLDERS / make_hash(f"{command} {args.code}".encode())
+        make_run(write_command(args, jobs[command]), folder)
+        row = {**jobs[command], **read_run(folder), "command": command, "code": args.code,
+               "commit": name_commit(), "date": str(datetime.date.today())}
+        append_rows(args.rows, [row])
+        rows[command] = row
         left = datetime.timedelta(seconds=round((time.time() - started) / i * (len(missing) - i)))
         print(f"run {i} of {len(missing)}: {row['arm']}, lr {row['lr']:g}, seed {row['seed']}: "
               f"{row['end']:.3f}; about {left} left", flush=True)
-    return find_rows(args, jobs)
+    return rows.values()
 
 
 def make_run(words, folder):
@@ -267,7 +261,7 @@ def main(argv=None):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, signal.default_int_handler)
     try:
-        print("\n".join(describe(args, run_jobs(args))))
+        print("\n".join(describe(args, make_runs(args))))
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command continues")
 

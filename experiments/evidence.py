@@ -3,8 +3,7 @@
     python -m experiments.evidence             prints the numbers
     python -m experiments.evidence --figures   draws figures/rates.svg and figures/curve.svg
 
-Square brackets hold 95% intervals, of the rule `rates` (results/rules.md) by 10,000 bootstrap
-samples of seeds, and else by Student's t over pairs of runs.
+Square brackets hold 95% intervals: of that rule by a bootstrap over seeds, else by Student's t.
 """
 import argparse
 import math
@@ -19,11 +18,8 @@ from experiments.compare import RESULTS, interval, read_rows
 SAMPLES = 10_000                       # of a bootstrap
 LAST = "rare left out", "other 80%"    # the weights of kk that the rule does not count
 TASKS = {"phone_book": "phone book", "backwards": "words backwards", "math": "sums and products"}
-PROGRESS = {  # what the outcomes 1 to 4 of an earlier rule compare
-    "GRPO-SG minus GRPO at its rate": (("GRPO-SG", 2e-4), ("GRPO", 2.0901e-4)),
-    "11-fold minus GRPO at its rate": (("11-fold", 2e-4), ("GRPO", 2.2373e-4)),
-    "constant 1.35 minus GRPO": (("constant 1.35", 2e-4), ("GRPO", 2e-4)),
-    "lists only minus filler words only": (("lists only", 2e-4), ("filler words only", 2e-4))}
+PROGRESS = [("GRPO-SG", "GRPO", 2.0901e-4), ("11-fold", "GRPO", 2.2373e-4),
+            ("constant 1.35", "GRPO", 2e-4), ("lists only", "filler words only", 2e-4)]
 
 
 # ---- Equivalent rates ----
@@ -212,10 +208,11 @@ def list_progress():
     leads = []  # (seeds, outcomes, steps)
     for row in read_rows(RESULTS / "progress.jsonl"):
         runs = {(run["arm"], run["lr"]): torch.tensor(run["solved"]) / 64 for run in row["runs"]}
-        leads.append(torch.stack([runs[ours] - runs[theirs] for ours, theirs in PROGRESS.values()]))
+        leads.append(torch.stack([runs[ours, 2e-4] - runs[theirs, lr]
+                                  for ours, theirs, lr in PROGRESS]))
     leads = torch.stack(leads)
-    for name, lead in zip(PROGRESS, leads.mean(-1).T.tolist()):
-        yield describe(f"{name}, steps 1 to 20", lead, 4)
+    for (ours, theirs, lr), lead in zip(PROGRESS, leads.mean(-1).T.tolist()):
+        yield describe(f"{ours} at 2e-4 minus {theirs} at {lr:g}, steps 1 to 20", lead, 4)
     for first, last in (1, 10), (11, 20):
         part = leads[:, :2, first - 1:last].mean((1, 2)).tolist()
         yield describe(f"the mean of the first two, steps {first} to {last}", part, 4)
