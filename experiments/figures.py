@@ -1,147 +1,90 @@
-"""Draw the two figures of the pages into figures/, as SVG with text as text. Needs matplotlib.
-
-    python -m experiments.figures
-
-group.svg samples one group with the tiny model, and method.svg plots the weight.
-"""
+"""Draw the two figures of the evidence page as SVG. evidence.py calls it and saves them."""
 import html
-import re
-import textwrap
+import math
 
-import matplotlib
-import matplotlib.pyplot as plt
-import torch
-
-import grpo_sg
-from experiments.compare import RESULTS
-
-FIGURES = RESULTS.parent / "figures"
-BLUE, ORANGE, GREY = "#2166ac", "#d95f02", "#888888"
-UP, DOWN = "#2a86cc", "#d55e00"
+INK, GRAY, BLUE, ORANGE = "#222222", "#8a8a8a", "#2166ac", "#c2500a"
+COLORS = {"kk": BLUE, "math": ORANGE}
+LEGEND = {"logic puzzles": ("kk", False), "expected to miss": ("kk", True),
+          "sums and products": ("math", False)}
+LEFT, TOP = 64, 44  # where axes begin, in pixels
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"
+font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#ffffff"/>"""
 
 
-# ---- One group ----
-
-WIDTH, LEFT, LINE = 860, 14, 19  # in pixels
-LETTER = 7.6                     # width of a letter
-
-
-def write_text(x, y, words, color="#222222", size=12.5, weight="normal"):
-    """Return text as SVG, stretched to the same width in every font."""
-    length = f' textLength="{len(words) * LETTER:.1f}"' if size == 12.5 else ""
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" xml:space="preserve" '
-            f'font-weight="{weight}"{length}>{html.escape(words)}</text>')
+def write(x, y, words, color=INK, anchor="start"):
+    return (f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">'
+            f'{html.escape(str(words))}</text>')
 
 
-def draw_completion(decode, c, pi, w, y):
-    """Return (SVG of a completion from height y on, the height after it). pi and w: a number for
-    each of its tokens."""
-    grade = "correct" if c.solved else "wrong"
-    color = UP if c.advantage > 0 else DOWN
-    push = "up" if c.advantage > 0 else "down"
-    parts = [write_text(LEFT, y, f"R = {c.reward:g}, {grade}: A = {c.advantage:+.2f}, each token "
-                        f"is pushed {push}", color, weight="bold")]
-    x, y = LEFT, y + LINE
-    for t, token in enumerate(c.tokens[:-1]):  # without the stop token
-        word = decode([token])
-        width = len(word) * LETTER
-        if x + width > WIDTH - LEFT:
-            x, y, word = LEFT, y + LINE + 11, word.lstrip()
-            width = len(word) * LETTER
-        opacity = min(1.0, abs(w[t] * c.advantage) / 3)
-        parts.append(f'<rect x="{x:.1f}" y="{y - 13}" width="{width:.1f}" height="17" '
-                     f'fill="{color}" fill-opacity="{opacity:.2f}"/>')
-        parts.append(write_text(x, y, word))
-        if pi[t] < 1/3:
-            parts.append(write_text(x + LETTER, y + 13, f"π {pi[t]:.2f}", "#555555", 9))
-        x += width
-    return "\n".join(parts), y + 2 * LINE
+def connect(points, color=INK, width=1.0):
+    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="{width}"/>'
 
 
-def choose(groups):
-    """Return two correct and two wrong completions of the first group with three correct ones,
-    which the lesson follows through its hour (lesson/by_hand.py)."""
-    for group in groups:
-        right = [c for c in group if c.solved]
-        wrong = [c for c in group if not c.solved]
-        if len(right) == 3:
-            return right[:2] + wrong[:2]
-    raise SystemExit("error: no group has three correct completions")
+def mark(x, y, task, hollow=False):  # a circle for kk, and a square for math
+    return (f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" rx="{4 * (task == "kk")}" '
+            f'fill="{"#ffffff" if hollow else COLORS[task]}" stroke="{COLORS[task]}"/>')
 
 
-def draw_group():
-    """Draw a puzzle, four of its completions, and the push on each token."""
-    cfg = grpo_sg.read_settings(["--eval_problems", "200", "--train_problems", "100"])
-    policy, task = grpo_sg.load(cfg)
-    completions = grpo_sg.rollout(policy, task, task.valid[:20], cfg, n=cfg.group_size,
-                                  temperature=cfg.temperature, seed=cfg.seed)
-    grpo_sg.set_advantages(completions, cfg.group_size)
-    chosen = choose(grpo_sg.split_groups(completions, cfg.group_size))
-    parts, y = [], 24
-    for line in textwrap.wrap(chosen[0].problem.question, int((WIDTH - 2 * LEFT) / LETTER)):
-        parts.append(write_text(LEFT, y, line, weight="bold"))
-        y += LINE
-    y += 8
-    for c in chosen:
-        with torch.no_grad():
-            batch = grpo_sg.make_batch([c], policy.model.device)
-            logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
-        pi, w = logps.exp().tolist(), grpo_sg.weigh(logps, cfg).tolist()
-        text, y = draw_completion(policy.tokenizer.decode, c, pi, w, y)
-        parts.append(text)
-    note = ("Color: the push w A. Blue tokens are pushed up, and orange ones down. Low-probability "
-            "tokens, with their probability π below them, are paler: w = 1, and up to 1.4 for the "
-            "others.")
-    for line in textwrap.wrap(note, 108):
-        parts.append(write_text(LEFT, y, line, "#555555", 12))
-        y += 16
-    newline = "\n"
-    (FIGURES / "group.svg").write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
-        f'viewBox="0 0 {WIDTH} {y}" font-family="Menlo, Consolas, monospace">\n'
-        f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>\n{newline.join(parts)}\n</svg>\n',
-        encoding="utf-8")
+def draw(width, height, right, ticks_x, ticks_y, title_x, title_y, parts):
+    """Return an SVG with axes, each {number: its place in pixels}, and other parts."""
+    bottom = TOP + height
+    axes = [connect([(LEFT, TOP), (LEFT, bottom), (LEFT + width, bottom)]),
+            write(LEFT + width / 2, bottom + 44, title_x, anchor="middle"),
+            write(LEFT - 44, TOP - 18, title_y)]
+    for z, x in ticks_x.items():
+        axes += [connect([(x, bottom), (x, bottom + 5)]), write(x, bottom + 18, z, anchor="middle")]
+    for z, y in ticks_y.items():
+        axes += [connect([(LEFT - 5, y), (LEFT, y)]), write(LEFT - 9, y + 4, z, anchor="end")]
+    head = HEAD.format(LEFT + width + right, TOP + height + 60)
+    return "\n".join([head, *axes, *parts, "</svg>\n"])
 
 
-# ---- Plots ----
-
-def save(figure, name):
-    """Save a plot as SVG, with a line of the file for each named group of it."""
-    path = FIGURES / name
-    figure.savefig(path, metadata={"Date": None})
-    path.write_text(re.sub(r"\s*\n\s*(?!<g id|\s)", " ", path.read_text("utf-8")), "utf-8")
-
-
-def draw_method():
-    """Plot the weight and its motivation: low-probability tokens have the largest gradients."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8))
-    pi = torch.linspace(1e-4, 1, 200)
-    for shaping, color in (("sg", BLUE), ("ar", ORANGE)):
-        left.plot(pi, grpo_sg.weigh(pi.log(), grpo_sg.Config(shaping=shaping)), color=color)
-    left.axhline(1, color=GREY, lw=1)
-    names = ("GRPO-SG", 1.42, BLUE), ("GRPO", 1.02, GREY), ("AR-Lopti", 0.88, ORANGE)
-    for text, y, color in names:
-        left.text(0.99, y, text, color=color, ha="right", va="bottom")
-    left.set(xlabel="probability of the token, π", ylim=(0.75, 1.5),
-             title="The weight w of a token")
-    # Both papers have the bounds: AR-Lopti in Proposition 4.2, and GRPO-SG, by a review, in Theorem
-    # 3.1. The norm is sqrt((1 - pi)^2 + sum of the other tokens' pi^2). It is at the upper bound if
-    # one other token has the rest, and close to the lower one if very many tokens share it.
-    right.fill_between([0, 1], [0, 1], [0, 2 ** 0.5], color=BLUE, alpha=0.3, lw=0)
-    right.text(0.48, 0.8, "√2 (1 − π)", color=GREY, ha="right")
-    right.text(0.6, 0.45, "1 − π", color=GREY)
-    right.set(xlabel="1 − π", title="Norm of its gradient, d log π / d logits")
-    save(figure, "method.svg")
+def spread(heights, gap=16):
+    """Move heights apart until no two are closer than a gap, and return them."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for i, j in 500 * [*zip(order, order[1:])]:
+        lack = max(0, gap - (heights[j] - heights[i])) / 2
+        heights[i], heights[j] = heights[i] - lack, heights[j] + lack
+    return heights
 
 
-def main():
-    matplotlib.use("svg")
-    plt.rcParams.update({"font.size": 9, "svg.hashsalt": "grpo-sg", "svg.fonttype": "none",
-                         "axes.spines.top": False, "axes.spines.right": False,
-                         "figure.constrained_layout.use": True})
-    draw_group()
-    draw_method()
+def draw_rates(points, hollow, low=0.28, high=1.45, size=560):
+    """Draw equivalent rates over ratios on log axes. points: (task, weight, ratio, rate), ratio and
+    rate as (estimate, low, high). What lies outside of the axes is drawn at their ends."""
+    def place(x, y):  # in pixels
+        x, y = (math.log(min(max(z, low), high) / low) / math.log(high / low) for z in (x, y))
+        return LEFT + size * x, TOP + size * (1 - y)
+
+    parts = [connect([place(low, low), place(high, high)], GRAY)]
+    for y, (words, (task, empty)) in zip((60, 80, 100), LEGEND.items()):
+        parts += [mark(LEFT + 24, y, task, empty), write(LEFT + 36, y + 4, words, COLORS[task])]
+    for side, anchor in ((-1, "end"), (1, "start")):  # of the diagonal, where names stand
+        named = [p for p in points if (p[0] == "kk" and p[2][0] >= low) == (side == -1)]
+        heights = spread([min(TOP + size - 16, place(x[0], y[0])[1]) for _, _, x, y in named])
+        for (task, name, x, y), height in zip(named, heights):
+            center, end = place(x[0], y[0]), LEFT + size - (height - TOP) + 50 * side
+            parts += [connect([(end, height), center], GRAY, 0.5),
+                      connect([place(x[0], y[1]), place(x[0], y[2])], COLORS[task]),
+                      connect([place(x[1], y[0]), place(x[2], y[0])], COLORS[task]),
+                      mark(*center, task, name in hollow),
+                      write(end + 4 * side, height + 4, name, COLORS[task], anchor)]
+    ticks = {z: place(z, z) for z in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4)}
+    return draw(size, size, 60, {z: x for z, (x, _) in ticks.items()},
+                {z: y for z, (_, y) in ticks.items()}, "ratio, measured before training",
+                "equivalent learning rate, steps 1 to 10", parts)
 
 
-if __name__ == "__main__":
-    main()
+def draw_curve(grpo, ours, width=440, height=260):
+    """Draw accuracy over steps. grpo, ours: {step: accuracy}."""
+    def place(step, value):
+        return LEFT + width * step / 60, TOP + height * (0.7 - value) / 0.4
+
+    low, high = spread([place(60, curve[60])[1] for curve in (grpo, ours)])
+    parts = [connect([place(*point) for point in grpo.items()], ORANGE, 5),
+             connect([place(*point) for point in ours.items()], BLUE, 2),
+             write(LEFT + width + 8, low + 4, "GRPO", ORANGE),
+             write(LEFT + width + 8, high + 4, "GRPO-SG", BLUE)]
+    return draw(width, height, 80, {step: place(step, 0)[0] for step in range(0, 61, 10)},
+                {z: place(0, z)[1] for z in (0.3, 0.4, 0.5, 0.6, 0.7)}, "steps of training",
+                "accuracy (avg@8), equal rates, mean of three tasks", parts)
