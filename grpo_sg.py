@@ -87,7 +87,7 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
             sampling temperature; any shape. Probabilities, if you pass them by mistake, give no
             error, and every weight is U.
         alpha, tau, mu: scale, temperature and offset of the sigmoid. tau is our choice: the only
-            source with a value says 9, which would make w constant (lesson/decisions.md).
+            source with a value says 9, which would make w constant (lesson/weight.md).
         low, high: the bounds L and U.
 
     Returns:
