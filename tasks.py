@@ -9,7 +9,7 @@ This file needs tqdm, and datasets for data from the hub. With the optional fold
 verify/, mathematical answers are compared by verify/math_equal.py, which reads fractions, roots,
 sets and more; without it, only problems whose answer is a plain number are used.
 """
-import csv
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -29,18 +29,13 @@ from tqdm import tqdm
 
 try:
     from verify.math_equal import is_certain, math_equal
-except ModuleNotFoundError as error:
-    if error.name not in ("verify", "verify.math_equal"):
-        raise
+except ModuleNotFoundError:
     math_equal = None  # verify/ is optional, and without it plain_equal compares plain numbers
 
 
 class UserError(ValueError):
     """A mistake by the user, told in one line: what was given, what is allowed, and what to do.
     The command line prints it without a traceback."""
-
-    def __init__(self, message):
-        super().__init__(message.split("\n")[0])
 
 
 # ---- What a task is ----
@@ -481,9 +476,7 @@ def verify_math(response, gold):
 
 def as_answers(gold):
     """Return one reference answer, or several, as a list of strings."""
-    if isinstance(gold, (str, int, float)):
-        gold = [gold]
-    return [str(each) for each in gold]
+    return [str(each) for each in (gold if isinstance(gold, (list, tuple)) else [gold])]
 
 
 # ---- Mathematics: making problems ----
@@ -523,187 +516,96 @@ def arithmetic_split(split, count, seed):
 
 # ---- Data: problems from a file or the hub ----
 
-FILES = (".jsonl", ".json", ".csv", ".parquet")
-# What a column may be called, in the order in which we look; case is ignored.
-QUESTION = ("question", "problem", "prompt")
-ANSWER = ("answer", "solution", "ground_truth")
-FORMS = ("a .jsonl file has a JSON object on each line, a .json file one list of them, and a .csv "
-         "file commas between its cells, all in UTF-8")
-# What data sets write where there is no answer, without the signs that MARKS matches
-NO_ANSWER = ("", "proof", "notfound", "noanswer", "none", "null", "nan", "inf", "na", "unknown",
-             "tbd", "omitted", "solution", "seesolution", "answersvary", "answersmayvary", "略")
-MARKS = re.compile(r"\\(?:text|math)\w*|\\[lc]?dots|[\s!-/:-@\[-`{-~…–—]")
+FILES = (".jsonl", ".parquet")
+# The columns of a question and of its reference answer, in the order in which we look
+QUESTION = ("question", "problem")
+ANSWER = ("final_answer", "expected_answer", "answer", "solution")
+# What data sets write where there is no answer
+NO_ANSWER = re.compile(r"(?<![\\\w])(proof|none|null|nan|inf|n/?a|unknown|tbd|omitted|not found|"
+                       r"no answer|see solution|answers (may )?vary|略)(?!\w)", re.I)
+# A control character, or the rest of a LaTeX command: "\times" in JSON is a tab and "imes".
+EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
 
 
 def load_hub(name, configuration, split):
-    """Load a split of a set on the hub."""
-    try:
-        import datasets  # slow to import, and not needed for problems that are generated
-        try:
-            return datasets.load_dataset(name, configuration, split=split)
-        except RuntimeError:
-            # The set is a script, which we never run. The hub has a copy of its rows on a branch,
-            # with a folder per configuration.
-            return datasets.load_dataset(name, data_dir=configuration, split=split,
-                                         revision="refs/convert/parquet")
-    except Exception as error:  # no such set, no access, no network: each has its own type
-        raise UserError(f"cannot load {name} from the hub ({type(error).__name__}: {error}): "
-                        "check the network and that datasets is installed; without them, use "
-                        "--data synthetic or, with --task math, a file") from None
+    """Load a split of a set on the hub. Raises OSError without a network."""
+    import datasets  # slow to import, and not needed for problems that are generated
+    return datasets.load_dataset(name, configuration, split=split)
 
 
 def read_file(path):
-    """Read the rows of a file, a list."""
-    rows = []
+    """Read the rows of a file. A .jsonl file has a JSON object on each line."""
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
             return pyarrow.parquet.read_table(path).to_pylist()
         # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
         # numbers, reads 2020-01-01 as a time, and rounds long numbers.
-        with open(path, encoding="utf-8-sig", newline="") as file:  # Excel adds a mark
-            if path.endswith(".csv"):
-                csv.field_size_limit(2 ** 31 - 1)
-                # Without strict, a quote that is not closed swallows the rows after it.
-                rows += csv.DictReader(file, strict=True)
-            elif path.endswith(".jsonl"):
-                rows += map(json.loads, filter(str.strip, file))
-            else:
-                rows = json.load(file)
-            return rows if isinstance(rows, list) else [rows]
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        if isinstance(error, json.JSONDecodeError):
-            error = f"{error.msg} at {error.doc[error.pos:][:60]!r}"
-        raise UserError(f"--data or --eval_data {path} cannot be read after {len(rows)} rows: "
-                        f"{error} ({FORMS})") from None
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.strip()]
+    except ValueError as error:
+        line = getattr(error, "doc", "")
+        raise UserError(f"{path} cannot be read: {error} {line!r:.60}") from None
 
 
-def read_rows(name, rows, read_golds):
-    """Return (question, golds, columns) of each row with a question and a reference answer.
-    Print how many other rows are dropped, and the first of them. Raises UserError if all are.
-
-    name is the set or the file. read_golds turns an answer's text into a list: the reference
-    answers to accept, or [] if no response could match it.
-    """
-    chosen, lost = [], []
-    for number, row in enumerate(tqdm(rows, name, leave=False, delay=2, disable=None), 1):
-        columns = read_columns(row)
-        question, answer = read_question(columns), find_value(columns, ANSWER)
-        golds = [gold for text in list_answers(answer) for gold in read_golds(text)]
-        if question and golds:
-            chosen.append((question, golds, columns))
-        else:
-            lost.append(f"row {number}: {answer if question else row!r:.60}")
-    if not rows:
-        raise UserError(f"{name} is empty: give a file with problems")
-    reason = f"no question, or no answer that a response can match, such as {''.join(lost[:1])}"
-    if not chosen:
-        columns = rows[0] if isinstance(rows[0], dict) else ["none"]
-        raise UserError(f"{name} has no problems ({reason}). Its columns are "
-                        f"{', '.join(map(str, columns))}: call the question "
-                        f"{' or '.join(QUESTION)}, and its answer {' or '.join(ANSWER)} ({FORMS})")
-    if lost:
-        print(f"dropped {len(lost)} of {len(rows)} problems of {name}: {reason}")
-    return chosen
-
-
-def read_columns(row):
-    """Return a row as a dict whose keys are in lower case; {} if it is not a dict, or if it has
-    more cells than the header of its CSV file."""
-    if not isinstance(row, dict) or None in row:  # csv puts the cells without a name under None
-        return {}
-    columns = {str(name).strip().lower(): value for name, value in row.items()}
-    if len(columns) < len(row):
-        return {}  # Answer and answer
-    if isinstance(columns.get("reward_model"), dict):  # as in data for verl
-        columns.setdefault("ground_truth", columns["reward_model"].get("ground_truth"))
-    return columns
-
-
-def find_value(columns, names):
-    """Return the value of the first of these columns that has one, or None."""
-    found = [columns[name] for name in names if columns.get(name) not in (None, "", [])]
+def find_value(row, columns):
+    """Return the value of the first of these columns that a row has, or None."""
+    found = [row[column] for column in columns if row.get(column) not in (None, "", [])]
     return found[0] if found else None
 
 
-def read_question(columns):
-    """Return the question, a text or a chat that ends with the user's turn; None if it is
-    neither."""
-    question = find_value(columns, QUESTION)
-    body = columns.get("body") or ""  # what SVAMP and ASDiv tell before they ask
-    if is_text(question) and (is_text(body) or not body):
-        listed = re.match(r"\s*[\[{]\s*[{'\"]", question)  # the text of a list or a dict
-        return None if listed else f"{body} {question}" if body else question
-    return question if is_chat(question) and question[-1]["role"] == "user" else None
+def read_answer(text):
+    """Return the reference answer in the text of a data set, or "" if no response could match it.
+    A worked solution stands for what follows #### or is in \\boxed{}."""
+    answer = text.rpartition("####")[2]
+    answer = (final_answer(answer) or answer).strip()
+    matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
+    if not matched or EATEN.search(text) or NO_ANSWER.search(answer):
+        return ""
+    return "" if math_equal and not is_certain(answer) else answer
 
 
-def is_chat(value):
-    """Return True for a list of messages that each have a role and a text."""
-    return isinstance(value, list) and value != [] and all(
-        isinstance(turn, dict) and is_text(turn.get("role")) and is_text(turn.get("content"))
-        for turn in value)
-
-
-def is_text(value):
-    """Return True for a text that is not blank, and has no half of a character, which no
-    tokenizer can encode."""
-    text = isinstance(value, str) and value.strip()
-    return bool(text) and not re.search("[\ud800-\udfff]", text)
-
-
-def list_answers(value):
-    """Return the texts of an answer: a text, a number, or a list of these."""
-    values = value if isinstance(value, list) else [value]
-    texts = [str(value) for value in values if type(value) in (str, int, float)]
-    return [text for text in texts if MARKS.sub("", text).lower() not in NO_ANSWER]
+def load_math(name, places):
+    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file.
+    Print how many rows are dropped."""
+    rows = load_hub(*places[name]) if name in places else read_file(name)
+    problems, lost = [], []
+    for row in tqdm(rows, name, leave=False, delay=2, disable=None):
+        question = find_value(row, QUESTION)
+        answers = map(read_answer, as_answers(find_value(row, ANSWER)))
+        golds = [answer for answer in answers if answer]
+        if golds and isinstance(question, str) and question.strip():
+            problems.append(Problem(question, golds))
+        else:
+            lost.append(row)
+    if lost:
+        print(f"dropped {len(lost)} of {len(rows)} problems of {name}: no {' or '.join(QUESTION)}, "
+              f"or no answer ({', '.join(ANSWER)}) that a response matches, as in {lost[0]!r:.99}")
+    return problems
 
 
 def words_of(problem):
-    """Return the words of the question, a text or a chat. They are equal for questions that
-    differ only in white space, case or the chat's system prompt."""
-    question = problem.question
-    if not isinstance(question, str):
-        question = " ".join(turn["content"] for turn in question if turn["role"] != "system")
-    return " ".join(question.split()).casefold()
+    """Return the words of a question. White space and case make no difference."""
+    return " ".join(str(problem.question).split()).casefold()
 
 
 def drop_repeats(problems, name, test=()):
     """Return the problems without repeats, without questions that have different answers in two
-    rows, and without those of the test problems. Print how many were dropped."""
+    rows, and without those of the test problems. Print how many were dropped. Raises UserError
+    if fewer than 10 are left."""
     asked = {}
     for problem in problems:
         asked.setdefault(words_of(problem), []).append(problem)
-    tested = {words_of(problem) for problem in test}
-    new = [same for words, same in asked.items() if words not in tested]
-    left = [same[0] for same in new if all(problem.answer == same[0].answer for problem in same)]
-    if len(left) < len(problems):
-        print(f"dropped {len(problems) - len(left)} of {len(problems)} problems of {name}: "
-              f"repeats, {len(asked) - len(new)} questions of the test set, and "
-              f"{len(new) - len(left)} questions with different answers")
-    return left
-
-
-def hold_out(problems, test, eval_data, cfg):
-    """Split the problems, without repeats and those in the test set, into (train, valid).
-    Validation gets at most a tenth, and at most cfg.eval_problems."""
-    left = drop_repeats(problems, cfg.data, test)
+    for problem in test:
+        asked.pop(words_of(problem), None)
+    left = [first for first, *others in asked.values()
+            if all(other.answer == first.answer for other in others)]
+    if lost := len(problems) - len(left):
+        print(f"dropped {lost} of {len(problems)} problems of {name}: repeats, questions with "
+              "different answers, and questions of the test set")
     if len(left) < 10:
-        raise UserError(f"--data {cfg.data} has {len(left)} different problems that are not in "
-                        f"{eval_data}: give 10 or more (a tenth is held out for validation)")
-    random.Random(cfg.seed).shuffle(left)
-    count = min(cfg.eval_problems, len(left) // 10)
-    return left[count:], left[:count]
-
-
-def choose_eval_data(cfg, pairs):
-    """Return the name of the set to test on. pairs: the default for each training set. Raises
-    UserError if a flag names neither a set nor a file that can be read."""
-    eval_data = cfg.eval_data or pairs.get(cfg.data, "")
-    for flag, name, known in (("data", cfg.data, pairs), ("eval_data", eval_data, pairs.values())):
-        if name not in known and not name.endswith(FILES):
-            said = f"--{flag} {name} is not" if name else f"--data {cfg.data} needs an --eval_data:"
-            raise UserError(f"{said} one of {', '.join(known)}, or a file ({', '.join(FILES)})")
-    return eval_data
+        raise UserError(f"{name} has only {len(left)} different problems: give 10 or more")
+    return left
 
 
 # ---- The tasks kk and math ----
@@ -730,9 +632,8 @@ def kk_task(cfg):
     Validation puzzles are always generated."""
     published = cfg.data == "published"
     if cfg.eval_data or not published and cfg.data != "synthetic" or published and cfg.brief:
-        raise UserError(f"--task kk needs --data synthetic or --data published (without --brief), "
-                        f"and no --eval_data, not --data {cfg.data} --eval_data "
-                        f"{cfg.eval_data or 'none'}: for a file, name --task math")
+        raise UserError("--task kk needs --data synthetic or published (without --brief), and no "
+                        "--eval_data: for a file, name --task math")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if published:
         train, test = kk_published(cfg.people)
@@ -755,47 +656,22 @@ MATH_TRAIN = {"gsm8k": ("openai/gsm8k", "main", "train"),
               "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", None, "train")}
 MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
              "math500": ("HuggingFaceH4/MATH-500", None, "test"),
-             # its only split, with 30 problems
-             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}
+             "aime24": ("HuggingFaceH4/aime_2024", None, "train")}  # its only split
 # --data -> the set to test on
 MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
               "deepscaler": "aime24"}
 
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # but not a command, such as \frac
-# A control character, or the rest of a LaTeX command: "\times" in JSON is a tab and "imes".
-EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
-# Signs that a text is more than an answer
-NO_GOLD = re.compile(r"""(?:\A|[\[({:=,])\s*['"`\u2018\u201c]+[^\s'"})\],]  # '7', {'value': 7}
-    | [0-9]%?\s*\((?!mod\b)(?:[^()]*[a-z]{4}|[a-z]{2,3}\)\s*\Z)             # 9 (apples)
-    | \\boxed | \b[Aa]nswer\b | \A\s*[=\#] | \n[a-z] | </\w | &\w+;""", re.X)
-
-
-def load_math(name, places):
-    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file."""
-    rows = load_hub(*places[name]) if name in places else read_file(name)
-    return [Problem(question, golds) for question, golds, _ in read_rows(name, rows, read_golds)]
-
-
-def read_golds(text):
-    """Return the reference answer that an answer in a data set stands for, in a list; [] if no
-    response could match it, because it is a sentence or the verifier cannot read it. A worked
-    solution stands for what follows #### or is in \\boxed{}."""
-    gold = text.rpartition("####")[2]
-    gold = final_answer(gold) or gold
-    if EATEN.search(text) or NO_GOLD.search(gold) or len(WORD.findall(gold)) > 3:
-        return []
-    gold = gold.strip()
-    matched = list_answers(gold) and verify_math(f"\\boxed{{{gold}}}", gold).correct
-    plain = not math_equal or not re.search(r"[\d/]", gold)
-    return [gold] if matched and (plain or is_certain(gold)) else []
-
 
 def math_task(cfg):
-    """Make the task mathematics. It uses cfg.data ("synthetic", a key of MATH_TRAIN,
-    or a file), eval_data ("synthetic", a key of MATH_TEST, a file, or "" for the
-    test set that belongs to data), model, eval_only, seed, train_problems and
-    eval_problems. Validation problems are split off the training set."""
-    eval_data = choose_eval_data(cfg, MATH_PAIRS)
+    """Make the task mathematics. It uses cfg.data ("synthetic", a key of MATH_TRAIN, or a file),
+    eval_data ("synthetic", a key of MATH_TEST, a file, or "" for the test set that belongs to
+    data), eval_only, seed, train_problems and eval_problems. A tenth of the training problems,
+    at most eval_problems, are held out for validation."""
+    eval_data = cfg.eval_data or MATH_PAIRS.get(cfg.data, "")
+    for name, known in ((cfg.data, MATH_PAIRS), (eval_data, MATH_PAIRS.values())):
+        if name not in known and not name.endswith(FILES):
+            raise UserError(f"--task math: {name or 'no --eval_data'} is none of "
+                            f"{', '.join(known)}, and no file ({', '.join(FILES)})")
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:
@@ -806,7 +682,10 @@ def math_task(cfg):
         train = arithmetic_split("train", cfg.train_problems, cfg.seed)
         valid = arithmetic_split("valid", cfg.eval_problems, cfg.seed)
     else:
-        train, valid = hold_out(load_math(cfg.data, MATH_TRAIN), test, eval_data, cfg)
+        problems = drop_repeats(load_math(cfg.data, MATH_TRAIN), cfg.data, test)
+        random.Random(cfg.seed).shuffle(problems)
+        held_out = min(cfg.eval_problems, len(problems) // 10)
+        train, valid = problems[held_out:], problems[:held_out]
     return Task("math", MATH_SYSTEM, train, valid, test, verify_math, shortcuts=0.5, warmup=320,
                 floor=most_frequent(str(problem.answer) for problem in test),
                 tokens=r"\\boxed\{|.")
@@ -821,52 +700,30 @@ TASKS = {"kk": kk_task, "math": math_task}
 def list_messages(system, question):
     """Return the messages of a chat: the system prompt, then the question, a text or itself a
     list of messages. A list that begins with a system prompt keeps its own."""
-    if isinstance(question, str):
-        question = [{"role": "user", "content": question}]
-    if not system or question[0]["role"] == "system":
-        return question
-    return [{"role": "system", "content": system}, *question]
+    turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    if not system or turns[0]["role"] == "system":
+        return turns
+    return [{"role": "system", "content": system}, *turns]
 
 
 def render_chat(tokenizer, messages, kwargs):
-    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or
-    leaves out a text, as Phi-3's does the system prompt, the first turn has both texts.
-    Raises UserError if a text is still missing then."""
+    """Render a chat as text. If the template refuses the system role, as Gemma 2's does, or hides
+    its text, as Phi-3's does, the first turn has both texts. Raises UserError if the system
+    prompt or the question is still missing."""
     attempts = [messages]
-    system, *turns = messages
-    if system["role"] == "system" and turns:
-        both = system["content"] + "\n\n" + turns[0]["content"]
-        attempts.append([{**turns[0], "content": both}, *turns[1:]])
-    reason = "it does not show all texts"
+    if messages[0]["role"] == "system":
+        system, first, *turns = messages
+        both = system["content"] + "\n\n" + first["content"]
+        attempts.append([{**first, "content": both}, *turns])
     for attempt in attempts:
-        try:
+        with contextlib.suppress(Exception):  # a template is a program: it can raise anything
             text = tokenizer.apply_chat_template(attempt, **kwargs)
-        except Exception as error:  # a template is a program: it can raise anything
-            reason = error
-            continue
-        if shows_all(text, messages):
-            return text
-    raise UserError(f"the model's chat template cannot be used ({reason}), so the model would not "
-                    f"see the question {messages[-1]['content']!r:.60}: name a --model whose "
-                    "template takes plain texts")
-
-
-def shows_all(text, messages):
-    """Return True if a prompt has the texts of all messages, the turns in their order. White space
-    may differ, and templates may leave out what the assistant thought."""
-    words = " ".join(text.split())
-    end = 0  # of the turn before. A system prompt may stand anywhere, as in Mistral's last turn.
-    for message in messages:
-        said = message["content"]
-        if message["role"] == "assistant":
-            said = said.rpartition("</think>")[2]
-        said = " ".join(said.split())
-        start = words.find(said, 0 if message["role"] == "system" else end)
-        if start < 0:
-            return False
-        if message["role"] != "system":
-            end = start + len(said)
-    return True
+            words = " ".join(text.split())  # templates may change white space
+            if all(" ".join(message["content"].split()) in words
+                   for message in (messages[0], messages[-1])):
+                return text
+    raise UserError("the model's chat template does not show the system prompt and the question "
+                    f"{messages[-1]['content']!r:.60}: name another --model")
 
 
 def write_prompt(tokenizer, task, question, kwargs):
@@ -884,9 +741,8 @@ def write_prompt(tokenizer, task, question, kwargs):
     end = text.rstrip()
     if task.opening == "<think>" and end.endswith("</think>"):
         raise UserError(f"the chat template closes the thoughts in the prompt, but --task "
-                        f"{task.name} asks for them: set the template's switch, such as "
-                        "--chat_template_kwargs '{\"enable_thinking\": true}' or "
-                        "'{\"thinking\": true}', or name another model")
+                        f"{task.name} asks for them: set its switch, such as "
+                        "--chat_template_kwargs '{\"enable_thinking\": true}'")
     for tag in (task.opening, "<think>"):
         if tag and end.endswith(tag):
             return text, tag
@@ -906,11 +762,7 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     Returns:
         A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
-    try:
-        kwargs = {**json.loads(template_kwargs), "add_generation_prompt": True, "tokenize": False}
-    except (ValueError, TypeError):
-        raise UserError("--chat_template_kwargs must be a JSON object, such as "
-                        f"'{{\"enable_thinking\": false}}', not {template_kwargs}") from None
+    kwargs = {**json.loads(template_kwargs), "add_generation_prompt": True, "tokenize": False}
     prompts = [write_prompt(tokenizer, task, question, kwargs)
                for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
     texts = [text for text, _ in prompts]
@@ -923,72 +775,40 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     return [(ids, tag) for ids, (_, tag) in zip(encoded, prompts)]
 
 
-def check_words(tokenizer, stop_ids, prompts, size):
-    """Raise UserError if the model, of `size` tokens, lacks one of the prompts, or the tokenizer
-    does not know many of their words, as a tiny model's does not know those of another task."""
-    ids = [token for prompt, _ in prompts[:100] for token in prompt]
-    if max(ids, default=0) >= size:
-        raise UserError(f"the tokenizer has tokens that the model lacks, such as "
-                        f"{tokenizer.decode([max(ids)])}: resize the model's embeddings and "
-                        "train them, or name another --model")
-    # GPT-2's token for unknown words ends a text as well, so templates may write it.
-    unknown = ids.count(tokenizer.unk_token_id)
-    if tokenizer.unk_token_id not in stop_ids and unknown > len(ids) / 20:
-        raise UserError(f"the model's tokenizer does not know {unknown} of {len(ids)} words: the "
-                        "model was made for another task or other settings; name another --model")
-
-
-def drop_control(problems, tokens, split):
-    """Return the problems whose question has none of these tokens, which could end the user's
-    turn and write the system's. Print how many were dropped."""
-    found = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
-    matches = [found.search(str(problem.question)) for problem in problems]
-    if lost := [match[0] for match in matches if match]:
-        print(f"dropped {len(lost)} of {len(problems)} {split} problems: their questions have a "
-              f"control token of the model, such as {lost[0]}")
-    return [problem for problem, match in zip(problems, matches) if not match]
-
-
 def encode_problems(task, tokenizer, stop_ids, config, cfg):
-    """Encode the prompts of a task. Returns the task without the problems whose prompt and
-    completion do not fit into the model's context, and prints how many these are.
+    """Encode the prompts of a task. Returns the task without the problems that do not fit into
+    the model's context, or whose question has a control token of the model, which could end the
+    user's turn and write the system's. Raises UserError if a split has no others.
 
     cfg.system, if given, replaces the system prompt. With "none", prompts are the questions and
     nothing else, because the tiny models, whose settings.json says so, know no other words.
-    config is the model's. Raises UserError if a split has no problem or the model cannot read
-    the prompts.
     """
     if cfg.system == "none":
         task = task._replace(system="", opening="")
     elif cfg.system:
         task = task._replace(system=cfg.system)
-    config = config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None) or math.inf
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
     # With a tool, a completion is longer: support/tools.py says how long.
     longest = getattr(task.write, "longest", None)
     longest = longest(cfg) if longest else cfg.max_new_tokens
-    control = [token.content for token in tokenizer.added_tokens_decoder.values()
-               if token.special or FAKE_TURN.search(token.content)]
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values()
+              if token.special or FAKE_TURN.search(token.content)]
+    control = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
     encoded = {}
     for split in ("train", "valid", "test"):
-        problems = drop_control(getattr(task, split), control, split)
-        if not problems:
-            raise UserError(f"--task {task.name} has no {split} problems: give some")
+        problems = getattr(task, split)
         questions = [problem.question for problem in problems]
-        prompts = encode_prompts(tokenizer, task, questions, cfg.chat_template_kwargs)
-        check_words(tokenizer, stop_ids, prompts, config.vocab_size)
-        encoded[split] = [problem._replace(prompt=prompt, opening=opening)
-                          for problem, (prompt, opening) in zip(problems, prompts)
-                          if len(prompt) + longest <= context]
-        gone = len(problems) - len(encoded[split])
-        most = max(len(prompt) for prompt, _ in prompts)
-        lost = (f"{gone} of {len(problems)} {split} problems: prompts of up to {most} tokens and "
-                f"completions of up to {longest} do not fit into the model's context of {context}; "
-                "lower --max_new_tokens, or leave out long questions")
-        if gone == len(problems):
-            raise UserError(f"--task {task.name} loses {lost}")
-        if gone:
-            print(f"dropped {lost}")
+        prompts = questions and encode_prompts(tokenizer, task, questions, cfg.chat_template_kwargs)
+        left = [problem._replace(prompt=prompt, opening=opening)
+                for problem, (prompt, opening) in zip(problems, prompts)
+                if len(prompt) + longest <= context and not control.search(str(problem.question))]
+        if lost := len(problems) - len(left):
+            print(f"dropped {lost} of {len(problems)} {split} problems: with a completion of up to "
+                  f"{longest} tokens they do not fit into the model's context of {context}, or "
+                  "their question has a control token of the model")
+        if not left:
+            raise UserError(f"--task {task.name} has no {split} problems: give some")
+        encoded[split] = left
     return task._replace(**encoded)
 
 
@@ -998,19 +818,6 @@ def make_task(cfg):
     """Make the task that cfg.task names. Returns a Task. Raises UserError as load_task does."""
     make, _ = load_task(cfg.task)
     task = make(cfg)
-    if not isinstance(task, Task):
-        raise UserError(f"--task {cfg.task}: make_task(cfg) must return a tasks.Task, not "
-                        f"{task!r:.60}")
-    splits = (task.train, task.valid, task.test)
-    lists = all(isinstance(problems, (list, tuple)) for problems in splits)
-    if not lists or not isinstance(task.floor, (int, float)):
-        raise UserError(f"--task {cfg.task}: train, valid and test must be lists of tasks.Problem, "
-                        "and floor a number")
-    for problem in (*task.train, *task.valid, *task.test):
-        question = problem.question if isinstance(problem, Problem) else None
-        if not is_text(question) and not is_chat(question):
-            raise UserError(f"--task {cfg.task}: a problem must be a tasks.Problem whose question "
-                            f"is a text, or a chat with a text in each turn, not {problem!r:.60}")
     tested = {words_of(problem) for problem in task.test}
     known = sum(words_of(problem) in tested for problem in task.train)
     if known and not cfg.eval_only:  # which needs no training problems
@@ -1031,12 +838,7 @@ def load_task(name):
         raise UserError(f"--task {name}: there is no such file or task; give one of "
                         f"{', '.join(TASKS)}, or a Python file with a function make_task(cfg)")
     module = run_file(os.path.abspath(name))
-    settings = getattr(module, "SETTINGS", {})
-    if not callable(getattr(module, "make_task", None)) or not isinstance(settings, dict):
-        raise UserError(f"--task {name} must have a function make_task(cfg) that returns a "
-                        "tasks.Task, and SETTINGS must be a dict of default settings, not "
-                        f"{settings!r:.60}")
-    return module.make_task, settings
+    return module.make_task, getattr(module, "SETTINGS", {})
 
 
 @functools.cache

@@ -225,19 +225,6 @@ def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_o
         assert write_prompt(byte_tokenizer(template), system="") == (prompt, tag)
 
 
-@pytest.mark.parametrize("system", ["", "Be good.", "For example, 1 + 1? 2"])
-def test_a_template_that_drops_the_turns_of_the_assistant_is_refused(system):
-    """The examples would then be questions without answers, and the system prompt may repeat them."""
-    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>easy</think>1 + 1? 2"},
-            {"role": "user", "content": "Who?"}]
-    answered = CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")
-    assert "1 + 1? 2<|im_end|>" in write_prompt(byte_tokenizer(answered), chat, system=system)[0]
-    for template in (CHAT.replace("messages %}", "messages if m.role != 'assistant' %}"),
-                     CHAT.replace("m['content']", "m['content'].split('1 + 1? 2')[0]")):
-        with pytest.raises(tasks.UserError, match="does not show all texts"):
-            write_prompt(byte_tokenizer(template), chat, system=system)
-
-
 @pytest.mark.parametrize("template, end", [
     (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
