@@ -550,8 +550,7 @@ def read_file(path):
 
 def find_value(row, columns):
     """Return the value of the first of these columns that a row has, or None."""
-    found = [row[column] for column in columns if row.get(column) not in (None, "", [])]
-    return found[0] if found else None
+    return next((row[name] for name in columns if row.get(name) not in (None, "", [])), None)
 
 
 def read_answer(text):
@@ -559,15 +558,14 @@ def read_answer(text):
     A worked solution stands for what follows #### or is in \\boxed{}."""
     answer = text.rpartition("####")[2]
     answer = (final_answer(answer) or answer).strip()
+    no_answer = EATEN.search(text) or NO_ANSWER.search(answer)
     matched = verify_math(f"\\boxed{{{answer}}}", answer).correct
-    if not matched or EATEN.search(text) or NO_ANSWER.search(answer):
-        return ""
-    return "" if math_equal and not is_certain(answer) else answer
+    certain = not math_equal or is_certain(answer)
+    return answer if matched and certain and not no_answer else ""
 
 
 def load_math(name, places):
-    """Load the problems of a set, a key of `places` (MATH_TRAIN or MATH_TEST), or of a file.
-    Print how many rows are dropped."""
+    """Load the problems of a set, a key of `places`, or of a file. Print how many rows are lost."""
     rows = load_hub(*places[name]) if name in places else read_file(name)
     problems, lost = [], []
     for row in tqdm(rows, name, leave=False, delay=2, disable=None):
@@ -590,9 +588,8 @@ def words_of(problem):
 
 
 def drop_repeats(problems, name, test=()):
-    """Return the problems without repeats, without questions that have different answers in two
-    rows, and without those of the test problems. Print how many were dropped. Raises UserError
-    if fewer than 10 are left."""
+    """Return the problems without repeats, questions with different answers in two rows, and
+    questions of the test problems. Raises UserError if fewer than 10 are left."""
     asked = {}
     for problem in problems:
         asked.setdefault(words_of(problem), []).append(problem)
@@ -658,8 +655,7 @@ MATH_TEST = {"gsm8k": ("openai/gsm8k", "main", "test"),
              "math500": ("HuggingFaceH4/MATH-500", None, "test"),
              "aime24": ("HuggingFaceH4/aime_2024", None, "train")}  # its only split
 # --data -> the set to test on
-MATH_PAIRS = {"synthetic": "synthetic", "gsm8k": "gsm8k", "math": "math500",
-              "deepscaler": "aime24"}
+MATH_PAIRS = dict(synthetic="synthetic", gsm8k="gsm8k", math="math500", deepscaler="aime24")
 
 
 def math_task(cfg):
@@ -781,8 +777,7 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
     user's turn and write the system's. Raises UserError if a split has no others.
 
     cfg.system, if given, replaces the system prompt. With "none", prompts are the questions and
-    nothing else, because the tiny models, whose settings.json says so, know no other words.
-    """
+    nothing else, because the tiny models, whose settings.json says so, know no other words."""
     if cfg.system == "none":
         task = task._replace(system="", opening="")
     elif cfg.system:
@@ -816,8 +811,7 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
 
 def make_task(cfg):
     """Make the task that cfg.task names. Returns a Task. Raises UserError as load_task does."""
-    make, _ = load_task(cfg.task)
-    task = make(cfg)
+    task = load_task(cfg.task)[0](cfg)
     tested = {words_of(problem) for problem in task.test}
     known = sum(words_of(problem) in tested for problem in task.train)
     if known and not cfg.eval_only:  # which needs no training problems
