@@ -2,13 +2,13 @@
 
     python -m lesson.grade verify     lesson/verifier.py says what to write
 """
+import contextlib
+import io
 import itertools
 import os
-import pathlib
 import time
-import traceback
 from collections import Counter
-from statistics import fmean
+from statistics import fmean, pstdev
 from types import SimpleNamespace
 
 import grpo_sg
@@ -16,15 +16,13 @@ import transformers
 
 import tasks
 from lesson import wrong_reward
-from lesson.copies import copy_once, load_module
 from support import tiny
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-TEMPLATE, MINE = ROOT / "lesson/verifier.py", ROOT / "my_verifier.py"
 MODEL = os.path.join(tiny.PRETRAINED, "wrong_reward")
 
-def wrong_responses(question, answer):
-    """Return {what a response is: the response}."""
+
+def list_responses(question, answer):
+    """Return {what a response is: the response}, of wrong ones."""
     return {
         "a copy of the question": question,
         "an empty response": "",
@@ -62,7 +60,7 @@ def interrogate(mine, problems):
         right = pay(mine, problem, problem.answer)
         if not right.correct:
             found["right"] = f"calls the correct answer wrong: {problem.answer!r}"
-        responses = wrong_responses(problem.question, problem.answer)
+        responses = list_responses(problem.question, problem.answer)
         for kind, response in responses.items():
             started = time.perf_counter()
             c = pay(mine, problem, response)
@@ -76,11 +74,14 @@ def interrogate(mine, problems):
                 found[kind] = f"calls {kind} correct: {response[:40]!r}"
     return list(found.values()), 1 + len(responses)
 
+
 def train(mine):
     """Train the tiny model on the reader's rewards. Returns the completions of each step."""
     transformers.utils.logging.disable_progress_bar()
     if not os.path.isdir(MODEL):
-        tiny.main([wrong_reward.__file__, f"--out={MODEL}"])
+        print("It first learns to copy and to sort, by supervised fine-tuning.", flush=True)
+        with contextlib.redirect_stdout(io.StringIO()):  # it would say how to train by yourself
+            tiny.main([wrong_reward.__file__, f"--out={MODEL}"])
     cfg = grpo_sg.Config(**{**tiny.TINY, **wrong_reward.SETTINGS})
     model, tokenizer = grpo_sg.load_model(MODEL)
     model = grpo_sg.prepare(model, "cpu")
@@ -100,8 +101,9 @@ def tell(steps):
     first, last = steps[0], sum(steps[-5:], [])
     paid, reward = (fmean(c.reward for c in part) for part in (first, last))
     knew, accuracy = (fmean(map(is_right, part)) for part in (first, last))
-    line = f"reward {paid:.2f} -> {reward:.2f}, accuracy {knew:.2f} -> {accuracy:.2f}: "
-    if reward < paid + 0.1:
+    line = f"reward {paid:.3g} -> {reward:.3g}, accuracy {knew:.2f} -> {accuracy:.2f}: "
+    # The reader chose the scale of the rewards, so their spread says what a small change is.
+    if reward <= paid + 0.2 * pstdev(c.reward for c in first):
         return f"{line}the policy learned nothing from your rewards"
     if accuracy > knew + 0.1 and fmean(c.solved for c in last) < accuracy + 0.1:
         return f"{line}they rise together"
@@ -111,21 +113,16 @@ def tell(steps):
             f"question {question!r}, and your verifier pays it {reward:g}")
 
 
-def main():
-    copy_once(TEMPLATE, MINE)
+def main(mine):
+    """Print what both parts of the examination find. mine: has the reader's verify and reward."""
+    test = wrong_reward.make_task(grpo_sg.Config(**wrong_reward.SETTINGS)).test
     try:
-        mine = load_module(MINE, ["verify", "reward"], TEMPLATE)
-        test = wrong_reward.make_task(grpo_sg.Config(**wrong_reward.SETTINGS)).test
         found, kinds = interrogate(mine, test[:5])
         print(f"{kinds - len(found)} of {kinds} kinds of responses are graded as they should be")
         for line in found:
             print(f"    your verifier {line}")
         print("Now the tiny model learns from your rewards.", flush=True)
         print(tell(train(mine)))
-    except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-                  if frame.filename == str(MINE)]
-        if not frames and not isinstance(error, (SyntaxError, grpo_sg.TaskError)):
-            raise
-        says = traceback.format_list(frames) + traceback.format_exception_only(error)
-        raise SystemExit("".join(says) + f"error: the lines above are of {MINE.name}")
+    except (TypeError, ValueError, AttributeError) as error:
+        error.add_note("verify returns tasks.Verdict(correct, formatted), and reward a number")
+        raise
