@@ -122,7 +122,7 @@ def ratio(logps, old_logps, A):
 QUESTION_5A = """a bad token has become rare, so its r is small, and a good one has a growing r.
 Which of the two does the factor r hold back?"""
 
-ANSWER_5A = """The bad one. It is left alone once it is rare, so no run ends as badly as in rung 4.
+ANSWER_5A = """The bad one. It is left alone once it is rare, so no run collapses as in rung 4.
 But a good token has a growing r, and nothing stops it. The reward rises faster than with one
 update, then jumps up and down, and where it stands after 30 steps is luck. These three seeds end
 about where one update does, and some others nearly at 1."""
