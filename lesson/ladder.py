@@ -153,7 +153,7 @@ QUESTION_5B = """fill in: does a token still have a gradient?
 And why the minimum, and not only clip(r) A? Think of a good token that another token's update
 has made half as likely."""
 
-ANSWER_5B = """A token stops only where it has gone far enough in the direction in which A pushes it:
+ANSWER_5B = """A token stops only where it has gone far enough in A's direction:
 
             r below 0.8   r inside   r above 1.2
     A > 0   yes           yes        no

@@ -1,4 +1,4 @@
-"""One group's numbers and the lines of the derivation hold, and the pages have what is printed."""
+"""One group's numbers and the lines of the derivation hold, and the page has what is printed."""
 import contextlib
 import io
 import itertools
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TopPLogitsWarper
 
 from grpo_sg import group_advantages
 from lesson import by_hand
-from lesson.by_hand import G, LOGITS, REWARDS, gradient_of_groups
 
-PAGES = [Path(by_hand.__file__).with_name(name) for name in ("README.md", "off_policy.md")]
-TEXT = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
+# A policy that can write four completions only, and what they earn.
+LOGITS = torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
+REWARDS = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)
+G = 3
+PAGE = Path(by_hand.__file__).with_name("README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,12 @@ def test_the_group_is_as_computed_by_hand(group):
 
 def test_the_page_has_the_numbers_of_the_group(group):
     """Of each token in the table, and in the sentences that name one."""
-    page = PAGES[0].read_text(encoding="utf-8")
-    found = re.findall(r"^\| `(\S+?)`.*? \| (0\.\d+) \| \S+ \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)
+    found = re.findall(r"^\| `(\S+?)`.*? \| (0\.\d+) \| \S+ \| (\S+) \| (\S+) \| (\S+) \|$", PAGE, re.M)
     for word, pi, effect, push, weighted in found:
         assert re.search(rf"^{re.escape(word)} +{pi} .*{re.escape(push)} +{re.escape(weighted)} +{re.escape(effect)}$",
                          group, re.M), word
     for pattern in (r"-\d\.\d\d / \d+ = -\d\.\d+", r"\d\.\d times the effect", r"0\.\d+ to 0\.\d+, so"):
-        numbers = re.findall(pattern, page.replace("\n", " "))
+        numbers = re.findall(pattern, PAGE.replace("\n", " "))
         assert all(number in group for number in numbers), numbers
 
 
@@ -89,40 +89,27 @@ def test_the_samples_are_what_the_tiny_model_writes():
         assert tokenizer.decode(c.tokens[:-1]) == c.response and tokenizer.unk_token_id not in c.tokens
 
 
-@pytest.mark.parametrize("argv", [[], ["groups"], ["group", "samplers"], ["--flag"]])
-def test_a_wrong_argument_is_one_line(argv, capsys):
-    with pytest.raises(SystemExit, match=r"^error: give one part, group or derivation or samplers: .*$"):
-        by_hand.main(argv)
-    by_hand.main(["--help"])
-    assert re.fullmatch("usage: .*\n", capsys.readouterr().out)
-
-
 # ---- Lines 1 to 6 ----
 
-@pytest.mark.parametrize("baseline", [0.0, 1.7, -20.0])
-def test_a_constant_baseline_leaves_the_gradient_unbiased(baseline, true_gradient):
-    gradient, _ = gradient_of_groups(lambda R: R - baseline)
-    assert torch.allclose(gradient, true_gradient, atol=1e-12)
-
-
-@pytest.mark.parametrize("baseline, factor", [
-    (by_hand.no_baseline, 1), (by_hand.others_mean, 1), (by_hand.group_mean, (G - 1) / G)])
-def test_baselines_of_the_group_scale_the_gradient_and_do_not_turn_it(
-        baseline, factor, true_gradient):
-    gradient, _ = gradient_of_groups(baseline)
-    assert torch.allclose(gradient, factor * true_gradient, atol=1e-12)
-
-
-def test_the_variance_without_a_baseline_is_that_of_a_mean_of_independent_completions():
+def gradient_of_groups(advantages_of):
+    """Return the mean of sum A grad log pi / G over all groups of G of the four completions, (4,)."""
     pi = torch.softmax(LOGITS, 0)
-    gradients = REWARDS[:, None] * (torch.eye(4) - pi)  # the gradient of each completion
-    mean = pi @ gradients
-    _, variance = gradient_of_groups(by_hand.no_baseline)
-    assert variance == pytest.approx(((pi @ gradients ** 2).sum() - mean @ mean).item() / G)
+    score = torch.eye(4, dtype=torch.float64) - pi  # grad log pi of each completion
+    mean = torch.zeros(4, dtype=torch.float64)
+    for group in map(list, itertools.product(range(4), repeat=G)):
+        mean += pi[group].prod() * (advantages_of(REWARDS[group])[:, None] * score[group]).sum(0) / G
+    return mean
+
+
+@pytest.mark.parametrize("advantages_of, factor", [
+    (lambda R: R, 1), (lambda R: R + 20.0, 1), (lambda R: R - (R.sum() - R) / (G - 1), 1),
+    (lambda R: R - R.mean(), (G - 1) / G)], ids=["none", "constant", "mean of the others", "mean of the group"])
+def test_baselines_scale_the_gradient_and_do_not_turn_it(advantages_of, factor, true_gradient):
+    assert torch.allclose(gradient_of_groups(advantages_of), factor * true_gradient, atol=1e-12)
 
 
 def test_dividing_by_the_std_turns_the_gradient(true_gradient):
-    gradient, _ = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
+    gradient = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
     assert torch.cosine_similarity(gradient, true_gradient, dim=0) < 0.99
 
 
@@ -172,44 +159,7 @@ def test_groups_without_a_gradient():
     assert by_hand.silence(0.9, G=3) == pytest.approx(share)
 
 
-# ---- Samplers ----
-
-@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.95])
-def test_top_p_divides_by_the_kept_mass(top_p):
-    p = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(0)
-    q, Z = by_hand.restrict(p, top_p)
-    expected = TopPLogitsWarper(top_p)(None, p.log()[None])[0].softmax(0)
-    assert torch.allclose(q, expected)
-    assert torch.allclose((p / q)[q > 0], Z)
-
-
-def test_rounded_logits_shift_the_ratio_by_half_its_variance():
-    """E_q[p / q] = 1, so for a small x = log(p / q), E[x] = -E[x^2] / 2."""
-    logits = 4 * torch.randn(20, 5000, generator=torch.Generator().manual_seed(1)).double()
-    mean, std = by_hand.log_ratio_of_rounding(logits)
-    assert mean == pytest.approx(-std ** 2 / 2, rel=0.1) and 0.005 < std < 0.05
-    rounded = logits.bfloat16().double()  # a sampler that reads the trainer's logits
-    assert by_hand.log_ratio_of_rounding(rounded) == (0, 0)
-
-
-def test_the_pages_have_what_is_printed(capsys):
-    by_hand.print_derivation()
-    by_hand.print_samplers()
-    printed = capsys.readouterr().out
-    assert "decoded 'hello', retokenized [7]" in printed
-    for number in re.findall(r"\d+\.\d{2,}", printed):
-        assert number in TEXT, number
-
-
-@pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
-def test_the_mean_gradients_of_the_kls_estimates(estimate):
-    """Over samples of pi: 0 for k1, that of KL(pi, ref) for k2, that of KL(ref, pi) for k3."""
-    torch.manual_seed(0)
-    z = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    logp, ref = z.log_softmax(0), torch.randn(6, dtype=torch.float64).log_softmax(0)
-    log_x = ref - logp
-    estimates = {"k1": -log_x, "k2": log_x ** 2 / 2, "k3": log_x.exp() - log_x - 1}
-    mean = (logp.exp().detach() * estimates[estimate]).sum()
-    gradient, = torch.autograd.grad(mean, z, retain_graph=True)
-    expected = {"k1": 0 * logp, "k2": logp.exp() * -log_x, "k3": ref.exp() * log_x}[estimate].sum()
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, z)[0])
+def test_the_page_has_what_the_derivation_prints(capsys):
+    by_hand.main(["derivation"])
+    for number in re.findall(r"\d+\.\d{2,}", capsys.readouterr().out):
+        assert number in PAGE, number
