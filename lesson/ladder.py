@@ -160,7 +160,7 @@ ANSWER_5B = """A token stops only where it has gone far enough in A's direction:
     A < 0   no            yes        yes
 
 Now four updates end far above one, and no run falls back. Without the minimum, clip(r) A has no
-gradient at r = 1/2, so that good token cannot come back."""
+gradient at r = 1/2, so that good token cannot come back. Seed 2 pays for it, the others do not."""
 
 
 # ---- The command ----

@@ -130,13 +130,6 @@ def test_tokens_come_from_the_whole_distribution_whatever_the_checkpoint_says(pa
     torch.testing.assert_close(drawn.scores, drawn.logits)
 
 
-def test_its_help_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["one_page.py", "--help"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(PAGE))
-    assert not end.value.code and re.fullmatch("usage: .*\n", capsys.readouterr().out)
-
-
 def test_it_needs_only_tasks_and_each_function_that_a_comment_names_is_there():
     assert not re.search(r"^(import|from) (grpo_sg|support|lesson|verify)", CODE, re.M)
     names = re.findall(r"\[((?:grpo_sg|support)[\w.]*)\.(\w+)", CODE)
