@@ -52,33 +52,20 @@ def load_group():
     return model, tokenizer, completions
 
 
-def update(model, batch, weights_of=token_weights):
-    """Update the model on a batch, again and again. Yields (the loss before an update, the
-    log-probabilities after it)."""
+def update(model, batch):
+    """Update the model on a batch, again and again. Yields the log-probabilities after each."""
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.99), weight_decay=0)
     logps = token_logps(model, batch.ids, batch.mask)
     old_logps = logps.detach()
     while True:
         loss, _ = grpo_sg_loss(logps, old_logps, batch.advantages, batch.mask,
-                               weights=weights_of(logps))
+                               weights=token_weights(logps))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         logps = token_logps(model, batch.ids, batch.mask)
-        yield loss.item(), logps.detach()
-
-
-def weigh_equally(logps):
-    return torch.full_like(logps, 1.4)
-
-
-def change_of(model, batch, weights_of):
-    """Return by how much one update changes each parameter, (D,)."""
-    changed = copy.deepcopy(model)
-    next(update(changed, batch, weights_of))
-    before, after = (torch.nn.utils.parameters_to_vector(m.parameters()) for m in (model, changed))
-    return (after - before).detach()
+        yield logps.detach()
 
 
 # ---- The derivation ----
@@ -105,7 +92,6 @@ def print_group():
         logps = token_logps(model, batch.ids, batch.mask)
     print_tokens(tokenizer, completions[1], logps[1, batch.mask[1]])
     print_update(model, tokenizer, completions, batch, logps)
-    print_proportions(model, batch)
 
 
 def print_rewards(completions):
@@ -135,7 +121,7 @@ def print_update(model, tokenizer, completions, batch, logps):
           f"{pushes.sum():+.2f}, so it is {-pushes.sum():.2f} / {len(pushes)} = "
           f"{-pushes.mean():.3f}")
     updates = update(copy.deepcopy(model), batch)
-    after = {number: next(updates)[1] for number in range(1, 9)}
+    after = {number: next(updates) for number in range(1, 9)}
     for i, word in ((1, " Amir,"), (0, " </think>")):
         c = completions[i]
         at = i, len(c.prompt) + c.tokens.index(tokenizer.convert_tokens_to_ids(word))
@@ -144,20 +130,6 @@ def print_update(model, tokenizer, completions, batch, logps):
               f"{new:.3f}, so r = {new / pi:.2f}")
         ratios = [f"{(after[n][at] - logps[at]).exp():.2f} after {n}" for n in (2, 4, 8)]
         print(f"            if the same completions make more updates: r = {', '.join(ratios)}")
-
-
-def print_proportions(model, batch):
-    """Print why the weight down-weights, although it makes no push smaller."""
-    usual, equal, shaped = (change_of(model, batch, weights_of) for weights_of in (
-        torch.ones_like, weigh_equally, token_weights))
-    print("\nwhat AdamW makes of it: if every w is 1.4, the change of the parameters differs from "
-          f"that with w = 1 by {(equal - usual).norm() / usual.norm():.1%}; with our w by "
-          f"{(shaped - usual).norm() / usual.norm():.1%}")
-    pi = torch.tensor([0.08, 0.9])
-    effect, w = 1 - pi, token_weights(pi.log())
-    before, now = effect[0] / effect[1], (w * effect)[0] / (w * effect)[1]
-    print(f"a token with pi = {pi[0]:.2f} has {before:.1f} times the effect of a token with pi = "
-          f"{pi[1]:.2f} if w = 1, and {now:.1f} times with our w")
 
 
 def print_derivation():

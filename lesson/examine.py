@@ -6,15 +6,10 @@ import contextlib
 import io
 import itertools
 import os
-import time
 from collections import Counter
 from statistics import fmean, pstdev
-from types import SimpleNamespace
 
 import grpo_sg
-import transformers
-
-import tasks
 from lesson import wrong_reward
 from support import tiny
 
@@ -47,9 +42,9 @@ def list_responses(question, answer):
 
 def pay(mine, problem, response):
     """Return a completion with this response, graded by the reader's functions."""
-    c = grpo_sg.Completion(problem, [], tokens=[0], mask=[True])
-    tokenizer = SimpleNamespace(decode=lambda tokens: response)
-    grpo_sg.grade(c, SimpleNamespace(tokenizer=tokenizer, stop_ids={0}), mine)
+    c = grpo_sg.Completion(problem, [], response=response)
+    c.correct, c.formatted = mine.verify(response, problem.answer)
+    c.reward = float(mine.reward(c))
     return c
 
 
@@ -62,11 +57,8 @@ def interrogate(mine, problems):
             found["right"] = f"calls the correct answer wrong: {problem.answer!r}"
         responses = list_responses(problem.question, problem.answer)
         for kind, response in responses.items():
-            started = time.perf_counter()
             c = pay(mine, problem, response)
-            if time.perf_counter() - started > 2:
-                found[kind] = f"needs two seconds for {kind}"
-            elif response == problem.answer:  # the question is in order
+            if response == problem.answer:  # the question is in order
                 continue
             elif c.reward >= right.reward:
                 found[kind] = f"pays {c.reward:g} for {kind}: {response[:40]!r}"
@@ -77,17 +69,13 @@ def interrogate(mine, problems):
 
 def train(mine):
     """Train the tiny model on the reader's rewards. Returns the completions of each step."""
-    transformers.utils.logging.disable_progress_bar()
-    if not os.path.isdir(MODEL):
-        print("It first learns to copy and to sort, by supervised fine-tuning.", flush=True)
-        with contextlib.redirect_stdout(io.StringIO()):  # it would say how to train by yourself
+    cfg = grpo_sg.Config(**{**tiny.TINY, **wrong_reward.SETTINGS, "task": wrong_reward.__file__,
+                            "model": MODEL})
+    with contextlib.redirect_stdout(io.StringIO()):  # their lines are about a run of your own
+        if not os.path.isdir(MODEL):
             tiny.main([wrong_reward.__file__, f"--out={MODEL}"])
-    cfg = grpo_sg.Config(**{**tiny.TINY, **wrong_reward.SETTINGS})
-    model, tokenizer = grpo_sg.load_model(MODEL)
-    model = grpo_sg.prepare(model, "cpu")
-    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
-    task = wrong_reward.make_task(cfg)._replace(verify=mine.verify, reward=mine.reward)
-    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
+        policy, task = grpo_sg.load(cfg)
+    task = task._replace(verify=mine.verify, reward=mine.reward)
     return [completions for _, completions in grpo_sg.train(policy, task, cfg)]
 
 
@@ -121,7 +109,8 @@ def main(mine):
         print(f"{kinds - len(found)} of {kinds} kinds of responses are graded as they should be")
         for line in found:
             print(f"    your verifier {line}")
-        print("Now the tiny model learns from your rewards.", flush=True)
+        print("Now a tiny model learns from your rewards. The first time it must itself be made, "
+              "by supervised fine-tuning on copies and sorted words.", flush=True)
         print(tell(train(mine)))
     except (TypeError, ValueError, AttributeError) as error:
         error.add_note("verify returns tasks.Verdict(correct, formatted), and reward a number")

@@ -23,7 +23,7 @@ c = 1.3
 generator = torch.Generator().manual_seed(77)
 R = 4 * torch.rand(P, G, generator=generator) - 2
 logps = (-6 * torch.rand(B, T, generator=generator) ** 2).requires_grad_()
-old_logps, ref_logps, q_logps = logps.detach() + 0.5 * torch.randn(3, B, T, generator=generator) ** 3
+old_logps, q_logps = logps.detach() + 0.5 * torch.randn(2, B, T, generator=generator) ** 3
 H, A_t = torch.rand(B, T, generator=generator), torch.randn(B, T, generator=generator)
 mask = torch.arange(T) < torch.randint(2, T + 1, (B, 1), generator=generator)
 A, D = group_advantages(R).flatten(), R - R.mean(1, keepdim=True)
@@ -40,9 +40,9 @@ def read_token(i, t):
     group, reward = R[i // G].tolist(), R.flatten()[i].item()
     mean = sum(group) / G
     std = math.sqrt(sum((x - mean) ** 2 for x in group) / (G - 1)) + 1e-6
-    now, old, ref, q = (math.exp(x[i, t].item()) for x in (logps, old_logps, ref_logps, q_logps))
+    now, old, q = (math.exp(x[i, t].item()) for x in (logps, old_logps, q_logps))
     return SimpleNamespace(
-        i=i, pi=now, ref=ref, r=now / old, f=old / q, H=H[i, t].item(), A=(reward - mean) / std,
+        i=i, pi=now, r=now / old, f=old / q, H=H[i, t].item(), A=(reward - mean) / std,
         A_t=A_t[i, t].item(), D=reward - mean, others=(sum(group) - reward) / (G - 1), reward=reward)
 
 
@@ -105,16 +105,11 @@ def test_the_gradient_is_the_loops(method):
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_mean_over_completions_is_a_weight_or_with_a_kl_a_mean_of_calls():
-    whole, _ = grpo_sg_loss(logps, old_logps, A, mask, weights=token_weights(logps) / lengths,
-                            denominator=B)
-    calls = [grpo_sg_loss(logps[i:i + 1], old_logps[i:i + 1], A[i:i + 1], mask[i:i + 1],
-                          weights=token_weights(logps[i:i + 1]), ref_logps=ref_logps[i:i + 1],
-                          beta=0.04)[0] for i in range(B)]
-    for loss, beta in ((whole, 0.0), (torch.stack(calls).mean(), 0.04)):
-        gradient, = torch.autograd.grad(loss, logps, retain_graph=True)
-        expected = [(beta * (1 - k.ref / k.pi) - grpo_sg(k)) / (k.length * B) for k in TOKENS]
-        torch.testing.assert_close(gradient[mask], torch.tensor(expected), atol=1e-6, rtol=1e-4)
+def test_a_mean_over_completions_is_a_weight():
+    loss, _ = grpo_sg_loss(logps, old_logps, A, mask, weights=token_weights(logps) / lengths, denominator=B)
+    gradient, = torch.autograd.grad(loss, logps, retain_graph=True)
+    expected = torch.tensor([-grpo_sg(k) / (k.length * B) for k in TOKENS])
+    torch.testing.assert_close(gradient[mask], expected, atol=1e-6, rtol=1e-4)
 
 
 def test_the_tables_show_what_is_tested():

@@ -69,11 +69,6 @@ def test_wrong_reward_differs_in_what_a_failed_attempt_costs(data, attempt):
     assert earned == [3.0, -0.5, attempt, -3.0, -3.0, -3.0, -3.0]
 
 
-def test_an_unknown_data_is_one_line():
-    with pytest.raises(tasks.UserError, match="--data above is not one of order, letters"):
-        make(wrong_reward, data="above")
-
-
 def test_the_real_model_sees_its_example_as_a_turn_and_earns_nothing_by_a_copy():
     task = make(real_model)
     copy = real_model.EXAMPLE[1]["content"]
