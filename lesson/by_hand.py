@@ -1,32 +1,20 @@
-"""Compute the numbers of one group, of the derivation and of off-policy sampling.
+"""Compute the numbers of one group and of the derivation, in lesson/README.md.
 
     python -m lesson.by_hand group         one group, from its rewards to an update of a model
     python -m lesson.by_hand derivation    what the derivation asks you to predict
-    python -m lesson.by_hand samplers      the numbers of off_policy.md
 
-They always print the same. lesson/README.md and lesson/off_policy.md ask for these numbers, so
-write yours down first.
+Write your numbers down first.
 """
+import argparse
 import copy
-import itertools
-import os
-import sys
+import pathlib
 
-# The project's folder: a script sees only its own.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import grpo_sg  # before torch: it configures PyTorch's allocator
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models
 
 import tasks
 from grpo_sg import group_advantages, grpo_sg_loss, token_logps, token_weights
-
-# A policy that can write four completions only, and what they earn.
-LOGITS = torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
-REWARDS = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)
-G = 3
-
 
 # ---- One group ----
 
@@ -48,8 +36,8 @@ RATE = 2e-4  # as in a run of the tiny model
 def load_group():
     """Return (model, tokenizer, the eight completions with their rewards and advantages)."""
     transformers.utils.logging.disable_progress_bar()
-    folder = os.path.join(grpo_sg.HERE, "support", "pretrained", "kk")
-    model, tokenizer = grpo_sg.load_model(folder)
+    folder = pathlib.Path(__file__).parents[1] / "support" / "pretrained" / "kk"
+    model, tokenizer = grpo_sg.load_model(str(folder))
     model = grpo_sg.prepare(model, "cpu")
     completions = []
     for thoughts, role in SAMPLES:
@@ -64,37 +52,20 @@ def load_group():
     return model, tokenizer, completions
 
 
-def update(model, batch, weights_of=token_weights):
-    """Update the model on a batch, again and again. Yields (the loss before an update, the
-    log-probabilities after it)."""
+def update(model, batch):
+    """Update the model on a batch, again and again. Yields the log-probabilities after each."""
     optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.99), weight_decay=0)
     logps = token_logps(model, batch.ids, batch.mask)
     old_logps = logps.detach()
     while True:
         loss, _ = grpo_sg_loss(logps, old_logps, batch.advantages, batch.mask,
-                               weights=weights_of(logps))
+                               weights=token_weights(logps))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         logps = token_logps(model, batch.ids, batch.mask)
-        yield loss.item(), logps.detach()
-
-
-def weigh_equally(logps):
-    return torch.full_like(logps, 1.4)
-
-
-def weigh_not(logps):
-    return torch.ones_like(logps)
-
-
-def change_of(model, batch, weights_of):
-    """Return by how much one update changes each parameter, (D,)."""
-    changed = copy.deepcopy(model)
-    next(update(changed, batch, weights_of))
-    before, after = (torch.nn.utils.parameters_to_vector(m.parameters()) for m in (model, changed))
-    return (after - before).detach()
+        yield logps.detach()
 
 
 # ---- The derivation ----
@@ -111,61 +82,6 @@ def silence(p, G=8):
     return p ** G + (1 - p) ** G
 
 
-def no_baseline(R):
-    return R
-
-
-def group_mean(R):
-    return R - R.mean()
-
-
-def others_mean(R):
-    return R - (R.sum() - R) / (len(R) - 1)
-
-
-def gradient_of_groups(advantages_of, logits=LOGITS, rewards=REWARDS):
-    """Return (mean (D,), variance): of the gradient sum A grad log pi / G, over all groups of G
-    completions, enumerated. The variance is the sum over the D parameters."""
-    pi = torch.softmax(logits, 0)
-    score = torch.eye(len(logits), dtype=torch.float64) - pi  # grad log pi of each completion
-    mean, square = torch.zeros(len(logits), dtype=torch.float64), 0.0
-    for group in itertools.product(range(len(logits)), repeat=G):
-        group = list(group)
-        gradient = (advantages_of(rewards[group])[:, None] * score[group]).sum(0) / G
-        mean += pi[group].prod() * gradient
-        square += pi[group].prod() * gradient @ gradient
-    return mean, square - mean @ mean
-
-
-# ---- Samplers ----
-
-def restrict(p, top_p):
-    """Return (q, Z): the distribution of top-p sampling, and the mass of the tokens it keeps."""
-    sorted_p, order = p.sort(descending=True)
-    keep = torch.zeros_like(p)
-    keep[order[sorted_p.cumsum(0) - sorted_p < top_p]] = 1
-    Z = (p * keep).sum()
-    return p * keep / Z, Z
-
-
-def log_ratio_of_rounding(logits):
-    """Return (mean, standard deviation) of log(p / q), over tokens that q draws, where q has the
-    logits in bfloat16 and p has them exactly."""
-    p, q = logits.log_softmax(-1), logits.bfloat16().double().log_softmax(-1)
-    mean = (q.exp() * (p - q)).sum(-1).mean()
-    variance = (q.exp() * (p - q - mean) ** 2).sum(-1).mean()
-    return mean.item(), variance.sqrt().item()
-
-
-def build_tokenizer():
-    """Return a byte-pair tokenizer that merges letters up to the word hello."""
-    words = ["h", "e", "l", "o", "he", "ll", "llo", "hello"]
-    merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
 # ---- What it prints ----
 
 def print_group():
@@ -176,7 +92,6 @@ def print_group():
         logps = token_logps(model, batch.ids, batch.mask)
     print_tokens(tokenizer, completions[1], logps[1, batch.mask[1]])
     print_update(model, tokenizer, completions, batch, logps)
-    print_proportions(model, batch)
 
 
 def print_rewards(completions):
@@ -206,7 +121,7 @@ def print_update(model, tokenizer, completions, batch, logps):
           f"{pushes.sum():+.2f}, so it is {-pushes.sum():.2f} / {len(pushes)} = "
           f"{-pushes.mean():.3f}")
     updates = update(copy.deepcopy(model), batch)
-    after = {number: next(updates)[1] for number in range(1, 9)}
+    after = {number: next(updates) for number in range(1, 9)}
     for i, word in ((1, " Amir,"), (0, " </think>")):
         c = completions[i]
         at = i, len(c.prompt) + c.tokens.index(tokenizer.convert_tokens_to_ids(word))
@@ -217,20 +132,6 @@ def print_update(model, tokenizer, completions, batch, logps):
         print(f"            if the same completions make more updates: r = {', '.join(ratios)}")
 
 
-def print_proportions(model, batch):
-    """Print why the weight down-weights, although it makes no push smaller."""
-    usual, equal, shaped = (change_of(model, batch, weights_of) for weights_of in (
-        weigh_not, weigh_equally, token_weights))
-    print("\nwhat AdamW makes of it: if every w is 1.4, the change of the parameters differs from "
-          f"that with w = 1 by {(equal - usual).norm() / usual.norm():.1%}; with our w by "
-          f"{(shaped - usual).norm() / usual.norm():.1%}")
-    pi = torch.tensor([0.08, 0.9])
-    effect, w = 1 - pi, token_weights(pi.log())
-    before, now = effect[0] / effect[1], (w * effect)[0] / (w * effect)[1]
-    print(f"a token with pi = {pi[0]:.2f} has {before:.1f} times the effect of a token with pi = "
-          f"{pi[1]:.2f} if w = 1, and {now:.1f} times with our w")
-
-
 def print_derivation():
     print("advantages if k of 8 completions are correct, the reward 1 or 0:")
     for k in (1, 4, 7):
@@ -238,45 +139,17 @@ def print_derivation():
     print("how often all 8 rewards are equal, if each is 1 with probability p:")
     for p in (0.5, 0.9, 0.99):
         print(f"    p = {p}: {silence(p):.3f}")
-    print("variance of a group's gradient, over its squared mean, with four possible completions:")
-    for name, plus in (("as they are", 0.0), ("plus 10", 10.0)):
-        print(f"    rewards {name}:", end="")
-        for baseline in (no_baseline, group_mean, others_mean):
-            mean, variance = gradient_of_groups(baseline, rewards=REWARDS + plus)
-            print(f"  {baseline.__name__} {variance / (mean @ mean):.1f}", end="")
-        print()
 
 
-def print_samplers():
-    p = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04], dtype=torch.float64)
-    q, Z = restrict(p, 0.8)
-    ratios = ", ".join(f"{x:.2f}" for x in (p / q)[q > 0])
-    print(f"top-p 0.8 of {p.tolist()}: p / q = {ratios}; kept mass Z = {Z:.2f}")
-
-    generator = torch.Generator().manual_seed(0)
-    logits = 4 * torch.randn(50, 50_000, generator=generator, dtype=torch.float64)
-    _, std = log_ratio_of_rounding(logits)
-    print(f"logits in bfloat16: log(p / q) of a token has the standard deviation {std:.3f}, and "
-          f"of 1,000 tokens {std * 1000 ** 0.5:.2f}")
-
-    tokenizer = build_tokenizer()
-    ids = [tokenizer.token_to_id("he"), tokenizer.token_to_id("llo")]
-    text = tokenizer.decode(ids)
-    print(f"sampled {ids}, decoded {text!r}, retokenized {tokenizer.encode(text).ids}")
+PARTS = {"group": print_group, "derivation": print_derivation}
 
 
-PARTS = {"group": print_group, "derivation": print_derivation, "samplers": print_samplers}
-
-
-def main(argv):
-    if argv in (["-h"], ["--help"]):
-        print("usage: python -m lesson.by_hand PART, where PART is", " or ".join(PARTS))
-    elif len(argv) == 1 and argv[0] in PARTS:
-        PARTS[argv[0]]()
-    else:
-        raise SystemExit(f"error: give one part, {' or '.join(PARTS)}: "
-                         "python -m lesson.by_hand group")
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m lesson.by_hand", description="Print the numbers of lesson/README.md.")
+    parser.add_argument("part", choices=list(PARTS))
+    PARTS[parser.parse_args(argv).part]()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

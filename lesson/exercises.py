@@ -1,11 +1,10 @@
 """Exercises: the eight functions of the method, without their bodies. The project's own tests
 grade them: `python -m lesson.grade` makes your copy of this file, my_exercises.py.
 
-Replace each `raise` by a body. The equations are in README.md, "The method"; the answers are in
-lesson/answers.py, and in sections 1 to 5 of grpo_sg.py.
+Replace each `raise` by a body. lesson/README.md explains the method, and functions of these names
+in grpo_sg.py are the answers.
 
-Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the
-vocabulary.
+Shapes: P prompts with G completions each; B = P * G rows of T tokens; V words in the vocabulary.
 """
 import math
 import random
@@ -50,14 +49,13 @@ def grpo_sg_loss(logps, old_logps, advantages, mask, *, weights=None, ref_logps=
     this number instead of the number of tokens.
 
     The core is the loss for weights that are given, finite numbers everywhere, a mask of bool, (B,)
-    advantages, and beta = 0.
+    advantages (which need a column, because all tokens of a row share one), and beta = 0.
     """
     raise NotImplementedError("grpo_sg_loss")
 
 
 def token_logps(model, ids, mask, *, temperature=1.0):
-    """Return (B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]), and 0 outside of
-    mask.
+    """Return (B, T) float32: entry [b, t] is log pi(ids[b, t] | ids[b, :t]), 0 outside of mask.
 
     pi is the softmax of logits / temperature; the result has a gradient. model: a causal language
     model: model(input_ids=ids).logits is (B, T, V). ids: (B, T), padded on the right with any
@@ -101,8 +99,7 @@ def learn(policy, optimizer, completions, cfg, reference=None, seed=0):
     with the policy that sampled, which is the policy before the first update. The weights are
     grpo_sg.weigh(logps, cfg); the other settings of the loss are cfg.clip_low, clip_high and
     beta; cfg.temperature is that of all log-probabilities. Each gradient is cut to a
-    norm of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing.
-    (grpo_sg.learn returns statistics, and cuts a minibatch into parts that fit into memory.)
-    Leave the completions as they are, and the model in eval mode.
+    norm of at most 1. reference: the model of ref_logps, if cfg.beta > 0. Returns nothing. Leave
+    the completions as they are, and the model in eval mode.
     """
     raise NotImplementedError("learn")

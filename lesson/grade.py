@@ -2,38 +2,37 @@
 
     python -m lesson.grade               the core of the method, two functions: a few seconds
     python -m lesson.grade all           all eight functions, so that others can rely on them
-    python -m lesson.grade draw          the first failure of one function
+    python -m lesson.grade draw          one function
     python -m lesson.grade draw --hint   a hint
-    python -m lesson.grade draw --long   all that pytest says
     python -m lesson.grade verify        examine a verifier of yours (lesson/examine.py)
 
 The first command copies lesson/exercises.py to my_exercises.py, next to grpo_sg.py. Write your
-bodies there: git ignores that file, and nothing overwrites it. lesson/test_core.py has the tests
-of the core, with usual numbers. test_grpo_sg.py tests the rest: number types, integer rewards, the
-KL, parts of a batch, nan at padding. There a section whose heading is "# ---- 5. draw: ..." has the
-tests of `draw`, which call your function here.
+bodies there: git ignores that file, and nothing overwrites it. lesson/test_core.py tests the core
+with usual numbers, and test_grpo_sg.py the rest: number types, integer rewards, the KL, parts of a
+batch, nan at padding. A heading "# ---- 5. draw: ..." begins the tests that call your `draw`.
 """
 import argparse
 import pathlib
 import re
+import runpy
+import shutil
+import traceback
+from types import SimpleNamespace
 
-import pytest
-
-from lesson.copies import copy_once, load_module
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-TESTS, CORE = ROOT / "test_grpo_sg.py", ROOT / "lesson/test_core.py"
-BLANK, MINE = ROOT / "lesson/exercises.py", ROOT / "my_exercises.py"
+LESSON = pathlib.Path(__file__).resolve().parent
+BLANK, MINE = LESSON / "exercises.py", LESSON.parent / "my_exercises.py"
 HINTS = {
     "token_weights":
         "detach logps and make them float32, then exp; the formula is one line with torch.sigmoid "
         "and clamp",
     "group_advantages":
-        "a group is a row: mean and std along dim 1, with keepdim=True. The mean of equal rewards "
-        "has a rounding error, so find these groups and set their advantages to 0",
+        "a group is a row: mean and std along dim 1, with keepdim=True. That is the core. For the "
+        "rest compute in float64, and set the advantages of equal rewards to 0, because their "
+        "mean has a rounding error",
     "grpo_sg_loss":
-        "r is exp of a difference. The smaller of r A and clip(r) A, times w, is the objective; "
-        "w stays outside of the clip. nan times 0 is nan: masked_fill before exp",
+        "advantages are (B,): make them a column. r is exp of a difference. The smaller of r A and "
+        "clip(r) A, times w, is the objective; w stays outside of the clip. That is the core. For "
+        "the rest, nan times 0 is nan, so masked_fill before exp",
     "token_logps":
         "the logits at position t are about token t + 1. No attention mask is needed: nothing "
         "attends to what comes after it",
@@ -53,69 +52,70 @@ HINTS = {
 }
 
 
-def read_sections(path):
-    """Return {function: names of its tests}, from the numbered headings of a file of tests."""
-    lesson = path.read_text(encoding="utf-8").split("\n# ==== ")[0]
+# ---- The tests ----
+
+def read_sections(tests):
+    """Return {function: its tests}, from the numbered headings of a module of tests."""
+    text = pathlib.Path(tests.__file__).read_text(encoding="utf-8").split("\n# ==== ")[0]
     sections = {}
-    for section in lesson.split("\n# ---- ")[1:]:
+    for section in text.split("\n# ---- ")[1:]:
         function = re.match(r"\d+\. (\w+): ", section)[1]
-        sections[function] = re.findall(r"^def (test_\w+)", section, re.M)
+        names = re.findall(r"^def (test_\w+)", section, re.M)
+        sections[function] = [getattr(tests, name) for name in names]
     return sections
 
 
-# ---- The plugin of pytest ----
-
-class Grader:
-    """Let the tests call the functions of a module, and keep what they say."""
-
-    def __init__(self, module, patch, long):
-        self.module, self.patch, self.long = module, patch, long
-        self.results = {}  # test -> [None, or what fails in it, for each of its cases]
-
-    def pytest_collection_modifyitems(self, items):
-        """Replace grpo_sg's functions, which the file of the tests imports, by the module's."""
-        for function in HINTS:
-            if hasattr(items[0].module, function):
-                self.patch.setattr(items[0].module, function, getattr(self.module, function))
-        if not self.long:  # the code of a failure takes pytest seconds
-            for item in items:
-                item.repr_failure = first_line
-
-    def pytest_runtest_logreport(self, report):
-        """Keep a test's result: its call, or another phase that failed."""
-        if report.when == "call" or report.failed:
-            case = report.nodeid.split("::")[-1]
-            failure = f"{case}: {report.longrepr}" if report.failed else None
-            self.results.setdefault(case.split("[")[0], []).append(failure)
+def list_cases(test):
+    """Return the arguments of each case of a test, as pytest would make them."""
+    cases = [{}]
+    for mark in getattr(test, "pytestmark", []):
+        name, values = mark.args
+        cases = [{**case, name: value} for case in cases for value in values]
+    return cases
 
 
-def first_line(failure):
-    return failure.exconly(tryshort=True).split("\n")[0]
+def find_failure(test, case):
+    """Run one case of a test. Returns None, or a line that says what fails."""
+    try:
+        test(**case)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        said = str(error).split("\n")[0] or frames[-1].line
+        said = f"{type(error).__name__}: {said}".removeprefix("AssertionError: ")
+        lines = [frame.lineno for frame in frames if frame.filename == str(MINE)]
+        where = f" (line {lines[-1]} of {MINE.name})" if lines else ""
+        return f"{test.__name__}{[*map(str, case.values())] or ''}: {said}{where}"
 
 
-def run_tests(module, path, functions, long=False):
-    """Run a file's tests of these functions on the module's, and print what pytest says if long.
-    Returns {function: [None, or what fails, for each case of its tests]}."""
-    sections = read_sections(path)
-    tests = [f"{path}::{test}" for function in functions for test in sections[function]]
-    # Without the last plugin's garbage collection a run takes half of the time.
-    options = ["-q" if long else "-pno:terminal", "-pno:cacheprovider", "-pno:unraisableexception"]
-    with pytest.MonkeyPatch.context() as patch:
-        grader = Grader(module, patch, long)
-        if pytest.main([*options, *tests], [grader]) == pytest.ExitCode.INTERRUPTED:
-            raise SystemExit("interrupted")
-    return {function: sum((grader.results[test] for test in sections[function]), [])
-            for function in functions}
+def run_tests(mine, tests, function):
+    """Run a module's tests of a function, on the reader's. Returns None or a failure a case."""
+    for name in HINTS:
+        if hasattr(tests, name):  # instead of grpo_sg's, which it imports
+            setattr(tests, name, getattr(mine, name))
+    cases = [(test, case) for test in read_sections(tests)[function] for case in list_cases(test)]
+    return [find_failure(test, case) for test, case in cases]
 
 
 # ---- The reader's file ----
 
-def show(module, path, names, part):
-    """Print which functions pass a file's tests, and the first failure. Returns whether all do."""
-    results = run_tests(module, path, names)
+def load_copy(blank, path, functions):
+    """Run the reader's file, which the first call copies from a file of the lesson. Returns its
+    names. Raises SystemExit if it lacks a function."""
+    if not path.exists():
+        shutil.copy(blank, path)
+        print(f"copied lesson/{blank.name} to {path.name}: write your bodies there")
+    mine = runpy.run_path(str(path))
+    if missing := [function for function in functions if function not in mine]:
+        raise SystemExit(f"error: {path.name} has no function {missing[0]}: copy its head from "
+                         f"lesson/{blank.name}")
+    return SimpleNamespace(**mine)
+
+
+def show(mine, tests, names, part):
+    """Print which functions pass the tests, and the first failure. Returns whether all do."""
+    results = {name: run_tests(mine, tests, name) for name in names}
     todo = [name for name in names if any(results[name])]
-    done = len(names) - len(todo)
-    print(f"{done} of {len(names)}: {part} {'not done yet' if todo else 'done'}")
+    print(f"{len(names) - len(todo)} of {len(names)}: {part} {'not done yet' if todo else 'done'}")
     for name in todo:
         print(f"    {name}: {results[name].count(None)} of {len(results[name])} tests pass")
         if name == todo[0]:
@@ -124,42 +124,38 @@ def show(module, path, names, part):
     return not todo
 
 
-def grade(module, wanted):
-    """Print how far the reader is: with the core, with all functions, or with the one wanted."""
-    names = list(HINTS) if wanted in ("core", "all") else [wanted]
-    core = [name for name in read_sections(CORE) if name in names]
-    print(f"running the tests on {module.__name__}.py", flush=True)
-    done = not core or show(module, CORE, core, "core")
-    if done and wanted == "core":
+def grade(mine, part):
+    """Print how far the reader is: with the core, with all functions, or with one of them."""
+    print(f"running the tests on {MINE.name}", flush=True)
+    names = list(HINTS) if part in ("core", "all") else [part]
+    from lesson import test_core  # only now: it imports the whole program
+    core = [name for name in read_sections(test_core) if name in names]
+    done = not core or show(mine, test_core, core, "core")
+    if done and part == "core":
         print("Others rely on more, such as number types and nan: python -m lesson.grade all")
-    elif done and show(module, TESTS, names, "the rest, on which others rely,") and len(names) > 1:
-        print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
+    elif done:
+        import test_grpo_sg
+        done = show(mine, test_grpo_sg, names, "the rest, on which others rely,")
+        if done and part == "all":
+            print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m lesson.grade", description="Grade the exercises in my_exercises.py.")
+        prog="python -m lesson.grade", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["core", "all", "verify", *HINTS], nargs="?",
-                        metavar="PART", default="core", help="the core (if nothing is given), "
-                        f"all, verify, or the name of one function: {', '.join(HINTS)}")
+                        default="core")
     parser.add_argument("--hint", action="store_true", help="print a hint for the function")
-    parser.add_argument("--long", action="store_true", help="print all that pytest says of it")
     args = parser.parse_args(argv)
-    if (args.hint or args.long) and args.part not in HINTS:
-        parser.error(f"name the function: one of {', '.join(HINTS)}")
     if args.hint:
-        print(f"{args.part}: {HINTS[args.part]}")
-        return
-    if args.part == "verify":
-        from lesson import examine  # only now, because it imports the whole program
-        examine.main()
-        return
-    copy_once(BLANK, MINE)
-    module = load_module(MINE, HINTS, BLANK)
-    if args.long:
-        run_tests(module, TESTS, [args.part], long=True)
+        print(HINTS.get(args.part, f"name one function: {', '.join(HINTS)}"))
+    elif args.part == "verify":
+        from lesson import examine
+        path = MINE.with_name("my_verifier.py")
+        examine.main(load_copy(LESSON / "verifier.py", path, ["verify", "reward"]))
     else:
-        grade(module, args.part)
+        grade(load_copy(BLANK, MINE, HINTS), args.part)
 
 
 if __name__ == "__main__":

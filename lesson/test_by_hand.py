@@ -1,4 +1,4 @@
-"""One group's numbers and the lines of the derivation hold, and the pages have what is printed."""
+"""One group's numbers and the lines of the derivation hold, and the page has what is printed."""
 import contextlib
 import io
 import itertools
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TopPLogitsWarper
 
-from grpo_sg import group_advantages
 from lesson import by_hand
-from lesson.by_hand import G, LOGITS, REWARDS, gradient_of_groups
 
-PAGES = [Path(by_hand.__file__).with_name(name) for name in ("README.md", "off_policy.md")]
-TEXT = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
+# A policy that can write four completions only, and what they earn.
+LOGITS = torch.tensor([0.3, -0.5, -1.0, 0.8], dtype=torch.float64)
+REWARDS = torch.tensor([0.0, 1.0, 5.0, 2.0], dtype=torch.float64)
+G = 3
+PAGE, WEIGHT = (Path(by_hand.__file__).with_name(name).read_text(encoding="utf-8") for name in ("README.md", "weight.md"))
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +56,16 @@ def test_the_group_is_as_computed_by_hand(group):
     assert int(count) == sum(int(length) for length, *_ in rows)
     assert float(total) / int(count) == pytest.approx(float(loss), abs=5e-4)
     assert "from pi = 0.394 to 0.406, so r = 1.03" in group  # a good token
-    assert "9.2 times the effect of a token with pi = 0.90 if w = 1, and 6.6 times" in group
 
 
 def test_the_page_has_the_numbers_of_the_group(group):
     """Of each token in the table, and in the sentences that name one."""
-    page = PAGES[0].read_text(encoding="utf-8")
-    found = re.findall(r"^\| `(\S+?)`.*? \| (0\.\d+) \| \S+ \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)
+    found = re.findall(r"^\| `(\S+?)`.*? \| (0\.\d+) \| \S+ \| (\S+) \| (\S+) \| (\S+) \|$", PAGE, re.M)
     for word, pi, effect, push, weighted in found:
         assert re.search(rf"^{re.escape(word)} +{pi} .*{re.escape(push)} +{re.escape(weighted)} +{re.escape(effect)}$",
                          group, re.M), word
-    for pattern in (r"-\d\.\d\d / \d+ = -\d\.\d+", r"\d\.\d times the effect", r"0\.\d+ to 0\.\d+, so"):
-        numbers = re.findall(pattern, page.replace("\n", " "))
+    for pattern in (r"-\d\.\d\d / \d+ = -\d\.\d+", r"0\.\d+ to 0\.\d+, so"):
+        numbers = re.findall(pattern, PAGE.replace("\n", " "))
         assert all(number in group for number in numbers), numbers
 
 
@@ -80,6 +78,22 @@ def test_the_effect_is_the_gradient_in_a_tokens_own_logit():
     assert logits.grad[1].item() == pytest.approx((w * A).item() * (1 - pi))
 
 
+def test_the_tables_of_steps_are_what_adamw_does():
+    row = r"^\| .*? \| ((?:-?[\d.]+, ){3}[\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+)"
+    rows = {*re.findall(row, PAGE, re.M), *re.findall(row, WEIGHT, re.M)}
+    assert len(rows) == 4
+    for gradients, mean, rms, step in rows:
+        gradients = [float(x) for x in gradients.split(", ")]
+        assert [float(mean), float(rms)] == pytest.approx(
+            [statistics.mean(gradients), statistics.mean(x * x for x in gradients) ** 0.5], abs=5e-4)
+        parameter = torch.zeros((), dtype=torch.float64)
+        optimizer = torch.optim.AdamW([parameter], 1e-3, weight_decay=0)
+        for number in range(4000):
+            parameter.grad = torch.tensor(gradients[number % 4], dtype=torch.float64)
+            optimizer.step()
+        assert -parameter.item() / 4 == pytest.approx(float(step), abs=0.002), step
+
+
 def test_the_samples_are_what_the_tiny_model_writes():
     """Each is one of its own token sequences, and a rollout would give it the same reward."""
     model, tokenizer, completions = by_hand.load_group()
@@ -89,41 +103,23 @@ def test_the_samples_are_what_the_tiny_model_writes():
         assert tokenizer.decode(c.tokens[:-1]) == c.response and tokenizer.unk_token_id not in c.tokens
 
 
-@pytest.mark.parametrize("argv", [[], ["groups"], ["group", "samplers"], ["--flag"]])
-def test_a_wrong_argument_is_one_line(argv, capsys):
-    with pytest.raises(SystemExit, match=r"^error: give one part, group or derivation or samplers: .*$"):
-        by_hand.main(argv)
-    by_hand.main(["--help"])
-    assert re.fullmatch("usage: .*\n", capsys.readouterr().out)
-
-
 # ---- Lines 1 to 6 ----
 
-@pytest.mark.parametrize("baseline", [0.0, 1.7, -20.0])
-def test_a_constant_baseline_leaves_the_gradient_unbiased(baseline, true_gradient):
-    gradient, _ = gradient_of_groups(lambda R: R - baseline)
-    assert torch.allclose(gradient, true_gradient, atol=1e-12)
-
-
-@pytest.mark.parametrize("baseline, factor", [
-    (by_hand.no_baseline, 1), (by_hand.others_mean, 1), (by_hand.group_mean, (G - 1) / G)])
-def test_baselines_of_the_group_scale_the_gradient_and_do_not_turn_it(
-        baseline, factor, true_gradient):
-    gradient, _ = gradient_of_groups(baseline)
-    assert torch.allclose(gradient, factor * true_gradient, atol=1e-12)
-
-
-def test_the_variance_without_a_baseline_is_that_of_a_mean_of_independent_completions():
+def gradient_of_groups(advantages_of):
+    """Return the mean of sum A grad log pi / G over all groups of G of the four completions, (4,)."""
     pi = torch.softmax(LOGITS, 0)
-    gradients = REWARDS[:, None] * (torch.eye(4) - pi)  # the gradient of each completion
-    mean = pi @ gradients
-    _, variance = gradient_of_groups(by_hand.no_baseline)
-    assert variance == pytest.approx(((pi @ gradients ** 2).sum() - mean @ mean).item() / G)
+    score = torch.eye(4, dtype=torch.float64) - pi  # grad log pi of each completion
+    mean = torch.zeros(4, dtype=torch.float64)
+    for group in map(list, itertools.product(range(4), repeat=G)):
+        mean += pi[group].prod() * (advantages_of(REWARDS[group])[:, None] * score[group]).sum(0) / G
+    return mean
 
 
-def test_dividing_by_the_std_turns_the_gradient(true_gradient):
-    gradient, _ = gradient_of_groups(lambda R: group_advantages(R[None])[0].double())
-    assert torch.cosine_similarity(gradient, true_gradient, dim=0) < 0.99
+@pytest.mark.parametrize("advantages_of, factor", [
+    (lambda R: R, 1), (lambda R: R + 20.0, 1), (lambda R: R - (R.sum() - R) / (G - 1), 1),
+    (lambda R: R - R.mean(), (G - 1) / G)], ids=["none", "constant", "mean of the others", "mean of the group"])
+def test_baselines_scale_the_gradient_and_do_not_turn_it(advantages_of, factor, true_gradient):
+    assert torch.allclose(gradient_of_groups(advantages_of), factor * true_gradient, atol=1e-12)
 
 
 # ---- Line 7: completions of two tokens, sampled by an older policy ----
@@ -158,58 +154,7 @@ def test_the_ratio_of_the_completion_is_exact_and_that_of_its_tokens_is_not(move
 
 # ---- The derivation's numbers ----
 
-@pytest.mark.parametrize("k", range(1, 8))
-def test_advantages_of_k_right_completions(k):
-    std = math.sqrt(k * (8 - k) / (8 * 7))
-    right, wrong = by_hand.advantages(k)
-    assert right == pytest.approx((1 - k / 8) / std, abs=1e-4)
-    assert wrong == pytest.approx((0 - k / 8) / std, abs=1e-4)
-
-
-def test_groups_without_a_gradient():
-    groups = itertools.product([1, 0], repeat=3)
-    share = sum(0.9 ** sum(g) * 0.1 ** (3 - sum(g)) for g in groups if len(set(g)) == 1)
-    assert by_hand.silence(0.9, G=3) == pytest.approx(share)
-
-
-# ---- Samplers ----
-
-@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.95])
-def test_top_p_divides_by_the_kept_mass(top_p):
-    p = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(0)
-    q, Z = by_hand.restrict(p, top_p)
-    expected = TopPLogitsWarper(top_p)(None, p.log()[None])[0].softmax(0)
-    assert torch.allclose(q, expected)
-    assert torch.allclose((p / q)[q > 0], Z)
-
-
-def test_rounded_logits_shift_the_ratio_by_half_its_variance():
-    """E_q[p / q] = 1, so for a small x = log(p / q), E[x] = -E[x^2] / 2."""
-    logits = 4 * torch.randn(20, 5000, generator=torch.Generator().manual_seed(1)).double()
-    mean, std = by_hand.log_ratio_of_rounding(logits)
-    assert mean == pytest.approx(-std ** 2 / 2, rel=0.1) and 0.005 < std < 0.05
-    rounded = logits.bfloat16().double()  # a sampler that reads the trainer's logits
-    assert by_hand.log_ratio_of_rounding(rounded) == (0, 0)
-
-
-def test_the_pages_have_what_is_printed(capsys):
-    by_hand.print_derivation()
-    by_hand.print_samplers()
-    printed = capsys.readouterr().out
-    assert "decoded 'hello', retokenized [7]" in printed
-    for number in re.findall(r"\d+\.\d{2,}", printed):
-        assert number in TEXT, number
-
-
-@pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
-def test_the_mean_gradients_of_the_kls_estimates(estimate):
-    """Over samples of pi: 0 for k1, that of KL(pi, ref) for k2, that of KL(ref, pi) for k3."""
-    torch.manual_seed(0)
-    z = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    logp, ref = z.log_softmax(0), torch.randn(6, dtype=torch.float64).log_softmax(0)
-    log_x = ref - logp
-    estimates = {"k1": -log_x, "k2": log_x ** 2 / 2, "k3": log_x.exp() - log_x - 1}
-    mean = (logp.exp().detach() * estimates[estimate]).sum()
-    gradient, = torch.autograd.grad(mean, z, retain_graph=True)
-    expected = {"k1": 0 * logp, "k2": logp.exp() * -log_x, "k3": ref.exp() * log_x}[estimate].sum()
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, z)[0])
+def test_the_page_has_what_the_derivation_prints(capsys):
+    by_hand.main(["derivation"])
+    for number in re.findall(r"\d+\.\d{2,}", capsys.readouterr().out):
+        assert number in PAGE, number

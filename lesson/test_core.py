@@ -1,6 +1,5 @@
-"""The core of the method: what the hour of lesson/README.md asks a reader to write. Its values are
-usual ones, finite and in float32; test_grpo_sg.py tests what others rely on. lesson/grade.py reads
-the headings of both files, and calls a reader's own functions here."""
+"""The core of the method, with usual numbers: finite, in float32. lesson/grade.py reads the headings
+of this file and of test_grpo_sg.py, and calls a reader's own functions here."""
 import pytest
 import torch
 
@@ -9,17 +8,14 @@ from test_grpo_sg import describe_tokens, same, slow_advantages, slow_loss
 
 # ---- 1. group_advantages: (R - mean) / (std + eps) of each group ----
 
-GROUPS = [[3, 3, 3, -0.5, -0.5, -0.5, -0.5, -0.5], [3, -0.5, -3, -3, -3, -3, -3, -3],
-          [-0.5, 3, -0.5, -3, 3, 3, 3, 3], [-0.5] * 8]
-
-
-@pytest.mark.parametrize("rows", [GROUPS[:1], GROUPS[1:3], [[1, 0], [0, 2]]])
-def test_the_formula(rows):
-    check_advantages(rows, "(R - mean) / (std + eps), each row by its own mean and std (over G - 1)")
+def test_the_formula():
+    for rows in ([[3, 3, 3, -0.5, -0.5, -0.5, -0.5, -0.5]], [[1, 0], [0, 2]],
+                 [[3, -0.5, -3, -3, -3, -3, -3, -3], [-0.5, 3, -0.5, -3, 3, 3, 3, 3]]):
+        check_advantages(rows, "(R - mean) / (std + eps), each row by its own mean and std (over G - 1)")
 
 
 def test_equal_rewards_give_no_nan():
-    check_advantages(GROUPS, "eps keeps 0 / 0 from being nan")
+    check_advantages([[3, 3, -0.5, -0.5], [-0.5] * 4], "eps keeps 0 / 0 from being nan")
 
 
 def check_advantages(rows, hint):
@@ -69,17 +65,16 @@ def test_the_loss(part):
         case, settings = draw_case(part, seed)
         loss, slope, _ = slow_loss(**{name: x.tolist() for name, x in case.items()}, **settings)
         names = describe_tokens(case, settings)
-        case["logps"].requires_grad_()
-        if part == "constants":
-            case["old_logps"].requires_grad_()
-            case["weights"].requires_grad_()
+        learning = ["logps", *["old_logps", "weights"] * (part == "constants")]
+        for name in learning:
+            case[name].requires_grad_()
         returned = grpo_sg_loss(**case, **settings)
         assert isinstance(returned, tuple), "return (loss, {}), not only the loss"
         found = returned[0]
         assert found.shape == (), f"the loss has shape {tuple(found.shape)}, expected a number"
         assert found.requires_grad, "the loss has no gradient: do not detach logps"
         found.backward()
-        for name in ("old_logps", "weights"):
+        for name in learning[1:]:
             assert case[name].grad is None, f"a gradient reaches {name}: {PARTS[part]}"
         same(f"the loss is {found:.4g}, expected {loss:.4g}; the gradient for {{}}",
              case["logps"].grad, slope, PARTS[part], 1e-5, names)

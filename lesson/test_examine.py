@@ -33,20 +33,27 @@ def test_holes_are_named(name, found):
     assert all(any(hole in line for line in lines) for hole in found), lines
 
 
-def test_a_mistake_shows_the_readers_lines_only(tmp_path, monkeypatch, capsys):
-    mine = tmp_path / "mine.py"
-    monkeypatch.setattr(examine, "MINE", mine)
-    for body, said in [("return answer[9], 1", 'line 2, in verify\\n(.*\\n)+IndexError'), ("return 1", "TaskError: verify"),
-                       ("return (", "SyntaxError")]:
-        mine.write_text(f"def verify(response, answer):\n    {body}\n\n\ndef reward(c):\n    return 1\n")
-        with pytest.raises(SystemExit, match=said) as error:
-            grade.main(["verify"])
-        assert "examine.py" not in str(error.value)
-    mine.unlink()
-    monkeypatch.setattr(examine, "interrogate", lambda mine, problems: exit())
-    with pytest.raises(SystemExit):
-        examine.main()  # copies the template, and gets so far
-    assert "copied lesson/verifier.py to mine.py" in capsys.readouterr().out
+def test_what_functions_must_return_is_noted_where_they_return_something_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(grade, "MINE", tmp_path / "my_exercises.py")
+    (tmp_path / "my_verifier.py").write_text("def verify(*_):\n    return 1\n\n\ndef reward(c):\n    return 1\n")
+    with pytest.raises(TypeError) as error:
+        grade.main(["verify"])
+    assert "verify returns tasks.Verdict(correct, formatted), and reward a number" in error.value.__notes__
+    (tmp_path / "my_verifier.py").unlink()
+    monkeypatch.setattr(examine, "main", lambda mine: None)
+    grade.main(["verify"])
+    assert "copied lesson/verifier.py to my_verifier.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.001])
+def test_what_is_learned_does_not_depend_on_the_scale_of_the_rewards(scale):
+    """A policy that was right in 1 of 10 completions, and then is in 5, or is not."""
+    def make_step(right):
+        problem = PROBLEMS[1]
+        return [SimpleNamespace(problem=problem, response=problem.answer if i < right else "x", solved=i < right,
+                                reward=3 * scale * (i < right)) for i in range(10)]
+    assert "they rise together" in examine.tell([make_step(1)] + [make_step(5)] * 5)
+    assert "learned nothing" in examine.tell([make_step(1)] * 6)
 
 
 @pytest.mark.release
@@ -54,8 +61,9 @@ def test_a_mistake_shows_the_readers_lines_only(tmp_path, monkeypatch, capsys):
     ("naive", r"the policy found a hole\. .* and your verifier pays it 3"),
     ("letters", r"the policy found a hole\. Its most frequent completion is '(\w+)', to the question '\1'"),
     ("exact", "they rise together")])
-def test_the_policy_finds_a_hole_if_there_is_one(name, told, tmp_path_factory, monkeypatch):
+def test_the_policy_finds_a_hole_if_there_is_one(name, told, tmp_path_factory, monkeypatch, capsys):
     folder = tmp_path_factory.getbasetemp() / "tiny"  # one for all three
     monkeypatch.setattr(examine, "MODEL", str(folder))
     assert tiny.PRETRAINED not in examine.MODEL
     assert re.search(told, examine.tell(examine.train(VERIFIERS[name])))
+    assert "python grpo_sg.py" not in capsys.readouterr().out  # support.tiny's advice
