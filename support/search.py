@@ -13,8 +13,8 @@ mask is 0, so that the loss ignores them, and the verifier reads only what the p
     mask 0  <information> Doc 1: Lotus Paper is based in Lima ... </information>
     mask 1  <answer> Lima </answer> <|im_end|>
 
-The tiny model has also learned to guess after its first search. For a real model, --data hotpotqa
-has questions on Wikipedia (arXiv 1809.09600).
+The tiny model has also learned to guess after its first search. A real model takes --data hotpotqa
+(questions on Wikipedia, arXiv 1809.09600), --max_new_tokens 500 and more --steps.
 """
 import functools
 import math
@@ -29,6 +29,7 @@ from support.tools import Tool
 from tasks import (
     FAKE_TURN, NAMES, Problem, Task, UserError, Verdict, digest, most_frequent, split_of)
 
+SETTINGS = {"steps": 30, "eval_every": 10}  # a tiny model needs no more
 SEARCHES = 2  # that are answered in a completion; then comes one last turn
 SYSTEM = ("Answer the question. Think inside <think> and </think>. To look something up "
           "write a few words inside <search> and </search>: the best passages follow "
@@ -46,7 +47,7 @@ NO_TAGS = str.maketrans("<>", "()")  # a passage is untrusted
 
 
 def answer_calls(search, texts):
-    """Return the tool's answer to each text, which ends with a call: <search> query </search>."""
+    """Return the tool's answer to each text, which ends with a call."""
     return [answer_call(search, text) for text in texts]
 
 

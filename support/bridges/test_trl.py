@@ -175,7 +175,7 @@ def test_grpo_sg_can_test_the_trained_model_and_mistakes_are_one_line(tmp_path):
     """Without --model the tiny model is trained."""
     out = f"{tmp_path}/run"
     flags = "--task math --steps 2 --prompts 4 --train_problems 50 --shaping none --eval_problems 5 --out".split()
-    for wrong, words in (("--eval_only", "no --resume or --eval_only"), ("--updates=5", "cannot be shared evenly"),
+    for wrong, words in (("--eval_only", "leave out --resume and --eval_only"), ("--updates=5", "cannot be shared evenly"),
                          ("--task=support/search.py", "has a tool")):
         with pytest.raises(SystemExit, match=f"^error: .*{words}"):
             trl_train.main([*flags, out, wrong])

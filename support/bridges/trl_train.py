@@ -13,6 +13,7 @@ import datasets
 
 import grpo_sg
 import tasks
+import torch
 from tasks import UserError
 
 
@@ -26,6 +27,7 @@ def make_config(cfg):
         raise UserError(f"{completions} completions cannot be shared evenly among --updates "
                         f"{cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
+    gpu = cfg.device != "cpu" and torch.cuda.is_available()
     return trl.GRPOConfig(
         output_dir=cfg.out, seed=cfg.seed, max_steps=cfg.steps * cfg.updates,
         generation_batch_size=completions, num_generations=cfg.group_size,
@@ -37,8 +39,8 @@ def make_config(cfg):
         learning_rate=cfg.lr, lr_scheduler_type="constant", adam_beta2=0.99,
         gradient_checkpointing=cfg.gradient_checkpointing,
         # With bfloat16 logits, the error of the ratio would be as large as the clip range.
-        bf16=grpo_sg.has_bfloat16(grpo_sg.find_device(cfg.device)), cast_lm_head_to_fp32=True,
-        use_cpu=cfg.device == "cpu", logging_steps=cfg.updates, report_to="none")
+        bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False),
+        cast_lm_head_to_fp32=True, use_cpu=not gpu, logging_steps=cfg.updates, report_to="none")
 
 
 def make_trainer(cfg):
@@ -82,10 +84,10 @@ def grade(policy, task, number, completion_ids, **_):
 
 
 def main(argv=None):
-    with grpo_sg.errors_in_one_line():
+    with grpo_sg.errors_in_one_line(OSError):
         cfg = grpo_sg.read_settings(argv)
-        if not cfg.out or cfg.resume or cfg.eval_only:
-            raise UserError("TRL needs a new folder as --out, and no --resume or --eval_only")
+        if cfg.resume or cfg.eval_only:
+            raise UserError("TRL trains anew: leave out --resume and --eval_only")
         trainer = make_trainer(cfg)
     trainer.train()
     # Numbered as TRL numbers its own, by updates, so that the last one is this.
