@@ -176,9 +176,9 @@ def test_grpo_sg_can_test_the_trained_model_and_mistakes_are_one_line(tmp_path):
     out = f"{tmp_path}/run"
     flags = "--task math --steps 2 --prompts 4 --train_problems 50 --shaping none --eval_problems 5 --out".split()
     for wrong, words in (("--eval_only", "leave out --resume and --eval_only"), ("--updates=5", "cannot be shared evenly"),
-                         ("--task=support/search.py", "has a tool")):
+                         ("--task support/search.py --model none", "has a tool")):
         with pytest.raises(SystemExit, match=f"^error: .*{words}"):
-            trl_train.main([*flags, out, wrong])
+            trl_train.main([*flags, out, *wrong.split()])
     trl_train.main([*flags, out])
     cfg = grpo_sg.read_settings(["--eval_only", "--model", out])
     assert (cfg.task, cfg.shaping, cfg.eval_problems) == ("math", "none", 5)

@@ -45,12 +45,12 @@ def make_config(cfg):
 
 def make_trainer(cfg):
     from support.bridges.trl_grpo_sg import GRPOSGTrainer
-    model, tokenizer = grpo_sg.load_model(cfg.model)
-    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     task = tasks.make_task(cfg)
-    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     if task.write:
         raise UserError(f"--task {cfg.task} has a tool: train it with grpo_sg.py")
+    model, tokenizer = grpo_sg.load_model(cfg.model)
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     trainer = GRPOSGTrainer(model, functools.partial(grade, policy, task), make_config(cfg),
                             make_dataset(tokenizer, task.train), processing_class=tokenizer)
