@@ -3,8 +3,8 @@ r"""Train a task of tasks.py with GRPO-SG on TRL, on one GPU or many, with flags
     accelerate launch --num_processes 8 -m support.bridges.trl_train --task kk \
         --model Qwen/Qwen2.5-0.5B-Instruct --out runs/trl
 
-Prompts and rewards are those of grpo_sg.py. TRL samples, computes the advantages and the loss,
-and coordinates the processes. For its other settings, such as use_vllm, edit make_config."""
+Prompts and rewards are those of grpo_sg.py. TRL does the rest. For its other settings, such as
+use_vllm, edit make_config."""
 import functools
 import math
 import os
@@ -18,7 +18,7 @@ from tasks import UserError
 
 
 def make_config(cfg):
-    """Return the trl.GRPOConfig for our settings, of which it leaves out some (README.md)."""
+    """Return the trl.GRPOConfig for our settings, some of which it leaves out."""
     import trl  # here, so that --help works without it
     processes = int(os.environ.get("WORLD_SIZE", 1))
     completions = cfg.prompts * cfg.group_size
