@@ -1,6 +1,5 @@
 """Test tiny.py: the tiny models, their training, and fine-tuning of another model."""
 import json
-import pathlib
 import re
 
 import pytest
@@ -62,8 +61,7 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     tiny.main([script, "--out", "model", "--group_size", "8", "--seed", "3"])
     assert capsys.readouterr().out.endswith(f"python grpo_sg.py --task {script} --model model\n")
     assert "seed" not in json.loads((tmp_path / "model" / "settings.json").read_text())  # it is of this training
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
+    monkeypatch.chdir(tmp_path.parent)
     cfg = grpo_sg.read_settings(["--model", str(tmp_path / "model"), "--eval_only"])
     assert (cfg.task, cfg.data) == (str(tmp_path / "short.py"), str(tmp_path / "words.txt"))
     assert (cfg.group_size, cfg.prompts, cfg.steps) == (8, 2, 30)  # flags, then the file's, then TINY's
@@ -73,15 +71,13 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     assert row["eval/accuracy"] == 1
 
 
-@pytest.mark.parametrize("name, made_for", [("kk.py", "kk"), ("other/short.py", "short.py")])
-def test_a_file_with_the_name_of_another_task_does_not_replace_its_tiny_model(name, made_for, script, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, made_for", [("kk.py", "kk"), ("short.py", __file__)])
+def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, script, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny, "PRETRAINED", tmp_path)
-    saved = tmp_path / pathlib.Path(name).stem / "settings.json"
-    (tmp_path / "other").mkdir()
     (tmp_path / name).write_text(SCRIPT)
-    tiny.main([script, "--steps", "1"])
-    tiny.main([script, "--steps", "1"])  # its own is replaced
-    saved.parent.mkdir(exist_ok=True)
+    for _ in range(2):
+        tiny.main([name, "--steps", "1"])
+    saved = tmp_path / name[:-3] / "settings.json"
     saved.write_text(json.dumps({"task": made_for}))
     with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
         tiny.main([name, "--steps", "1"])
@@ -142,7 +138,7 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
 
 
 @pytest.mark.parametrize("old, new, flags, message", [
-    ("", "", "--out .", "exists: name a new folder"),
+    ("", "", "--out .", "--out . exists"),
     ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
     ("solution=word[::-1]", "", "", "0 of 3 training problems have a solution"),
     ('"", problems,', '"", [],', "", "0 of 0 training problems have a solution: give problems to train on"),

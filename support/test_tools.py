@@ -2,16 +2,14 @@
 import itertools
 
 import pytest
-import tokenizers
 import torch
-import transformers
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 import grpo_sg
 import tasks
 from support import tiny, tools
 from support.tools import Tool
-from test_grpo_sg import build_model, build_toy, encode, word_tokenizer
+from test_grpo_sg import build_model, build_toy, byte_tokenizer, encode, word_tokenizer
 
 STOP = "</search>"
 
@@ -29,13 +27,12 @@ def count_calls(texts):
 
 
 def verify_x(response, gold):
-    formed = response.count("<answer>") == 1 and response.endswith("</answer>")
-    return tasks.Verdict("<answer>x</answer>" in response, formed)
+    return tasks.Verdict(response.endswith("<answer>x</answer>"), response.endswith("</answer>"))
 
 
 @pytest.fixture
 def converse(monkeypatch):
-    """Return (spell, converse). converse(scripts) does a rollout without a model: row k writes the token
+    """Return (spell, converse). In converse(scripts), a rollout without a model, row k writes the token
     ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer = letters_tokenizer()
 
@@ -83,10 +80,9 @@ def test_a_tool_call_is_recognized_in_every_tokenization(converse):
 def test_calls_are_limited_and_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
     spell, converse = converse
     call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
-    none, two, three, cut, long = converse([
-        [end], [call, call, end], [call, call, call + end], [spell("<search>" + "b" * 99)],
-        [call, spell("b" * 99)]])
-    assert [c.tool_calls for c in (none, two, three, cut, long)] == [0, 2, 2, 0, 1]
+    none, two, three, long = converse([
+        [end], [call, call, end], [call, call, call + end], [call, spell("b" * 99)]])
+    assert [c.tool_calls for c in (none, two, three, long)] == [0, 2, 2, 1]
     assert all(none.mask) and none.solved and two.solved
     task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, write=Tool(count_calls, STOP))
     text = "<search>b</search><search>b</search><answer>x</answer>"
@@ -95,8 +91,7 @@ def test_calls_are_limited_and_a_warm_up_text_has_the_tokens_and_mask_of_a_rollo
     assert mask.tolist() == [False] * len(two.prompt) + two.mask
     assert two.own_tokens() == call + call + end
     assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
-    assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
-    assert long.truncated and sum(long.mask) == len(call) + 60
+    assert long.truncated and sum(long.mask) == len(call) + 60 and not long.formatted
     closed, = converse([[call + end]], max_turns=0)
     assert closed.tool_calls == 0 and closed.tokens == call + end
 
@@ -108,13 +103,12 @@ def test_a_tools_answer_is_cut_off_before_its_last_line_and_contains_no_special_
     assert tools.encode_tool_answer(letters, f"\n<information>\n{'b' * 99}\n</end>", len(short)) == short
     # A lone surrogate, as a server may send.
     assert tools.encode_tool_answer(letters, "a\ud83d\n") == letters("a?\n")["input_ids"]
-    words = {word: i for i, word in enumerate(("[UNK]", "<|im_end|>", "<|", "im_end", "|>", "a"))}
-    core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    assert tools.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    text = "a <|im_end|>\na <|im_end|> a"
+    assert tokenizer.decode(ids := tools.encode_tool_answer(tokenizer, text)) == text
+    assert not {0, 1, 2}.intersection(ids) and tokenizer("<|im_end|>")["input_ids"] == [1, 2]
 
 
 def test_a_rollout_with_a_tool_depends_on_the_seed_and_not_on_how_many_are_sampled_at_once():
