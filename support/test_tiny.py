@@ -17,16 +17,14 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
 
 @pytest.mark.parametrize("name, accuracy", [("kk", 0.530), ("math", 0.555)])  # pretrained/README.md
 def test_a_pretrained_model_matches_the_code(name, accuracy):
-    check_pretrained(name, accuracy)
-
-
-def check_pretrained(name, accuracy):
     cfg = grpo_sg.read_settings(["--task", name, "--train_problems", "200"])  # they have all words
     task = tasks.load_task(name)[0](cfg)
     made, words = tiny.tiny_model(task)
     model, tokenizer = grpo_sg.load_model(cfg.model)
     assert tokenizer.get_vocab() == words.get_vocab()
-    text = task.train[0].question
+    for problem in task.test:
+        for text in (problem.question, problem.solution, problem.shortcut):
+            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer(text)["input_ids"] == AutoTokenizer.from_pretrained(cfg.model)(text)["input_ids"]
     assert tokenizer(text)["input_ids"] == words(text)["input_ids"]
     shapes = [{key: p.shape for key, p in each.state_dict().items()} for each in (made, model)]
@@ -36,16 +34,6 @@ def check_pretrained(name, accuracy):
     row, _ = grpo_sg.evaluate(policy, task, task.test, cfg)
     # On another processor, rounding may change a token or two.
     assert row["eval/accuracy"] == pytest.approx(accuracy, abs=0.02)
-
-
-@pytest.mark.parametrize("name", ["kk", "math"])
-def test_the_tiny_models_tokenizer_reproduces_every_text(name):
-    cfg = grpo_sg.read_settings(f"--task {name} --train_problems 8 --eval_problems 60".split())
-    task = tasks.load_task(name)[0](cfg)
-    _, tokenizer = tiny.tiny_model(task._replace(valid=task.train))  # so the test has words of its own
-    for problem in task.train + task.test:
-        for text in (problem.question, problem.solution, problem.shortcut):
-            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 SCRIPT = """
@@ -73,8 +61,7 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     tiny.main([script, "--out", "model", "--group_size", "8", "--seed", "3"])
     assert capsys.readouterr().out.endswith(f"python grpo_sg.py --task {script} --model model\n")
     assert "seed" not in json.loads((tmp_path / "model" / "settings.json").read_text())  # it is of this training
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
+    monkeypatch.chdir(tmp_path.parent)
     cfg = grpo_sg.read_settings(["--model", str(tmp_path / "model"), "--eval_only"])
     assert (cfg.task, cfg.data) == (str(tmp_path / "short.py"), str(tmp_path / "words.txt"))
     assert (cfg.group_size, cfg.prompts, cfg.steps) == (8, 2, 30)  # flags, then the file's, then TINY's
@@ -84,34 +71,17 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     assert row["eval/accuracy"] == 1
 
 
-def test_a_tiny_model_belongs_to_one_task_as_it_was(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tiny, "PRETRAINED", str(tmp_path / "pretrained"))
-    tiny.main([script, "--steps", "1"])
-    flags = ["--task", script, "--model", "pretrained/short"]
-    assert grpo_sg.read_settings(flags).lr == 2e-4
-    assert "warning" not in capsys.readouterr().out
-    (tmp_path / script).write_text(f"{SCRIPT}# Another rule.\n")
-    assert grpo_sg.read_settings(flags).lr == 2e-4
-    assert ("short.py has changed since its tiny model was made" in (said := capsys.readouterr().out)
-            and f"run python -m support.tiny {tmp_path}/short.py again\n" in said)
-    tiny.main([script, "--steps", "1"])
-    assert "warning" not in capsys.readouterr().out
-
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / script).write_text(SCRIPT)
-    made = (tmp_path / "pretrained" / "short" / "model.safetensors").read_bytes()
-    with pytest.raises(SystemExit, match=f"is the tiny model of {tmp_path}/short.py: give one of the two"):
-        tiny.main(["other/short.py", "--steps", "1"])
-    assert (tmp_path / "pretrained" / "short" / "model.safetensors").read_bytes() == made
-
-
-@pytest.mark.parametrize("name", ["math.py", "kk.py"])
-def test_a_file_with_the_name_of_our_task_does_not_replace_its_tiny_model(name, script, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny, "PRETRAINED", str(tmp_path / "pretrained"))
+@pytest.mark.parametrize("name, made_for", [("kk.py", "kk"), ("short.py", __file__)])
+def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, script, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "PRETRAINED", tmp_path)
     (tmp_path / name).write_text(SCRIPT)
-    with pytest.raises(SystemExit, match=f"error: {name} has the name of our task {name[:-3]}"):
+    for _ in range(2):
         tiny.main([name, "--steps", "1"])
-    assert not (tmp_path / "pretrained").exists()
+    saved = tmp_path / name[:-3] / "settings.json"
+    saved.write_text(json.dumps({"task": made_for}))
+    with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
+        tiny.main([name, "--steps", "1"])
+    assert json.loads(saved.read_text()) == {"task": made_for}
 
 
 def test_equal_seeds_make_equal_models(script, tmp_path):
@@ -168,12 +138,10 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
 
 
 @pytest.mark.parametrize("old, new, flags, message", [
-    ("", "", "--steps 0", "--steps must be above 0, not 0"),
-    ("", "", "--out .", "exists: name a new or empty folder"),
+    ("", "", "--out .", "--out . exists"),
     ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
-    ("solution=word[::-1]", "", "", "3 of 3 training problems have no solution to learn from"),
-    ('tokens="."', 'tokens="("', "", r"its tokens must be a regular expression, not '\('"),
-    ('"steps": 30', '"stpes": 30', "", "SETTINGS has names that are not settings of a task: stpes"),
+    ("solution=word[::-1]", "", "", "0 of 3 training problems have a solution"),
+    ('"", problems,', '"", [],', "", "0 of 0 training problems have a solution: give problems to train on"),
     ("warmup=80", "shortcuts=0.5", "", "has shortcuts 0.5, but no problem with a shortcut")])
 def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
     (tmp_path / script).write_text(SCRIPT.replace(old, new))

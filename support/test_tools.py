@@ -2,17 +2,14 @@
 import itertools
 
 import pytest
-import tokenizers
 import torch
-import transformers
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 import grpo_sg
 import tasks
 from support import tiny, tools
 from support.tools import Tool
-from test_grpo_sg import build_model, build_toy, encode, word_tokenizer
-
+from test_grpo_sg import build_model, build_toy, byte_tokenizer, encode, word_tokenizer
 
 STOP = "</search>"
 
@@ -25,17 +22,17 @@ def letters_tokenizer():
 
 
 def count_calls(texts):
+    assert not any("<information>" in text for text in texts), "the tool reads its own answers"
     return [f"\n<information>\nabc {text.count(STOP)}\n</information>" for text in texts]
 
 
 def verify_x(response, gold):
-    formed = response.count("<answer>") == 1 and response.endswith("</answer>")
-    return tasks.Verdict("<answer>x</answer>" in response, formed)
+    return tasks.Verdict(response.endswith("<answer>x</answer>"), response.endswith("</answer>"))
 
 
 @pytest.fixture
 def converse(monkeypatch):
-    """Return (spell, converse). converse(scripts) does a rollout without a model: row k writes the token
+    """Return (spell, converse). In converse(scripts), a rollout without a model, row k writes the token
     ids scripts[k][turn] in each turn, and stops where the sampler would."""
     tokenizer = letters_tokenizer()
 
@@ -58,8 +55,7 @@ def converse(monkeypatch):
         task = tasks.Task("calls", "", problems, problems, problems, verify_x, 0.0,
                           write=Tool(count_calls, STOP, max_turns))
         policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0})
-        cfg = grpo_sg.Config(max_new_tokens=60)
-        return grpo_sg.rollout(policy, task, problems, cfg, n=1, temperature=1.0, seed=0)
+        return grpo_sg.rollout(policy, task, problems, grpo_sg.Config(max_new_tokens=60), n=1, temperature=1.0, seed=0)
     return spell, converse
 
 
@@ -81,81 +77,53 @@ def test_a_tool_call_is_recognized_in_every_tokenization(converse):
         assert "abc 1" in c.transcript
 
 
-def test_tool_calls_and_answers_are_limited(converse):
+def test_calls_are_limited_and_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
     spell, converse = converse
     call, end = spell("<search>b</search>"), spell("<answer>x</answer>") + [0]
-    none, two, three, cut, long = converse([
-        [end], [call, call, end], [call, call, call + end], [spell("<search>" + "b" * 99)],
-        [call, spell("b" * 99)]])
-    assert [c.tool_calls for c in (none, two, three, cut, long)] == [0, 2, 2, 0, 1]
+    none, two, three, long = converse([
+        [end], [call, call, end], [call, call, call + end], [call, spell("b" * 99)]])
+    assert [c.tool_calls for c in (none, two, three, long)] == [0, 2, 2, 1]
     assert all(none.mask) and none.solved and two.solved
-    first, second = (spell(f"\n<information>\nabc {i}\n</information>") for i in (1, 2))
-    turns = [(call, True), (first, False), (call, True), (second, False), (end, True)]
-    assert two.tokens == [token for turn, _ in turns for token in turn]
-    assert two.mask == [own for turn, own in turns for _ in turn]
+    task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, write=Tool(count_calls, STOP))
+    text = "<search>b</search><search>b</search><answer>x</answer>"
+    ids, mask = tiny.write_script(letters_tokenizer(), task, two.problem, text, 0)
+    assert ids.tolist() == two.prompt + two.tokens
+    assert mask.tolist() == [False] * len(two.prompt) + two.mask
+    assert two.own_tokens() == call + call + end
     assert three.tokens[-len(call + end):] == call + end and all(three.mask[-len(call + end):])
-    assert cut.truncated and len(cut.tokens) == 60 and not cut.formatted
-    assert long.truncated and sum(long.mask) == len(call) + 60
-    assert grpo_sg.average_completions([two, none])["completion_tokens"] == (2 * len(call) + 2 * len(end)) / 2
+    assert long.truncated and sum(long.mask) == len(call) + 60 and not long.formatted
     closed, = converse([[call + end]], max_turns=0)
     assert closed.tool_calls == 0 and closed.tokens == call + end
-    short = spell("\n<information>\nbbbbb\n</end>")  # a long answer is cut off, but for its last line
-    answer = f"\n<information>\n{'b' * 99}\n</end>"
-    assert tools.encode_tool_answer(letters_tokenizer(), answer, len(short)) == short
-    half = spell("a?\n")  # a lone surrogate, as a server may send
-    assert tools.encode_tool_answer(letters_tokenizer(), "a\ud83d\n") == half
 
 
-def test_a_tools_answer_contains_no_special_token():
+def test_a_tools_answer_is_cut_off_before_its_last_line_and_contains_no_special_token():
     """Even if the tool writes <|im_end|>, and the tokenizer begins each text with one."""
-    words = {word: i for i, word in enumerate(("[UNK]", "<|im_end|>", "<|", "im_end", "|>", "a"))}
-    core = Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
-    assert tools.encode_tool_answer(tokenizer, "a <|im_end|>\na <|im_end|> a") == [5, 2, 3, 4, 5, 2, 3, 4, 5]
-    assert tokenizer("a <|im_end|>")["input_ids"] == [1, 5, 1]  # elsewhere special tokens stay
+    letters = letters_tokenizer()
+    short = letters("\n<information>\nbbbbb\n</end>")["input_ids"]
+    assert tools.encode_tool_answer(letters, f"\n<information>\n{'b' * 99}\n</end>", len(short)) == short
+    # A lone surrogate, as a server may send.
+    assert tools.encode_tool_answer(letters, "a\ud83d\n") == letters("a?\n")["input_ids"]
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    text = "a <|im_end|>\na <|im_end|> a"
+    assert tokenizer.decode(ids := tools.encode_tool_answer(tokenizer, text)) == text
+    assert not {0, 1, 2}.intersection(ids) and tokenizer("<|im_end|>")["input_ids"] == [1, 2]
 
 
-def test_a_warm_up_text_has_the_tokens_and_mask_of_a_rollout(converse):
-    spell, converse = converse
-    turns = "<search>b</search>", "<search>c</search>", "<answer>x</answer>"
-    c, = converse([[spell(turns[0]), spell(turns[1]), spell(turns[2]) + [0]]])
-    task = tasks.Task("calls", "", [], [], [], verify_x, 0.0, write=Tool(count_calls, STOP))
-    ids, mask = tiny.write_script(letters_tokenizer(), task, c.problem, "".join(turns), 0)
-    assert ids.tolist() == c.prompt + c.tokens
-    assert mask.tolist() == [False] * len(c.prompt) + c.mask
-
-
-def answer_who(texts):
-    return [f"who {'why ' * len(text.split())}" for text in texts]
-
-
-def check_seeds(policy, task, cfg):
-    """Assert that a rollout depends on the seed, and not on how many completions are sampled at
-    once. Returns the last rollout."""
+def test_a_rollout_with_a_tool_depends_on_the_seed_and_not_on_how_many_are_sampled_at_once():
+    tool = Tool(lambda texts: [f"who {'why ' * len(text.split())}" for text in texts], "maybe", 3)
+    policy, task, cfg = build_toy(change={"write": tool})
     rollouts = []
-    for size, seed in ((64, 1), (64, 1), (16, 1), (1, 1), (64, 2)):
-        cfg.sample_batch = size
+    for cfg.sample_batch, seed in ((64, 1), (16, 1), (1, 1), (64, 2)):
         rolled = grpo_sg.rollout(policy, task, task.train, cfg, n=16, temperature=1.0, seed=seed)
         rollouts.append([(c.tokens, c.mask) for c in rolled])
-    first, *same_seed, other_seed = rollouts
-    assert all(rollout == first for rollout in same_seed) and other_seed != first
-    return rolled
-
-
-def test_a_rollout_with_a_tool_depends_only_on_the_seed():
-    rolled = check_seeds(*build_toy(change={"write": Tool(answer_who, "maybe", 3)}))
+    assert rollouts[0] == rollouts[1] == rollouts[2] != rollouts[3]
     assert {c.tool_calls for c in rolled} == {0, 1, 2, 3}
 
 
-def test_the_context_must_hold_the_tools_answers(capsys):
+def test_the_context_must_hold_the_tools_answers():
     policy, task, cfg = build_toy()
     task = task._replace(write=Tool(count_calls, STOP, 4))
-    for most, kept in ((418, 3), (419, 2)):
-        cfg.max_new_tokens = most
+    for cfg.max_new_tokens, kept in ((418, 3), (419, 2)):
         assert len(encode(task, policy, cfg).train) == kept
-    cfg.max_new_tokens = 420
-    with pytest.raises(tasks.UserError, match="3 of 3 train problems"):
-        encode(task, policy, cfg)

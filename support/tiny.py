@@ -1,10 +1,9 @@
 """Train a model on the worked solutions of a task (supervised fine-tuning), and write its folder.
 
-    python -m support.tiny kk            makes the tiny model of a task, in support/pretrained
-    python -m support.tiny lesson/my_task.py     of your own task, a Python file
+    python -m support.tiny kk                    makes a task's tiny model, in support/pretrained
+    python -m support.tiny support/search.py     of a task in a Python file
     python -m support.tiny kk --brief --people 2 3 --max_new_tokens 80 --steps 240 --lr 3e-4 \\
         --model HuggingFaceTB/SmolLM2-135M-Instruct      a cold start for a real model
-                                    (experiments/README.md has what it reached, and all flags)
 
 The tiny model learns on a laptop: a new architecture and a tokenizer of the task's words. The
 training here replaces its pretraining. A real model whose completions are all malformed learns the
@@ -18,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import pathlib
 import random
 import statistics
 
@@ -45,7 +45,7 @@ PUZZLES_OF_A_RUN = 4000
 NEW = dict(batch=64, lr=5e-3, betas=(0.8, 0.95))
 LOADED = dict(steps=60, batch=16, lr=2e-5, betas=(0.9, 0.99))
 NOT_SAVED = ("model", "out", "resume", "eval_only", "seed")
-PRETRAINED = os.path.join(grpo_sg.HERE, "support", "pretrained")
+PRETRAINED = pathlib.Path(__file__).with_name("pretrained")
 
 
 # ---- The tiny model ----
@@ -74,18 +74,12 @@ def tiny_tokenizer(task):
     """Make a tokenizer whose vocabulary is every word in the task's texts. Its chat template
     leaves out the system prompt, which the tiny model does not need."""
     words = set()
-    try:
-        pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
-    except Exception as error:
-        raise UserError(f"--task {task.name}: its tokens must be a regular expression, not "
-                        f"{task.tokens!r} ({error})") from None
+    pieces = pre_tokenizers.Split(Regex(task.tokens), "isolated")
     problems = [*task.train, *task.valid, *task.test]
     for problem in tqdm(problems, "words", leave=False, delay=2, disable=None):
-        texts = [problem.question, problem.solution, problem.shortcut]
         calls = calls_of(task, problem.solution)
         answers = task.write.observe(calls) if calls else []
-        texts += [answer.encode(errors="replace").decode() for answer in answers]
-        for text in texts:
+        for text in (problem.question, problem.solution, problem.shortcut, *answers):
             words.update(word for word, _ in pieces.pre_tokenize_str(text))
     vocabulary = {word: i for i, word in enumerate(["<|im_end|>", "[UNK]", *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -194,51 +188,43 @@ def check_lengths(task, tokenizer, cfg):
 
 
 def make_task(cfg):
-    """Make the task that cfg names. Raises UserError if it has problems without solutions."""
+    """Make the task that cfg names. Raises UserError unless it has problems, all with solutions."""
     grpo_sg.say(f"preparing the problems of --task {cfg.task}")
     task = tasks.make_task(cfg)
-    missing = sum(not problem.solution for problem in task.train)
-    if missing:
-        raise UserError(f"--task {task.name}: {missing} of {len(task.train)} training problems "
-                        "have no solution to learn from: give them one")
+    solved = sum(problem.solution != "" for problem in task.train)
+    if solved < max(1, len(task.train)):
+        raise UserError(f"--task {task.name}: {solved} of {len(task.train)} training problems have "
+                        "a solution: give problems to train on, each with a solution")
     return task
 
 
 def train(cfg, recipe, new):
     """Make the tiny model, or load cfg.model, and train it with the recipe. Returns the
     Policy."""
-    loaded = None if new else grpo_sg.load_model(cfg.model)
-    torch.manual_seed(cfg.seed)
     task = make_task(cfg)
-    model, tokenizer = loaded or tiny_model(task)
-    model = grpo_sg.prepare(model, grpo_sg.find_device(cfg.device),
-                            gradient_checkpointing=cfg.gradient_checkpointing)
+    torch.manual_seed(cfg.seed)
+    model, tokenizer = tiny_model(task) if new else grpo_sg.load_model(grpo_sg.newest(cfg.model))
+    grpo_sg.prepare(model, cfg.device, cfg.gradient_checkpointing)
     policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     check_lengths(task, tokenizer, cfg)
     task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     if new:
         recipe = {"steps": task.warmup, **recipe}
-    steps = recipe["steps"]
-    rise = 50 if new else max(1, steps // 10)
-    grpo_sg.say(f"{model.num_parameters():,} parameters: {steps} steps of supervised fine-tuning")
+    rise = 50 if new else max(1, recipe["steps"] // 10)
+    grpo_sg.say(f"{model.num_parameters():,} parameters: {recipe['steps']} steps of supervised "
+                "fine-tuning")
     fine_tune(policy, task, cfg, rise=rise, shortcuts=task.shortcuts if new else 0.0, **recipe)
     return policy
 
 
 def save(policy, cfg, folder):
-    """Write the model's folder, with the settings of a run that starts from it. A hash of the
-    task's file shows a run whether a tiny model still fits the task."""
+    """Write the model's folder, with the settings of a run that starts from it."""
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
-    settings = {"task": cfg.task}
-    for name, value in vars(cfg).items():
-        if name not in NOT_SAVED and (value != defaults[name] or name in own):
-            settings[name] = value
-    if not cfg.model:
-        settings["task_hash"] = grpo_sg.hash_file(cfg.task)
-    with open(os.path.join(folder, "settings.json"), "w", encoding="utf-8") as file:
-        json.dump(settings, file, indent=1)
+    changed = [name for name, value in vars(cfg).items() if value != defaults[name] or name in own]
+    settings = {name: getattr(cfg, name) for name in ("task", *changed) if name not in NOT_SAVED}
+    pathlib.Path(folder, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
 
 
 def read_flags(argv):
@@ -250,10 +236,9 @@ def read_flags(argv):
     parser.add_argument("--model", default="", metavar="TEXT",
                         help="folder or hub name of a model to fine-tune; default: a tiny one")
     parser.add_argument("--out", default="", metavar="TEXT",
-                        help="folder to write, new or empty; default: one in pretrained/, which "
-                             "is replaced")
+                        help="new folder to write; default: one in pretrained/, which is replaced")
     parser.add_argument("--steps", type=int, metavar="N",
-                        help=f"default: the task's warmup for a tiny model, else {LOADED['steps']}")
+                        help=f"default: the warmup of a tiny model's task, or {LOADED['steps']}")
     parser.add_argument("--batch", type=int, metavar="N",
                         help=f"texts in a step; default: {NEW['batch']}, or {LOADED['batch']}")
     parser.add_argument("--lr", type=float, metavar="X",
@@ -267,13 +252,9 @@ def read_settings(task, model, out, flags):
     it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
     absolute, because the run may start in another folder."""
     own = tasks.load_task(task)[1]
-    if unknown := own.keys() - vars(grpo_sg.Config()).keys():
-        raise UserError(f"--task {task}: SETTINGS has names that are not settings of a task: "
-                        f"{', '.join(sorted(unknown))}")
     puzzles = PUZZLES if task == "kk" else {}
     usual = own if model else {**TINY, **puzzles, **own}
-    cfg = grpo_sg.parse_flags([*grpo_sg.flags_of(usual), *flags, f"--task={task}", f"--out={out}"])
-    cfg.model = model and grpo_sg.find_model(model, task)
+    cfg = grpo_sg.parse_flags([*flags, f"--task={task}", f"--model={model}", f"--out={out}"], usual)
     grpo_sg.check_settings(cfg)
     return cfg
 
@@ -281,37 +262,28 @@ def read_settings(task, model, out, flags):
 def check_name(task, folder):
     """Raise UserError if the tiny model of the task would replace that of another task: a run finds
     the model by the name of the task's file."""
-    stem = grpo_sg.short_name(task)
-    if stem in tasks.TASKS and stem != task:
-        raise UserError(f"{task} has the name of our task {stem}, whose tiny model it would "
-                        "replace: give the file another name")
-    made_for = os.path.join(grpo_sg.HERE, grpo_sg.read_saved(folder).get("task", task))
-    if os.path.isfile(made_for) and os.path.realpath(made_for) != os.path.realpath(task):
-        raise UserError(f"{folder} is the tiny model of {made_for}: give one of the two files "
-                        "another name")
+    made_for = grpo_sg.read_saved(folder).get("task", task)
+    there = made_for in tasks.TASKS or os.path.isfile(made_for)
+    if there and os.path.realpath(made_for) != os.path.realpath(task):
+        raise UserError(f"{folder} is the tiny model of {made_for}: give {task} another name")
 
 
 def main(argv=None):
     transformers.utils.logging.disable_progress_bar()  # it would garble our lines
     own, flags = read_flags(argv)
     task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
-    for name, value in own.items():
-        if value <= 0:
-            raise SystemExit(f"error: --{name} must be above 0, not {value}")
-    with grpo_sg.errors_in_one_line():
+    with grpo_sg.errors_in_one_line(OSError):
         cfg = read_settings(task, model, out, flags)
-        stem = grpo_sg.short_name(task)
+        stem = pathlib.Path(task).stem
         name = f"{stem}-{os.path.basename(model)}" if model else stem
-        folder = out or os.path.join(PRETRAINED, name)
+        folder = os.path.relpath(out or PRETRAINED / name)
         if not model:
             check_name(task, folder)
         policy = train(cfg, {**(LOADED if model else NEW), **own}, new=not model)
         if task == "kk" and not model:
             cfg.train_problems = min(cfg.train_problems, PUZZLES_OF_A_RUN)
         save(policy, cfg, folder)
-    folder = os.path.relpath(folder)
-    grpo_sg.say(f"wrote {folder}; train it with RL: python grpo_sg.py --task {task} "
-                f"--model {folder}")
+    grpo_sg.say(f"wrote {folder}; train it: python grpo_sg.py --task {task} --model {folder}")
 
 
 if __name__ == "__main__":

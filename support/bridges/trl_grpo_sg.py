@@ -3,8 +3,7 @@ project's folder, use it instead of trl.GRPOTrainer:
 
     from support.bridges.trl_grpo_sg import GRPOSGTrainer
 
-With bf16, also set cast_lm_head_to_fp32=True. Logs weight_mean and low_prob_frac in addition to
-the trainer's metrics. README.md lists the settings."""
+With bf16, also set cast_lm_head_to_fp32=True. Logs weight_mean and low_prob_frac as well."""
 import math
 
 import torch

@@ -3,8 +3,8 @@ r"""Train a task of tasks.py with GRPO-SG on TRL, on one GPU or many, with flags
     accelerate launch --num_processes 8 -m support.bridges.trl_train --task kk \
         --model Qwen/Qwen2.5-0.5B-Instruct --out runs/trl
 
-Prompts and rewards are those of grpo_sg.py. TRL samples, computes the advantages and the loss,
-and coordinates the processes. For its other settings, such as use_vllm, edit make_config."""
+Prompts and rewards are those of grpo_sg.py. TRL does the rest. For its other settings, such as
+use_vllm, edit make_config."""
 import functools
 import math
 import os
@@ -13,11 +13,12 @@ import datasets
 
 import grpo_sg
 import tasks
+import torch
 from tasks import UserError
 
 
 def make_config(cfg):
-    """Return the trl.GRPOConfig for our settings, of which it leaves out some (README.md)."""
+    """Return the trl.GRPOConfig for our settings, some of which it leaves out."""
     import trl  # here, so that --help works without it
     processes = int(os.environ.get("WORLD_SIZE", 1))
     completions = cfg.prompts * cfg.group_size
@@ -26,6 +27,7 @@ def make_config(cfg):
         raise UserError(f"{completions} completions cannot be shared evenly among --updates "
                         f"{cfg.updates} on {processes} processes")
     micro_batch = math.gcd(share, 8)
+    gpu = cfg.device != "cpu" and torch.cuda.is_available()
     return trl.GRPOConfig(
         output_dir=cfg.out, seed=cfg.seed, max_steps=cfg.steps * cfg.updates,
         generation_batch_size=completions, num_generations=cfg.group_size,
@@ -37,18 +39,18 @@ def make_config(cfg):
         learning_rate=cfg.lr, lr_scheduler_type="constant", adam_beta2=0.99,
         gradient_checkpointing=cfg.gradient_checkpointing,
         # With bfloat16 logits, the error of the ratio would be as large as the clip range.
-        bf16=grpo_sg.has_bfloat16(grpo_sg.find_device(cfg.device)), cast_lm_head_to_fp32=True,
-        use_cpu=cfg.device == "cpu", logging_steps=cfg.updates, report_to="none")
+        bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False),
+        cast_lm_head_to_fp32=True, use_cpu=not gpu, logging_steps=cfg.updates, report_to="none")
 
 
 def make_trainer(cfg):
     from support.bridges.trl_grpo_sg import GRPOSGTrainer
-    model, tokenizer = grpo_sg.load_model(cfg.model)
-    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
     task = tasks.make_task(cfg)
-    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     if task.write:
         raise UserError(f"--task {cfg.task} has a tool: train it with grpo_sg.py")
+    model, tokenizer = grpo_sg.load_model(cfg.model)
+    policy = grpo_sg.Policy(model, tokenizer, grpo_sg.find_stop_ids(model, tokenizer))
+    task = tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
     model.generation_config.eos_token_id = sorted(policy.stop_ids)
     trainer = GRPOSGTrainer(model, functools.partial(grade, policy, task), make_config(cfg),
                             make_dataset(tokenizer, task.train), processing_class=tokenizer)
@@ -82,10 +84,10 @@ def grade(policy, task, number, completion_ids, **_):
 
 
 def main(argv=None):
-    with grpo_sg.errors_in_one_line():
+    with grpo_sg.errors_in_one_line(OSError):
         cfg = grpo_sg.read_settings(argv)
-        if not cfg.out or cfg.resume or cfg.eval_only:
-            raise UserError("TRL needs a new folder as --out, and no --resume or --eval_only")
+        if cfg.resume or cfg.eval_only:
+            raise UserError("TRL trains anew: leave out --resume and --eval_only")
         trainer = make_trainer(cfg)
     trainer.train()
     # Numbered as TRL numbers its own, by updates, so that the last one is this.
