@@ -24,8 +24,8 @@ Low-probability tokens have the largest gradients (their norms grow with 1 - pi)
 makes them count for less than the others, whose w is 1.4. The loop is `train`, in section 5:
 sample, compare, learn.
 
-Sections 1 to 6 are the method, sections 7 to 10 the program around it. It is simple at a cost: one
-GPU, no inference engine (they sample faster), no value network, no learned reward.
+Sections 1 to 6 are the method, sections 7 to 10 the program around it. Simplicity has a price: one
+GPU, slow sampling (an inference engine is faster), no value network, no learned reward.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
@@ -93,8 +93,8 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     Returns:
         Weights >= low, shaped like logps: float32 and detached.
     """
-    # w is detached, because the policy must not raise its objective by making the tokens that
-    # it was rewarded for likely enough for a large w.
+    # w is detached: otherwise the policy could raise its objective through w, rather than through
+    # the reward.
     pi = logps.detach().float().exp()
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
@@ -187,8 +187,8 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     # A > 0 would be above 1 + clip_high from the start, so it would get no gradient.
     objective = w * torch.minimum(r * A, clipped * A)
     # By default beta is 0. The KL keeps the policy near the texts on which a learned reward model
-    # is right. A verifier is a program, which was not learned from any texts (although the policy
-    # may find its gaps), and the reference would be a second model in memory.
+    # is right. A verifier is a program, which is right on all texts (although the policy may find
+    # its gaps), and the reference would be a second model in memory.
     if beta:  # not times w, which scales only the advantage
         objective = objective - beta * estimate_kl(logps, ref_logps, mask)
 
@@ -697,8 +697,8 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
 def update(model: torch.nn.Module, optimizer, batches: list[Batch], denominator: int,
            cfg: Config) -> dict:
     """Make one optimizer step on a minibatch, given as micro-batches. Returns a dict: loss; norm,
-    that of the gradient before it is cut to at most 1; skipped, whether one of both is not finite,
-    so that the parameters stayed as they are; and the sums of grpo_sg_loss."""
+    that of the gradient before it is cut to at most 1; skipped, whether either is not finite, so
+    that the parameters stayed as they are; and the sums of grpo_sg_loss."""
     sums_of_batches = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
@@ -780,7 +780,7 @@ def average_samples(drawn: list[Completion], n: int) -> dict:
 
 
 def mean_and_error(name: str, values: list[float]) -> dict:
-    """Return the mean of the values and its standard error, None of a single value."""
+    """Return the mean of the values and its standard error, None for a single value."""
     values = torch.tensor(values, dtype=torch.float64)
     error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
     return {name: values.mean().item(), f"{name}_se": error}
@@ -816,8 +816,7 @@ def make_step_row(step: int, completions: list[Completion], updates: list[dict],
 
 def average_updates(updates: list[dict]) -> dict:
     """Average what `learn` returns. grad_norm is the largest norm before gradient clipping, 0 if
-    nothing was trained on; skipped, the number of updates that were not finite. The others are None
-    if there was no update, or if a value is not finite."""
+    nothing was trained on; skipped, the number of updates whose loss or norm was not finite. The others are None if there was no update, or if a value is not finite."""
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     count = sum(totals["count"] for totals in updates)
     means = {}
@@ -941,7 +940,7 @@ class Cache(transformers.DynamicCache):
 
 # settings.json; metrics.jsonl, a row of numbers for each step and evaluation; samples.jsonl, texts
 # with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
-# copies of these files and AdamW's state. The newest stands for the run: --model RUN, --resume RUN.
+# copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
 LOGS = "metrics.jsonl", "samples.jsonl"
 SAVE_SECONDS = 600  # between checkpoints
 
@@ -1001,7 +1000,7 @@ def log_step(cfg: Config, row: dict, completions: list[Completion]) -> None:
         f"{row['accuracy']:.2f}, mean w {row['weight_mean'] or math.nan:.2f}, "
         f"grad_norm {row['grad_norm']:.2f}, {row['seconds']:.1f} s, {minutes:.1f} min left")
     if row["skipped"]:
-        say(f"{row['skipped']} updates skipped: loss or gradient not finite")
+        say(f"{row['skipped']} updates skipped: not finite")
 
 
 def say(text: str) -> None:
@@ -1030,8 +1029,8 @@ def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
 
 
 def restore(out: str, optimizer) -> int:
-    """Give a resumed run the logs and AdamW's state of its newest checkpoint: what was logged
-    after it comes again. Returns the number of steps that it has made."""
+    """Give a resumed run the logs and AdamW's state of its newest checkpoint. (Steps after it are
+    made and logged again.) Returns the number of steps that it has made."""
     saved = newest(out)
     for name in LOGS:
         shutil.copy(os.path.join(saved, name), out)
@@ -1042,8 +1041,8 @@ def restore(out: str, optimizer) -> int:
 
 # ---- 10. The program ----
 
-ABOVE_ZERO = "tau", "steps", "updates", "temperature"
-# What may be given next to --resume. Of these only the number of steps changes a result.
+MAY_BE_ZERO = "alpha", "mu", "low", "clip_low", "clip_high", "beta", "lr", "seed", "eval_samples"
+# What may be given next to --resume. But for steps, these change results only by rounding.
 MAY_CHANGE = "steps", "device", "tokens_per_micro_batch", "sample_batch", "gradient_checkpointing"
 
 
@@ -1069,7 +1068,7 @@ def read_settings(argv: list[str] | None = None) -> Config:
     own = tasks.load_task(given.task)[1] if given.task else {}
     model = find_model(given.model or own.get("model", ""), given.task or "kk")
     saved = read_saved(model)
-    if given.task and Path(given.task).stem != Path(saved.get("task", "")).stem:
+    if given.task and Path(given.task).stem != Path(saved.get("task", given.task)).stem:
         saved = {}  # made for another task
     cfg = parse_flags(argv, {"task": "kk", **own, **saved})
     cfg.model = model
@@ -1094,7 +1093,7 @@ def find_model(name: str, task: str) -> str:
 def read_run(out: str, argv: list[str] | None) -> Config:
     """Return the settings of a run to resume, with the flags that it may change."""
     if not list_checkpoints(out):
-        raise SystemExit(f"error: --resume {out}: it has no checkpoint")
+        raise SystemExit(f"error: no checkpoint is in {out} yet: start with a new --out")
     done, saved = list_checkpoints(out)[-1], read_saved(newest(out))
     before, cfg = vars(Config(**saved, resume=out)), parse_flags(argv, saved)
     for name, value in vars(cfg).items():
@@ -1108,10 +1107,10 @@ def read_run(out: str, argv: list[str] | None) -> Config:
 
 
 def check_settings(cfg: Config) -> None:
-    """Refuse settings with which a run would go wrong in silence."""
+    """Refuse settings with which a run would go wrong late or silently."""
     for name, value in vars(cfg).items():
-        if type(value) in (int, float) and not value > 0 and (value != 0 or name in ABOVE_ZERO):
-            least = "above 0" if name in ABOVE_ZERO else "0 or more"
+        least = "0 or more" if name in MAY_BE_ZERO else "above 0"
+        if type(value) in (int, float) and not (value > 0 or value == 0 and least[0] == "0"):
             raise SystemExit(f"error: --{name} must be {least}, not {value}")
     if cfg.group_size < 2:  # completions are compared with each other
         raise SystemExit(f"error: --group_size must be 2 or more, not {cfg.group_size}")
@@ -1119,7 +1118,7 @@ def check_settings(cfg: Config) -> None:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
     # A run without a row may start again.
     if os.path.isdir(cfg.out) and set(os.listdir(cfg.out)) - {"settings.json", "lock"}:
-        raise SystemExit(f"error: --out {cfg.out} exists: --resume or --model continues it")
+        raise SystemExit(f"error: --out {cfg.out} exists: give a new one (old: --model, --resume)")
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
         say(f"warning: with these settings every w is {w[0]:.4g}: this is GRPO")
@@ -1147,7 +1146,7 @@ def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> 
                            samples=cfg.eval_samples if split == "test" else 0)
     log(cfg.out, {"step": step, "split": split, **row}, greedy)
     means = [f"{key[5:]} {row[key]:.3f} ± {row[f'{key}_se']:.3f}" for key in row
-             if row.get(f"{key}_se") is not None]  # of one problem
+             if row.get(f"{key}_se") is not None]  # None: one problem
     say(f"{split}: greedy {', '.join(means)}")
     return row
 
@@ -1166,7 +1165,7 @@ def run(policy: Policy, task, cfg: Config) -> None:
     before = None if cfg.resume else evaluate_split(policy, task, cfg, "test", done)
     if cfg.eval_only:
         return
-    # of the KL: the initial policy
+    # The KL is to the initial policy.
     reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
     saved = time.monotonic()
     with signals_recorded() as signals:
@@ -1199,7 +1198,7 @@ def signals_recorded() -> Iterator[list[int]]:
         # A second Ctrl-C is Python's own. No print, because the signal may have interrupted one.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing this step; again: stop now\n")
+            os.write(2, b"\nfinishing this step (Ctrl-C: stop now)\n")
 
     numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}
     before = {number: signal.signal(number, record) for number in numbers
@@ -1214,7 +1213,7 @@ def signals_recorded() -> Iterator[list[int]]:
 @contextlib.contextmanager
 def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
     """End the program with one line for a user's mistake, errors of these kinds, and too little
-    memory. An error in a task's own functions keeps its traceback."""
+    memory."""
     import tasks
     try:
         yield
@@ -1251,6 +1250,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name: a user's task imports grpo_sg, and there must be only one.
+    # By its name, so that a user's `import grpo_sg` gets this same module.
     import grpo_sg
     grpo_sg.main()

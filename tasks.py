@@ -105,7 +105,7 @@ def most_frequent(answers):
 LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 # Another turn of the dialogue, faked by its tokens or by a name at the start of a line
 FAKE_TURN = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|\[INST\]|"
-                       rf"(?:^|[>{LINE_ENDS}])[ \t>*#-]*(?:user|human|assistant|system)\W{{0,3}}:",
+                       rf"(?:^|[>{LINE_ENDS}])[ \t*#-]*(?:user|human|assistant|system)\W{{0,3}}:",
                        re.I)
 
 

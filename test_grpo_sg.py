@@ -1243,7 +1243,7 @@ def test_hostile_responses_are_cheap():
     """At most 0.4 seconds for 20,000 copies of anything that could multiply the work.
     (Mathematics: verify/test_math_equal.py.)"""
     for part in ("<think>", "</think>", "<answer>", "</answer>", "<think></think>", "<search>x</search>",
-                 "<", " ", "\n", "< / ", "<|im_end|>", "</s>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ",
+                 "<", ">", " ", "\n", "< / ", "<|im_end|>", "</s>", "\ud800", "\x00", "((((", "**", "-", "and ", "1. ",
                  ",000", "Mira ", "a\nuser", "\u0301", "\u0301\u0323", "\u0344\u0338", "\\boxed{", "{", "9"):
         long = part * 20_000
         for response in (f"{long}x", f"<think>{long}</think>\n<answer>{GOOD}</answer>\nuser",
@@ -1708,7 +1708,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr 0 nan"),
     ("--model x --tau 0", "--tau above 0"), ("--model x --seed -1", "--seed 0 or more -1"),
     ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps"),
-    ("--model x --updates 0", "--updates"), ("--model x --group_size 1", "--group_size 1"),
+    ("--model x --updates 0", "--updates"), ("--model x --eval_every 0", "--eval_every above 0"), ("--model x --group_size 1", "--group_size 1"),
     ("--model x --people 9", "--people 9"), ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"),
     ("--model x --out ..", "--out .."), ("--model x --task math --data gsm8", "--data gsm8"),
     ("--model runs/kk/checkpoint-9", "runs/kk/checkpoint-9"), ("--model ./x", "./x"), ("--model ~/x", "~/x"),
@@ -1974,7 +1974,7 @@ def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
     assert start(folder, tmp_path / "run", "--steps 1") is None
     for flags in ("--steps 1", "--eval_only"):
-        assert "exists: --resume or --model" in start(folder, tmp_path / "run", flags)
+        assert "exists: give a new one (old: --model, --resume)" in start(folder, tmp_path / "run", flags)
 
 
 @pytest.mark.parametrize("flags", [
