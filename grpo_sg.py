@@ -816,7 +816,8 @@ def make_step_row(step: int, completions: list[Completion], updates: list[dict],
 
 def average_updates(updates: list[dict]) -> dict:
     """Average what `learn` returns. grad_norm is the largest norm before gradient clipping, 0 if
-    nothing was trained on; skipped, the number of updates whose loss or norm was not finite. The others are None if there was no update, or if a value is not finite."""
+    nothing was trained on; skipped, the number of updates whose loss or norm was not finite. The
+    others are None if there was no update, or if a value is not finite."""
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     count = sum(totals["count"] for totals in updates)
     means = {}
@@ -1112,13 +1113,13 @@ def check_settings(cfg: Config) -> None:
         least = "0 or more" if name in MAY_BE_ZERO else "above 0"
         if type(value) in (int, float) and not (value > 0 or value == 0 and least[0] == "0"):
             raise SystemExit(f"error: --{name} must be {least}, not {value}")
-    if cfg.group_size < 2:  # completions are compared with each other
+    if cfg.group_size < 2:  # it compares completions
         raise SystemExit(f"error: --group_size must be 2 or more, not {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
     # A run without a row may start again.
     if os.path.isdir(cfg.out) and set(os.listdir(cfg.out)) - {"settings.json", "lock"}:
-        raise SystemExit(f"error: --out {cfg.out} exists: give a new one (old: --model, --resume)")
+        raise SystemExit(f"error: --out {cfg.out} exists (old runs: --model, --resume)")
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
         say(f"warning: with these settings every w is {w[0]:.4g}: this is GRPO")
@@ -1198,7 +1199,7 @@ def signals_recorded() -> Iterator[list[int]]:
         # A second Ctrl-C is Python's own. No print, because the signal may have interrupted one.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing this step (Ctrl-C: stop now)\n")
+            os.write(2, b"\nfinishing this step\n")
 
     numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}
     before = {number: signal.signal(number, record) for number in numbers

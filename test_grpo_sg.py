@@ -1930,7 +1930,7 @@ def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
 
 
 @pytest.mark.parametrize("lost, words", [
-    ("checkpoint-4", "no checkpoint"), ("checkpoint-4/training.pt", "training.pt"),
+    ("checkpoint-4", "error: no checkpoint is in"), ("checkpoint-4/training.pt", "training.pt"),
     ("checkpoint-4/model.safetensors", "checkpoint-4")])
 def test_a_run_that_cannot_continue_loses_nothing(lost, words, folder, finished):
     (finished / lost).rename(finished / "gone")
@@ -1974,7 +1974,7 @@ def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
     assert start(folder, tmp_path / "run", "--steps 1") is None
     for flags in ("--steps 1", "--eval_only"):
-        assert "exists: give a new one (old: --model, --resume)" in start(folder, tmp_path / "run", flags)
+        assert "exists (old runs: --model, --resume)" in start(folder, tmp_path / "run", flags)
 
 
 @pytest.mark.parametrize("flags", [
