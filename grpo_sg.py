@@ -1113,7 +1113,7 @@ def check_settings(cfg: Config) -> None:
         least = "0 or more" if name in MAY_BE_ZERO else "above 0"
         if type(value) in (int, float) and not (value > 0 or value == 0 and least[0] == "0"):
             raise SystemExit(f"error: --{name} must be {least}, not {value}")
-    if cfg.group_size < 2:  # it compares completions
+    if cfg.group_size < 2:
         raise SystemExit(f"error: --group_size must be 2 or more, not {cfg.group_size}")
     if cfg.low > cfg.high:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
