@@ -120,7 +120,6 @@ def test_commands_have_scripts_flags_and_tasks_that_exist(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("module, words", [
-    ("support.search.qa", "python grpo_sg.py --task support/search/qa.py"),
     ("support.bridges.trl_train", "--max_new_tokens")])
 def test_modules_without_a_command_line_of_their_own_have_help(module, words, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT))

@@ -87,7 +87,7 @@ def main(argv=None):
     with grpo_sg.errors_in_one_line(OSError):
         cfg = grpo_sg.read_settings(argv)
         if cfg.resume or cfg.eval_only:
-            raise UserError("TRL trains anew: leave out --resume and --eval_only")
+            raise UserError("TRL only trains, from the start: leave out --resume and --eval_only")
         trainer = make_trainer(cfg)
     trainer.train()
     # Numbered as TRL numbers its own, by updates, so that the last one is this.
