@@ -1,4 +1,5 @@
-"""Check a model and a task in a minute or two, before hours are spent on a run.
+"""Check a model and a task in a minute or two, before hours are spent on a run, or after one that
+learned nothing.
 
     python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
 
@@ -7,7 +8,6 @@ problems whether there is something to learn from and how long a run takes. The 
 grpo_sg.py. Nothing is trained or written.
 """
 import datetime
-import sys
 import time
 from statistics import fmean as mean
 
@@ -34,7 +34,8 @@ def describe_prompt(policy, task):
     say("; ".join(filter(None, [f"chat template: {'yes' if tokenizer.chat_template else 'none'}",
                                 system, opening])))
     stops = [f"{tokenizer.decode([i])} ({i})" for i in sorted(policy.stop_ids)]
-    say(f"a completion ends with {' or '.join(stops)}")
+    say(f"a completion ends with {' or '.join(stops)}" if stops else "warning: no token ends a "
+        "completion: set eos_token_id in the model's generation_config.json")
 
 
 # ---- Does the model compute what training needs? ----
@@ -158,7 +159,7 @@ def repeats_itself(c):
 
 def describe_rates(row):
     """Return the rates that decide whether there is something to learn from, in words."""
-    formed, cut, equal = (row[f"eval/{name}@{SAMPLES}"]
+    formed, cut, equal = (row[f"{name}@{SAMPLES}"]
                           for name in ("format_rate", "truncated", "equal_groups"))
     return (f"{SAMPLES} samples per problem: {formed:.0%} have the correct format, {cut:.0%} are "
             f"truncated; {equal:.0%} of the groups give no gradient, because all their rewards are "
@@ -166,10 +167,9 @@ def describe_rates(row):
 
 
 def advise(row, completions, task, cfg):
-    """Return one piece of advice. row: the columns that a test has for samples."""
+    """Return one piece of advice. row: see grpo_sg.average_samples."""
     formed, cut, correct, equal = (
-        row[f"eval/{name}@{SAMPLES}"] for name in ("format_rate", "truncated", "avg",
-                                                   "equal_groups"))
+        row[f"{name}@{SAMPLES}"] for name in ("format_rate", "truncated", "avg", "equal_groups"))
     if formed < 0.05 and cut > 0.9 and mean(map(repeats_itself, completions)) < 0.5:
         begun = any(begins_answer(c, task) for c in completions)
         where = "in their answer" if begun else "before an answer begins"
@@ -231,19 +231,11 @@ def estimate_time(policy, task, completions, seconds, cfg):
         "sampled at once, or if groups have equal rewards")
 
 
-def average(completions):
-    """Return the means of the samples, with the names that they have in a test's row."""
-    means = grpo_sg.average_samples(completions, SAMPLES)
-    return {f"eval/{name}": value for name, value in means.items()}
-
-
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & {*argv}:
-        print(f"{__doc__}\nThe flags:\n")
     with grpo_sg.errors_in_one_line():
-        cfg = grpo_sg.read_settings(argv)
-        policy, task = grpo_sg.load(cfg)
+        with grpo_sg.errors_in_one_line(OSError):  # later ones may be those of a user's task
+            cfg = grpo_sg.read_settings(argv)
+            policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)
         say(f"the best constant answer is correct in {task.floor:.0%} of the test problems: a "
@@ -255,12 +247,12 @@ def main(argv=None):
                                       temperature=cfg.temperature, seed=cfg.seed)
         seconds = time.time() - started
         say(f"a completion:\n{completions[0].transcript[:1000]}")
-        row = average(completions)
+        row = grpo_sg.average_samples(completions, SAMPLES)
         say(describe_rates(row))
         begun = [begins_answer(c, task) for c in completions]
         begin = "" if None in begun else f"{mean(begun):.0%} begin an answer, "
         say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "
-            f"cut off, {row[f'eval/avg@{SAMPLES}']:.0%} are correct")
+            f"cut off, {row[f'avg@{SAMPLES}']:.0%} are correct")
         estimate_time(policy, task, completions, seconds, cfg)
         say(advise(row, completions, task, cfg))
 

@@ -1,99 +1,108 @@
-"""Measure before you train how much further an AdamW step goes with the weight, on your task.
+"""Measure, before you train, what learning rate a token weight is like on your model and task.
 
-    python -m support.look                       the pretrained tiny model: 20 seconds
-    python -m support.look --model runs/NAME     again after training: the answer changes
-    python -m support.look --model Qwen/Qwen2.5-0.5B-Instruct --task math --groups 256
-    python -m support.look --task my_task.py     takes every flag of grpo_sg.py
+    python -m support.look                                    the tiny model: a minute
+    python -m support.look --weight my_weight.py              a weight of your own
+    python -m support.look --model NAME --task my_task.py     takes every flag of grpo_sg.py
 
-Updates are noisy, and a policy improves by as much as they go along their mean, the mean gradient.
-The command compares the weight with GRPO in two ways, and trains nothing:
+my_weight.py has a function of the sampled tokens' log-probabilities, a tensor (B, T). It returns
+weights of that shape, which are not negative (those of a prompt's tokens are ignored):
 
-    progress ratio       how far an AdamW step goes along the mean gradient, divided by how far one
-                         of GRPO goes. 1.03 is like a learning rate that is 3% higher.
-    gradient alignment   the cosine of an update with the mean gradient, divided by GRPO's. AdamW
-                         changes an update's direction, so this is not how far its step goes.
+    def weight(logps):
+        return logps.exp()  # pi, as in dynamic fine-tuning
 
-The command samples --groups groups (by default 16 updates' worth, at least 256), and more give
-smaller standard errors. Let S be the sum of the gradients of an update's groups, S_w the same with
-the weight, and mu GRPO's mean gradient over the other updates. AdamW divides each parameter's step
-by the root mean square (rms) of that parameter's gradients, so
+Without --weight, the command measures that of --shaping. It samples --rollouts rollouts (more make
+the standard errors smaller), splits each into minibatches as training does, and trains nothing. Let
+g be the gradient of a minibatch, g_w the same with the weight, and mu the mean of g over the other
+rollouts. AdamW divides each parameter's step by the root mean square (rms) of its gradients, so
+this is how far a step goes along the mean gradient, divided by how far one of GRPO goes:
 
-    progress ratio = mean of sum(S_w mu / rms S_w) / mean of sum(S mu / rms S)
-    gradient alignment = mean cos(S_w, mu) / mean cos(S, mu)
+    progress ratio = mean of sum(g_w mu / rms g_w) / mean of sum(g mu / rms g)
 
-For each class of tokens (by pi and the sign of A), whose gradients have the mean mu_c and the
-covariance Sigma_c, it prints the share of the mean, <mu_c, mu> / |mu|^2, and of the variance,
-tr Sigma_c / tr Sigma. The variances need not add up to 1, because noises can cancel.
+1.03 is like a learning rate that is 3% higher, and a constant weight has 1. The ratio changes
+during training. A table says which tokens carry the mean of g, and which its noise: it splits g by
+pi and by the sign of A into classes, whose gradients have the mean mu_c and the covariance Sigma_c.
+Their shares are <mu_c, mu> / |mu|^2 of the mean, and tr Sigma_c / tr Sigma of the variance (these
+need not add up to 1, because noises can cancel).
 
-The estimates use products of different groups, so noise adds no bias. Standard errors are from a
-jackknife over the updates. Gradients are those at r = 1, before clipping, without momentum or KL.
+All estimates use products of different rollouts, so noise adds no bias. Standard errors are from a
+jackknife over the rollouts. Gradients are those at r = 1, before clipping, without momentum or KL.
 """
 import argparse
 import dataclasses
+import functools
 import math
+import os
 import random
-import sys
+from typing import NamedTuple
 
+import grpo_sg  # before torch: it configures PyTorch's allocator
+import tasks
 import torch
 from tqdm import tqdm
-
-import grpo_sg
 
 SKETCH = 2 ** 18  # numbers that are kept of a longer gradient, twice: 1 MiB each
 RARE = 1/3        # below it, pi makes a low-probability token
 CLASSES = "A > 0, pi < 1/3", "A > 0, pi > 1/3", "A < 0, pi < 1/3", "A < 0, pi > 1/3"
-UPDATES = 8       # at least
 
 
-# ---- 1. The gradients of one group ----
+# ---- 1. The gradients of a minibatch ----
 
-def sample_groups(policy, task, cfg, count):
-    """Sample `count` groups and set their advantages. Draws problems with replacement, so groups
-    are independent."""
-    seed = cfg.seed * 1_000_003
-    problems = random.Random(seed).choices(task.train, k=count)
-    completions = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
-                                  temperature=cfg.temperature, seed=seed)
-    grpo_sg.set_advantages(completions, cfg.group_size)
-    return grpo_sg.split_groups(completions, cfg.group_size)
+def sample_minibatches(policy, task, cfg, seed):
+    """Sample a rollout, and split it into a list of minibatches as grpo_sg.learn does."""
+    problems = random.Random(seed).sample(task.train, min(cfg.prompts, len(task.train)))
+    drawn = grpo_sg.rollout(policy, task, problems, cfg, n=cfg.group_size,
+                            temperature=cfg.temperature, seed=seed)
+    grpo_sg.set_advantages(drawn, cfg.group_size)
+    shuffled = random.Random(seed).sample(drawn, len(drawn))
+    return [shuffled[i::cfg.updates] for i in range(cfg.updates)]
 
 
-def coefficients(logps, batch, cfg):
-    """Return what multiplies the gradient of each token's log pi, a list of (B, T): with the
-    weight, then without it in each of CLASSES."""
-    A = batch.advantages[:, None] * batch.mask
+def apply_weight(weight, logps, mask):
+    """Return weight(logps), (B, T), with 0 outside of the mask. Raises tasks.UserError if these are
+    no weights."""
+    w = weight(logps)
+    shaped = torch.is_tensor(w) and w.shape == logps.shape
+    if not shaped or not ((0 <= w[mask]) & (w[mask] < math.inf)).all():  # also if one is nan
+        got = f"{w[mask].min():.4g} to {w[mask].max():.4g}" if shaped else f"{w!r:.60}"
+        raise tasks.UserError("weight(logps) must return finite numbers of at least 0 in a tensor "
+                              f"of the shape of logps, {tuple(logps.shape)}, not {got}")
+    return w.detach().float().masked_fill(~mask, 0.0)
+
+
+def split_tokens(logps, A):
+    """Return which tokens are in each of CLASSES, a list of (B, T) bool. A: (B, T)."""
     rare = logps.exp() < RARE
-    return [grpo_sg.weigh(logps, cfg) * A,
-            A * ((A > 0) & rare), A * ((A > 0) & ~rare),
-            A * ((A < 0) & rare), A * ((A < 0) & ~rare)]
+    return [(A > 0) & rare, (A > 0) & ~rare, (A < 0) & rare, (A < 0) & ~rare]
 
 
-def group_gradients(policy, group, cfg):
-    """Return (6, size) float32: the gradient of the group without the weight, with it, and of
-    each of CLASSES, which add up to the first; (2, size): coordinates of the first two, see
-    `pick`; and (4,), the number of tokens of each class."""
+def find_gradients(policy, minibatch, cfg, weight):
+    """Compute the gradients of what a minibatch maximizes.
+
+    Returns:
+        (2, size) float32: coordinates of GRPO's gradient and of that with the weight, see `pick`;
+        (5, size): GRPO's gradient and that of each of CLASSES, as `shorten` returns them;
+        (4,): the number of tokens in each class.
+    """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    gradients = torch.zeros(2 + len(CLASSES), length_of(policy))
-    picked = torch.zeros(2, length_of(policy))
+    size = min(sum(p.numel() for p in parameters), SKETCH)
+    picked, parts = torch.zeros(2, size), torch.zeros(1 + len(CLASSES), size)
     tokens = torch.zeros(len(CLASSES))
-    for batch in grpo_sg.micro_batches(group, cfg, policy.model.device):
+    for batch in grpo_sg.micro_batches(minibatch, cfg, policy.model.device):
         logps = grpo_sg.compute_logps(policy.model, batch, cfg)
-        for i, c in enumerate(coefficients(logps.detach(), batch, cfg), start=1):
-            if i > 1:
-                tokens[i - 2] += int((c != 0).sum())
-            if c.any():
-                parts = torch.autograd.grad(logps, parameters, c.to(logps.dtype), retain_graph=True,
-                                            allow_unused=True, materialize_grads=True)
-                gradients[i] += shorten(parts).cpu()
-                picked[int(i == 1)] += pick(parts).cpu()
-                del parts  # or it would be kept next to the following gradient
-    gradients[0] = gradients[2:].sum(0)
-    return gradients, picked, tokens
-
-
-def length_of(policy):
-    """Return how many numbers are kept of a gradient."""
-    return min(policy.model.num_parameters(only_trainable=True), SKETCH)
+        A = batch.advantages[:, None] * batch.mask
+        factors = split_tokens(logps.detach(), A)
+        tokens += torch.tensor([float(here.sum()) for here in factors])
+        factors.append(apply_weight(weight, logps.detach(), batch.mask))
+        for i, factor in enumerate(factors):
+            scale = A * factor / sum(sum(c.mask) for c in minibatch)
+            g = torch.autograd.grad(logps, parameters, scale, retain_graph=True,
+                                    allow_unused=True, materialize_grads=True)
+            picked[i // len(CLASSES)] += pick(g).cpu()
+            if i < len(CLASSES):
+                parts[1 + i] += shorten(g).cpu()
+            del g  # or it would be kept next to the following gradient
+    parts[0] = parts[1:].sum(0)
+    return picked, parts, tokens
 
 
 def shorten(parts, seed=0):
@@ -134,166 +143,136 @@ def pick(parts, seed=0):
                       in zip(parts, index.split(counts), ends.tolist(), sizes)])
 
 
-# ---- 2. Sums over updates ----
+# ---- 2. Estimates ----
 
-@dataclasses.dataclass
-class Sums:
-    """What the estimates need of U updates; each has W ways to weight its tokens."""
-    along: torch.Tensor   # (U, U, W): [k, j, a] is <S_a of update k, S_0 of update j>
-    square: torch.Tensor  # (U, U, W): <S_a of update k, S_a of update j>
-    scaled: torch.Tensor  # (U, U, 2): <S_a of update k / rms S_a, S_0 of update j>
-    own_along: torch.Tensor   # (U, W): the sum over the groups of <g_a, g_0>
-    own_square: torch.Tensor  # (U, W): of <g_a, g_a>
-    count: torch.Tensor   # (U,): groups in the update
-    tokens: torch.Tensor  # (4,): tokens of each class, in groups with unequal rewards
+class Sums(NamedTuple):
+    """What is kept of R rollouts. Gradients are means over the minibatches of a rollout."""
+    picked: torch.Tensor   # (R, 2, size): the gradient without and with the weight
+    rms: torch.Tensor      # (2, size), over all minibatches
+    parts: torch.Tensor    # (R, 5, size): GRPO's gradient and that of each of CLASSES
+    squares: torch.Tensor  # (R, 5): the mean of their squared lengths in a minibatch
+    tokens: torch.Tensor   # (4,), of each class
 
 
-def measure(policy, groups, cfg):
-    """Compute the gradients of all groups. Group i belongs to update i modulo U. Returns Sums."""
-    U = round(len(groups) / groups_per_update(cfg))
-    W = 2 + len(CLASSES)
-    S, picked = (torch.zeros(U, ways, length_of(policy)) for ways in (W, 2))
-    own_along, own_square = torch.zeros(2, U, W, dtype=torch.float64)
-    count, tokens = torch.zeros(U, dtype=torch.float64), torch.zeros(len(CLASSES))
-    for i, group in enumerate(tqdm(groups, "gradients", mininterval=0.5, disable=None)):
-        k = i % U
-        count[k] += 1
-        if any(c.advantage for c in group):  # else the gradient is 0
-            g, coordinates, tokens_of_group = group_gradients(policy, group, cfg)
-            S[k] += g
-            picked[k] += coordinates
-            own_along[k] += g @ g[0]
-            own_square[k] += (g * g).sum(1)
-            tokens += tokens_of_group
-    along = torch.einsum("kad,jd->kja", S, S[:, 0]).double()
-    square = torch.einsum("kad,jad->kja", S, S).double()
-    return Sums(along, square, multiply_steps(picked), own_along, own_square, count, tokens)
+def measure(policy, rollouts, cfg, weight):
+    """Compute the gradients of rollouts, an iterable of lists of minibatches. Returns Sums."""
+    rows, moments = [], 0
+    for minibatches in rollouts:
+        gradients = [find_gradients(policy, minibatch, cfg, weight) for minibatch in minibatches]
+        picked, parts, tokens = map(torch.stack, zip(*gradients))
+        moments += picked.square().mean(0)
+        rows.append((picked.mean(0), parts.mean(0), parts.square().sum(2).mean(0), tokens.sum(0)))
+    picked, parts, squares, tokens = map(torch.stack, zip(*rows))
+    return Sums(picked, (moments / len(rows)).sqrt(), parts, squares, tokens.sum(0))
 
 
-def multiply_steps(picked):
-    """Return Sums.scaled from coordinates of the updates, (U, 2, size), as `pick` returns them."""
-    rms = picked.square().mean(0).sqrt().clamp(min=1e-30)  # it is 0 where all gradients are
-    return torch.einsum("kad,jd->kja", picked / rms, picked[:, 0]).double()
+def leave_out(values):
+    """Return the mean of values, (R, ...), over rollouts, and that without each rollout, as
+    (1 + R, ...)."""
+    total = values.sum(0, keepdim=True)
+    return torch.cat([total / len(values), (total - values) / (len(values) - 1)])
 
 
-def groups_per_update(cfg):
-    """Return how many groups' worth of completions an update has, 1 if it has less."""
-    return max(1, cfg.prompts / cfg.updates)
+def average_pairs(x, y):
+    """Return the mean of <x[k], y[j]> over pairs of different rollouts, of all R and then without
+    each, (1 + R, ways). x and y: (R, ways, size)."""
+    products = torch.einsum("kad,jad->kja", x, y.expand_as(x)).double()
+    R = len(products)
+    pairs = products.masked_fill(torch.eye(R, dtype=torch.bool)[..., None], 0.0)
+    total = pairs.sum((0, 1), keepdim=True)[0]
+    without = total - pairs.sum(0) - pairs.sum(1)
+    return torch.cat([total / (R * (R - 1)), without / ((R - 1) * (R - 2))])
 
 
-# ---- 3. Estimates ----
-
-def estimate(sums, kept):
-    """Return {name: value} from the updates whose indices are `kept`."""
-    along, square = sums.along[kept][:, kept], sums.square[kept][:, kept]
-    K = sums.count[kept].sum()
-    # The product of two sums has K products of a group with itself, which are left out.
-    M = (along.sum((0, 1)) - sums.own_along[kept].sum(0)) / (K * (K - 1))     # <mu_a, mu>
-    own = sums.own_square[kept].sum(0)
-    lengths = (square.sum((0, 1)) - own) / (K * (K - 1))                      # |mu_a|^2
-    V = own / K - lengths                                                     # tr Sigma_a
-
-    # The mean of cos(S_a, mu), times the length of mu, which both ways share. The mu of update k
-    # is the mean of the other updates.
-    norms = square.diagonal().T.sqrt()[:, None]  # (U, 1, W)
-    cosines = (along / norms).nan_to_num()  # an update without a gradient points nowhere
-    others = ~torch.eye(len(kept), dtype=torch.bool)
-    cosine = cosines[others].mean(0)
-    progress = sums.scaled[kept][:, kept][others].mean(0)
-
-    values = {"alignment": cosine[1] / cosine[0], "progress": progress[1] / progress[0],
-              "length": M[0]}
-    for i, name in enumerate(CLASSES, start=2):
-        values[f"mean: {name}"] = M[i] / M[0]
-        values[f"variance: {name}"] = V[i] / V[0]
-    return values
-
-
-def describe(sums):
-    """Return {name: (value, standard error)}, by a jackknife: estimate without each update."""
-    U = len(sums.count)
-    index = torch.arange(U)
-    without = [estimate(sums, index[index != k]) for k in range(U)]
+def estimate(sums):
+    """Return {name: (value, standard error)}, by a jackknife: estimate without each rollout."""
+    rms = sums.rms.clamp(min=1e-30)  # it is 0 where all gradients are
+    progress = average_pairs(sums.picked / rms, sums.picked[:, :1])           # (1 + R, 2)
+    mean = average_pairs(sums.parts, sums.parts[:, :1])                       # <mu_a, mu>
+    variance = leave_out(sums.squares) - average_pairs(sums.parts, sums.parts)  # tr Sigma_a
+    values = {"GRPO's progress": progress[:, 0], "ratio": progress[:, 1] / progress[:, 0]}
+    for i, name in enumerate(CLASSES, start=1):
+        values[f"mean: {name}"] = mean[:, i] / mean[:, 0]
+        values[f"variance: {name}"] = variance[:, i] / variance[:, 0]
     numbers = {}
-    for name, value in estimate(sums, index).items():
-        values = torch.stack([values[name] for values in without])
-        error = ((values - values.mean()) ** 2).sum().mul((U - 1) / U).sqrt()
+    for name, (value, *without) in values.items():
+        without = torch.stack(without)
+        error = ((without - without.mean()) ** 2).sum().mul(1 - 1 / len(without)).sqrt()
         numbers[name] = float(value), float(error)
     return numbers
 
 
-def interpret(numbers, groups, name):
-    """Say in one sentence what the progress ratio means for training now."""
-    value, error = numbers["progress"]
-    length, length_error = numbers["length"]
-    if not length > 2 * length_error:  # also if it is nan
-        return ("too few groups to tell, because the mean gradient is within two standard errors "
-                f"of 0; try --groups {4 * groups}")
-    if not abs(value - 1) > 2 * error:
-        return (f"no difference of {name} from GRPO detected, because the progress ratio is within "
-                "two standard errors of 1; more --groups can detect smaller ones")
-    percent = f"{100 * abs(value - 1):.1f}%"
-    far, rate = ("further", "higher") if value > 1 else ("less far", "lower")
-    return (f"an AdamW step of {name} goes {percent} {far} along the mean gradient than one of "
-            f"GRPO, like a learning rate that is {percent} {rate}")
+def interpret(numbers, rollouts):
+    """Say what the ratio means for training now."""
+    ratio, error = numbers["ratio"]
+    progress, progress_error = numbers["GRPO's progress"]
+    if not progress > 2 * progress_error:  # also if it is nan
+        return ("too few rollouts to tell, because the progress of GRPO itself is within two "
+                f"standard errors of 0; try --rollouts {4 * rollouts}")
+    percent = f"{100 * abs(ratio - 1):.1f}%"
+    if percent == "0.0%" or not abs(ratio - 1) > 2 * error:
+        return ("no difference from GRPO can be told, because the ratio is within two standard "
+                "errors of 1; more --rollouts make them smaller")
+    direction = "higher" if ratio > 1 else "lower"
+    return f"like a learning rate {percent} {direction}, for the first steps"
 
 
-def report(numbers, tokens, cfg, groups, sketched):
+def report(numbers, sums, name):
     """Return the lines to print."""
-    text = {name: f"{value:.3f} +- {error:.3f}" for name, (value, error) in numbers.items()}
-    lines = [f"{groups} groups; {tokens.sum():,.0f} tokens in those with unequal rewards",
+    tokens = sums.tokens
+    text = {key: f"{value:.3f} +- {error:.3f}" for key, (value, error) in numbers.items()}
+    lines = [f"{tokens.sum():,.0f} tokens in groups with unequal rewards",
              f"GRPO's gradient, shares of: {'tokens':>12}{'its mean':>17}{'its variance':>17}"]
-    for name, count in zip(CLASSES, tokens):
-        lines.append(f"    {name:<24}{count / tokens.sum():>12.1%}{text[f'mean: {name}']:>17}"
-                     f"{text[f'variance: {name}']:>17}")
-    n = f"an update of {groups_per_update(cfg):g} groups"
-    lines += [f"gradient alignment of {n}: {text['alignment']} (cosine with the mean gradient)",
-              f"progress ratio of {n}: {text['progress']} (of its AdamW step; GRPO has 1 in both)"]
-    if sketched:
+    for label, count in zip(CLASSES, tokens):
+        lines.append(f"    {label:<24}{count / tokens.sum():>12.1%}{text[f'mean: {label}']:>17}"
+                     f"{text[f'variance: {label}']:>17}")
+    if sums.rms.shape[1] == SKETCH:
         lines.append(f"    (from random sketches and coordinates: {SKETCH:,} numbers of each)")
-    means = interpret(numbers, groups, "GRPO-SG" if cfg.shaping == "sg" else "AR-Lopti")
-    return [*lines, f"what it means: {means}. This changes in training: look again at a checkpoint"]
+    lines.append(f"progress ratio of {name}: {text['ratio']}")
+    return [*lines, f"{name}: {interpret(numbers, len(sums.picked))}"]
 
 
-# ---- 4. The command line ----
+# ---- 3. The command line ----
+
+def load_weight(path):
+    """Return the function `weight` of a Python file."""
+    module = tasks.run_file(os.path.abspath(path)) if os.path.isfile(path) else None
+    if not callable(getattr(module, "weight", None)):
+        raise tasks.UserError(f"--weight {path} must be a Python file with weight(logps)")
+    return module.weight
+
 
 def read_arguments(argv):
-    """Return (--groups, the Config of the other flags)."""
+    """Return (--weight, --rollouts, the Config of the other flags)."""
     parser = argparse.ArgumentParser(
-        prog="python -m support.look", usage="%(prog)s [--groups N] [--flag value ...]",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="The other flags: python grpo_sg.py --help", allow_abbrev=False)
-    parser.add_argument("--groups", type=int, metavar="N", help="how many groups to sample")
+        prog="python -m support.look", description=__doc__, allow_abbrev=False,
+        usage="%(prog)s [--weight FILE] [--rollouts N] [--flag value ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The other flags: python grpo_sg.py --help")
+    parser.add_argument("--weight", metavar="FILE", help="a Python file with weight(logps)")
+    parser.add_argument("--rollouts", type=int, default=16, metavar="N", help="at least 4")
     args, flags = parser.parse_known_args(argv)
-    cfg = grpo_sg.read_settings(flags)
-    if cfg.shaping == "none":
-        sys.exit("error: --shaping none is GRPO itself: give --shaping sg or ar")
-    n = groups_per_update(cfg)
-    least = max(64, math.ceil(UPDATES * n))
-    count = max(256, 2 * least) if args.groups is None else args.groups
-    if count < least:
-        sys.exit(f"error: --groups {count}: give {least} or more, at least {UPDATES} updates of "
-                 f"{n:g} groups")
-    return count, dataclasses.replace(cfg, beta=0.0)
-
-
-def look(policy, task, cfg, count):
-    """Return the lines to print. Raises SystemExit if all groups are zero-variance."""
-    groups = sample_groups(policy, task, cfg, count)
-    if not any(c.advantage for group in groups for c in group):
-        sys.exit("error: every group has equal rewards, so there is no gradient: raise --groups, "
-                 "or use another task or model")
-    sums = measure(policy, groups, cfg)
-    sketched = policy.model.num_parameters(only_trainable=True) > SKETCH
-    return report(describe(sums), sums.tokens, cfg, count, sketched)
+    cfg = dataclasses.replace(grpo_sg.read_settings(flags), beta=0.0)
+    if cfg.shaping == "none" and not args.weight:
+        raise tasks.UserError("--shaping none is GRPO itself: give --weight, or --shaping sg or ar")
+    if args.rollouts < 4:
+        raise tasks.UserError(f"--rollouts {args.rollouts}: give 4 or more")
+    return args.weight, args.rollouts, cfg
 
 
 def main(argv=None):
     with grpo_sg.errors_in_one_line():
-        count, cfg = read_arguments(argv)
-        policy, task = grpo_sg.load(cfg)
-        print(f"sampling {cfg.group_size} completions for each of {count} problems", flush=True)
-        print("\n".join(look(policy, task, cfg, count)))
+        with grpo_sg.errors_in_one_line(OSError):  # a weight's own errors show their lines
+            path, count, cfg = read_arguments(argv)
+            weight = load_weight(path) if path else functools.partial(grpo_sg.weigh, cfg=cfg)
+            policy, task = grpo_sg.load(cfg)
+        name = path or {"sg": "GRPO-SG", "ar": "AR-Lopti"}[cfg.shaping]
+        print(f"{count} rollouts of {cfg.prompts} groups, each with {cfg.updates} updates")
+        first = cfg.seed * 1_000_003 + 1000  # no step of a run has this seed
+        seeds = tqdm(range(first, first + count), "rollouts", mininterval=0.5, disable=None)
+        rollouts = (sample_minibatches(policy, task, cfg, seed) for seed in seeds)
+        sums = measure(policy, rollouts, cfg, weight)
+        print("\n".join(report(estimate(sums), sums, name)))
 
 
 if __name__ == "__main__":

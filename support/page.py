@@ -1,10 +1,9 @@
-"""Write a run's page, report.html: curves, transcripts, and the weight of each token.
+"""Write a run's page, report.html: its curves, transcripts, and the weight of each token.
 
-    python -m support.page runs/NAME            the page of a run, also of a killed one
-    python -m support.page runs/A runs/B ...    compares the curves of runs, in runs/report.html
+    python -m support.page runs/NAME    also of a run that goes on, or was killed
 
-For one run, the page also shows the tokens of some groups. The command samples them with the
-run's first and last model, and controls on the page change their weight (page.js).
+The command samples some groups with the run's first and last model. Controls on the page change
+the weight of their tokens (page.js).
 
 Completions can contain any character: all text goes through `shown`, and the page allows no
 script but its own.
@@ -17,7 +16,6 @@ import html
 import json
 import math
 import operator
-import os
 import re
 import string
 import sys
@@ -30,28 +28,26 @@ import torch
 HERE = Path(__file__).parent
 # column of metrics.jsonl -> its title, and what a healthy and an unhealthy curve look like
 CURVES = {
-    "reward": ("Reward", "It should rise; if the accuracy falls meanwhile, it is reward hacking."),
-    "accuracy": ("Accuracy", "Training and test should rise. Two validations may differ by chance, "
-                 "because the standard error with 200 problems is about 0.03. If only training "
-                 "rises, the policy memorizes its problems."),
-    "format_rate": ("Completions in the correct format", "It should be near 1, or rise there "
-                    "before the accuracy rises. If it stays near 0, show the format by an example "
-                    "in --system."),
-    "entropy": ("Entropy, nats per token", "It should change slowly. If it is near 0 while the "
-                "accuracy is low, exploration has ended (entropy collapse)."),
-    "equal_groups": ("Zero-variance groups", "They give no gradient, because all their rewards are "
-                     "equal. A rise is normal as more is solved. If the curve is near 1 from the "
-                     "start, nothing is learned."),
+    "reward": ("Reward", "It should rise. If accuracy falls meanwhile, it is reward hacking."),
+    "accuracy": ("Accuracy", "Training and test should rise; two validations may differ by chance "
+                 "(with 200 problems the standard error is about 0.03). If only training rises, "
+                 "the policy memorizes its problems."),
+    "format_rate": ("Completions in the correct format", "It should be near 1, or rise there before "
+                    "accuracy does. If it stays near 0, show the format by an example in --system."),
+    "entropy": ("Entropy, nats per token", "It should change slowly. If it is near 0 while accuracy "
+                "is low, exploration has ended (entropy collapse)."),
+    "equal_groups": ("Zero-variance groups", "All their rewards are equal, so they give no gradient. "
+                     "A rise is normal. If it is near 1 from the start, nothing is learned."),
     "grad_norm": ("Gradient norm before clipping", "Single peaks are normal. If it keeps growing, "
                   "lower --lr."),
-    "kl": ("KL", "It should stay small, although single steps may be higher. If it keeps growing, "
-           "updates leave the trust region, and a lower --lr helps."),
-    "clip_frac": ("Clip fraction", "A few percent or less are normal, and 0 with --updates 1. If "
-                  "it keeps growing, updates are too large, and a lower --lr helps."),
+    "kl": ("KL", "It should stay small, except in single steps. If it keeps growing, updates leave "
+           "the trust region: lower --lr."),
+    "clip_frac": ("Clip fraction", "A few percent are normal, and 0 with --updates 1. If it keeps "
+                  "growing, updates are too large: lower --lr."),
     "completion_tokens": ("Completion length, tokens", "It should change slowly. If it grows to "
                           "--max_new_tokens, completions no longer end."),
-    "truncated": ("Truncated", "It should be near 0. If it is not, raise --max_new_tokens, or "
-                  "look for completions that repeat themselves.")}
+    "truncated": ("Truncated", "It should be near 0. If not, raise --max_new_tokens, or look for "
+                  "completions that repeat themselves.")}
 MOST_POINTS = 500   # of a curve
 MOST_TOKENS = 600   # of a completion
 GROUPS, TRIED = 3, 8  # groups shown, of the first validation problems
@@ -92,19 +88,14 @@ def describe_grade(row):
     return "correct" if row["correct"] else "wrong"
 
 
-def sampled_accuracy(settings):
-    """Return the name and the column of the accuracy of a test's samples, such as avg@4."""
-    name = f"avg@{settings.get('eval_samples', 0)}"
-    return name, f"eval/{name}"
-
-
 def summary(settings, rows):
     """Describe the run in a sentence or two, and list its settings."""
     task, model, shaping, steps = map(settings.get, ("task", "model", "shaping", "steps"))
     seconds = [row["seconds"] for row in rows if "reward" in row]
-    text = (f"Task {task}, model {model or 'tiny'}, shaping {shaping}: {len(seconds)} of {steps} "
-            f"steps, {sum(seconds):.0f} s.")
-    for name, key in (sampled_accuracy(settings), ("greedy accuracy", "eval/accuracy")):
+    text = (f"Task {task}, model {model}, shaping {shaping}: {len(seconds)} of {steps} steps, "
+            f"{sum(seconds):.0f} s.")
+    sampled = f"avg@{settings.get('eval_samples')}"
+    for name, key in ((sampled, f"eval/{sampled}"), ("greedy accuracy", "eval/accuracy")):
         tests = [f"{row[key]:.3f} ± {row[f'{key}_se'] or 0:.3f}"
                  for row in rows if row.get("split") == "test" and key in row]
         text += f" Test, {name}, ± standard error: {' → '.join(tests)}." if tests else ""
@@ -170,21 +161,15 @@ def curve(rows, key):
             if row.get(key) is not None and math.isfinite(row[key])}
 
 
-def curves(folders):
-    """Draw the charts of one run or several. Returns (figures, the last step)."""
-    charts = {key: [] for key in CURVES}
-    for i, folder in enumerate(folders):
-        rows = read(folder, "metrics.jsonl")
-        label = shown(folder.name) if len(folders) > 1 else "training"
-        for key, lines in charts.items():
-            lines.append((label, f"k{i % 6}", curve(rows, key)))
-    if len(folders) == 1:
-        sampled, column = sampled_accuracy(grpo_sg.read_saved(folders[0]))
-        for split, label, color, key in (("valid", "validation, greedy", "k1", "eval/accuracy"),
-                                         ("test", "test, greedy", "k2", "eval/accuracy"),
-                                         ("test", f"test, {sampled}", "k3", column)):
-            evaluations = [row for row in rows if row.get("split") == split]
-            charts["accuracy"].append((label, color, curve(evaluations, key)))
+def curves(rows, samples):
+    """Draw the charts of a run. samples: the k of its avg@k. Returns (figures, the last step)."""
+    charts = {key: [("training", "k0", curve(rows, key))] for key in CURVES}
+    for split, label, color, key in (
+            ("valid", "validation, greedy", "k1", "eval/accuracy"),
+            ("test", "test, greedy", "k2", "eval/accuracy"),
+            ("test", f"test, avg@{samples}", "k3", f"eval/avg@{samples}")):
+        evaluations = [row for row in rows if row.get("split") == split]
+        charts["accuracy"].append((label, color, curve(evaluations, key)))
     charts = {key: [line for line in lines if line[2]] for key, lines in charts.items()}
     last = max([1, *(step for lines in charts.values() for *_, line in lines for step in line)])
     return "".join(chart(*CURVES[key], lines, last) for key, lines in charts.items()), last
@@ -217,10 +202,6 @@ def transcripts(folder):
 
 # ---- Tokens: what an update does to each ----
 
-def has_signal(group):
-    return any(c.advantage for c in group)
-
-
 @torch.no_grad()
 def watch(policy, task, cfg):
     """Sample groups for the first validation problems, and choose GROUPS of them, those with
@@ -229,17 +210,17 @@ def watch(policy, task, cfg):
     completions = grpo_sg.rollout(policy, task, task.valid[:TRIED], cfg, n=cfg.group_size,
                                   temperature=cfg.temperature, seed=cfg.seed)
     grpo_sg.set_advantages(completions, cfg.group_size)
+    equal = grpo_sg.find_equal_groups(completions, cfg.group_size)
     groups = grpo_sg.split_groups(completions, cfg.group_size)
-    groups.sort(key=has_signal, reverse=True)  # groups with equal keys keep their order
+    unequal_first = sorted(range(len(groups)), key=equal.__getitem__)
     watched = []
-    best_first = [sorted(group, key=operator.attrgetter("advantage"), reverse=True)
-                  for group in groups[:GROUPS]]
-    for c in sum(best_first, []):
-        batch = grpo_sg.make_batch([c], policy.model.device)
-        logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
-        w = grpo_sg.weigh(logps, cfg)
-        w = torch.ones_like(logps) if w is None else w
-        watched.append((c, logps.exp().tolist(), w.tolist()))
+    for i in unequal_first[:GROUPS]:
+        for c in sorted(groups[i], key=operator.attrgetter("advantage"), reverse=True):
+            batch = grpo_sg.make_batch([c], policy.model.device)
+            logps = grpo_sg.compute_logps(policy.model, batch, cfg)[0, len(c.prompt):]
+            w = grpo_sg.weigh(logps, cfg)
+            w = torch.ones_like(logps) if w is None else w
+            watched.append((c, logps.exp().tolist(), w.tolist()))
     return grpo_sg.split_groups(watched, cfg.group_size)
 
 
@@ -254,7 +235,7 @@ def show_completion(tokenizer, c, pi, w):
         boxes[MOST_TOKENS // 2:-MOST_TOKENS // 2] = ["[... cut ...]"]
     A = c.advantage
     push = "▲ pushed up" if A > 0 else "▼ pushed down" if A < 0 else "not pushed"
-    grade = describe_grade(grpo_sg.verdict_of(c))
+    grade = describe_grade(vars(c))
     return (f'<li data-a={A}>A = {A:.3g}, {push}; reward {c.reward:g}, {grade}'
             f'<div class="text">{"".join(boxes)}</div>')
 
@@ -293,27 +274,14 @@ def view(folder):
     groups as HTML."""
     # The page shows validation problems, so most training problems need not be generated.
     # A run may need all memory of the GPU, so the page samples on the CPU.
-    saved = {**grpo_sg.read_saved(folder), "out": "", "resume": False, "train_problems": GROUPS,
-             "device": "cpu"}
+    saved = grpo_sg.read_saved(folder) | {"train_problems": GROUPS, "device": "cpu"}
     cfg = grpo_sg.Config(**saved)
     policy, task = grpo_sg.load(cfg)
     sections = {"before training": show_groups(policy.tokenizer, watch(policy, task, cfg))}
-    if last := grpo_sg.find_checkpoint(folder):
-        model, _ = grpo_sg.load_model(last)
-        policy.model = grpo_sg.prepare(model, policy.model.device)
+    if grpo_sg.list_checkpoints(folder):
+        policy.model = grpo_sg.prepare(grpo_sg.load_model(grpo_sg.newest(folder))[0], "cpu")
         sections["after training"] = show_groups(policy.tokenizer, watch(policy, task, cfg))
-    return fill(sections, cfg, read(Path(folder), "metrics.jsonl"))
-
-
-def try_to_view(folder):
-    """Return what `view` returns; if it fails, print why, and return ""."""
-    print("sampling on the CPU, which takes long with a large model: Ctrl-C leaves the tokens out")
-    try:
-        return view(folder)
-    # The model or the data may be gone, too large for this computer, or be replaced meanwhile.
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        print(f"the page shows no tokens: {grpo_sg.first_line(error)}", file=sys.stderr)
-        return ""
+    return fill(sections, cfg, read(folder, "metrics.jsonl"))
 
 
 # ---- The page ----
@@ -328,47 +296,37 @@ def hash_of(text):
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def write(*folders, tokens=""):
-    """Write the page of one run or several, and return its path. Works for killed runs.
-    tokens: HTML from `view`."""
-    folders = [Path(folder).resolve() for folder in folders]
-    folder = folders[0]
-    path = (folder if len(folders) == 1 else folder.parent) / "report.html"
-    about, texts = "", ""
-    if len(folders) == 1:
-        about = summary(grpo_sg.read_saved(folder), read(folder, "metrics.jsonl"))
-        texts = transcripts(folder)
-    figures, last = curves(folders)
+def write(folder, tokens=""):
+    """Write the page of a run, and return its path. tokens: HTML from `view`."""
+    settings, rows = grpo_sg.read_saved(folder), read(folder, "metrics.jsonl")
+    figures, last = curves(rows, settings.get("eval_samples"))
     before, _, after = read_template()
     style = re.search("<style>(.*)</style>", before.template, re.S)[1]
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    page = before.substitute(title=shown(path.parent.name), style_hash=hash_of(style),
-                             script_hash=hash_of(script), summary=about, figures=figures, last=last)
-    page += tokens + after.substitute(transcripts=texts, script=script)
-    new = path.with_suffix(f".{os.getpid()}.new")  # processes may write it at the same time
-    try:
-        new.write_text(page, encoding="utf-8")
-        return new.replace(path)  # a reload in a browser never shows half a page
-    finally:
-        new.unlink(missing_ok=True)  # left behind by a full disk
+    page = before.substitute(
+        title=shown(folder.name), style_hash=hash_of(style), script_hash=hash_of(script),
+        summary=summary(settings, rows), figures=figures, last=last)
+    page += tokens + after.substitute(transcripts=transcripts(folder), script=script)
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
 
 
 def main():
     parser = argparse.ArgumentParser(
         prog="python -m support.page", description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
-    args = parser.parse_args()
-    for run in args.runs:
-        if not Path(run, "metrics.jsonl").is_file():
-            sys.exit(f"error: {run} is not a run, because it has no metrics.jsonl: name a folder "
-                     "such as runs/NAME")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    folder = Path(parser.parse_args().run).resolve()
+    if not (folder / "metrics.jsonl").is_file():
+        sys.exit(f"error: {folder} is not a run, because it has no metrics.jsonl")
+    with grpo_sg.errors_in_one_line(OSError):
+        print(write(folder))  # while the tokens are sampled, there is a page already
+    print("sampling on the CPU, which takes long with a large model: Ctrl-C leaves the tokens out")
     try:
-        path = write(*args.runs)  # while the tokens are sampled, there is a page already
-        if len(args.runs) == 1 and (tokens := try_to_view(args.runs[0])):
-            write(args.runs[0], tokens=tokens)
-        print(path)
-    except OSError as error:
-        sys.exit(f"error: the page cannot be written: {error}")
+        write(folder, view(folder))
+    # The model or the data may be gone, too large for this computer, or be replaced meanwhile.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        print(f"the page shows no tokens: {error!r:.300}", file=sys.stderr)
 
 
 if __name__ == "__main__":

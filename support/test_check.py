@@ -1,6 +1,7 @@
 """Test check.py: what it measures, and what it advises."""
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import grpo_sg
 import tasks
 from support import check
-from test_grpo_sg import build_model
+from test_grpo_sg import build_model, byte_tokenizer
 
 SMALL = "--train_problems 40 --eval_problems 8".split()
 
@@ -25,12 +26,15 @@ def test_a_check_describes_prompt_model_and_rates_and_writes_nothing(tmp_path, m
         assert words in said
     assert said.endswith("there is something to learn from: start a run with these flags\n") and "warning" not in said
     assert os.listdir(tmp_path) == []
-    with pytest.raises(SystemExit, match="^0$"):
-        check.main(["--help"])
-    assert "--max_new_tokens" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="^error: the model .* cannot be used") as error:
-        check.main(["--model", "."])  # a hub name would be looked for
+    with pytest.raises(SystemExit, match="^error: cannot load the model .") as error:
+        check.main(["--model", ".", *SMALL])
     assert "\n" not in str(error.value)
+
+
+def test_a_model_that_names_no_end_of_a_completion_is_warned_of(capsys):
+    policy = grpo_sg.Policy(None, byte_tokenizer(None), set())
+    check.describe_prompt(policy, SimpleNamespace(train=[tasks.Problem("1?", "1", prompt=[65])], system=""))
+    assert "warning: no token ends a completion: set eos_token_id" in capsys.readouterr().out
 
 
 def accepts_a_list(response, answer):
@@ -85,7 +89,7 @@ def groups_of(transcript, *, truncated):
     (groups_of("So it is \\boxed{", truncated=True), "cut off in their answer: raise --max_new_tokens, now 64")])
 def test_advice_follows_from_the_rates(completions, advice):
     task = tasks.Task("sums", "Put it in a box.", [c.problem for c in completions], [], [], tasks.verify_math, 0.0)
-    said = check.advise(check.average(completions), completions, task, grpo_sg.Config(task="kk", max_new_tokens=64))
+    said = check.advise(grpo_sg.average_samples(completions, 4), completions, task, grpo_sg.Config(task="kk", max_new_tokens=64))
     assert re.search(advice, said)
 
 
@@ -96,6 +100,6 @@ def test_advice_follows_from_the_rates(completions, advice):
     (0.80, 0.10, 0.00, 0.60, "no completion is correct, .* easier problems"),
     (1.00, 0.00, 0.98, 0.95, "use harder ones"), (1.00, 0.00, 0.02, 0.95, "use easier ones .*--group_size")])
 def test_each_reason_to_learn_nothing_has_its_advice(formed, cut, right, equal, words):
-    row = {"eval/format_rate@4": formed, "eval/truncated@4": cut, "eval/avg@4": right, "eval/equal_groups@4": equal}
+    row = {"format_rate@4": formed, "truncated@4": cut, "avg@4": right, "equal_groups@4": equal}
     assert re.search(words, check.advise(row, [], None, None))
     assert f"{formed:.0%} have the correct format, {cut:.0%} are truncated; {equal:.0%}" in check.describe_rates(row)

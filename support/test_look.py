@@ -1,19 +1,23 @@
-"""Test look.py: its gradients are those of loops over tokens, and its estimates those of the
-distribution that the gradients come from."""
+"""Test look.py: its gradients are those of loops over tokens, its estimates those of loops over pairs
+of rollouts, and AdamW's steps those of the lesson's table."""
 import copy
 import dataclasses
+import functools
 import math
+import pathlib
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import grpo_sg
+import tasks
 from grpo_sg import Completion, Config, Policy
 from support import look
 from test_grpo_sg import build_model
 
-CFG = Config(group_size=2, tokens_per_micro_batch=24, prompts=12, updates=8, temperature=1.0)
+CFG = Config(tokens_per_micro_batch=24, temperature=1.0)
 
 
 def build_policy():
@@ -22,23 +26,23 @@ def build_policy():
     return Policy(model, None, {0})
 
 
-def make_groups():
-    """Three groups of unequal lengths; the second has equal rewards; some tokens are a tool's."""
-    g = torch.Generator().manual_seed(3)  # so that every class has tokens
-    completions = []
-    for A, length in ((0.7, 9), (-0.7, 4), (0.0, 5), (0.0, 6), (0.7, 3), (-0.7, 8)):
-        tokens = torch.randint(0, 11, (length,), generator=g).tolist()
-        prompt = torch.randint(1, 11, (3,), generator=g).tolist()
-        mask = [t != 1 for t in range(length)]
-        completions.append(Completion(None, prompt, tokens, mask, advantage=A))
-    return grpo_sg.split_groups(completions, 2)
+def make_rollouts(count):
+    """Rollouts of two minibatches, each of three completions of unequal lengths; some tokens are a tool's."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(A, length):
+        tokens = torch.randint(0, 11, (length,), generator=generator).tolist()
+        A += 0.2 * tokens.count(2)  # so that the gradients have a mean
+        return Completion(None, [3, 4], tokens, [t != 1 for t in range(length)], advantage=A)
+    return [[[draw(0.7, 9), draw(-0.7, 4), draw(0.0, 5)], [draw(0.3, 3), draw(-0.9, 8), draw(0.3, 2)]]
+            for _ in range(count)]
 
 
-def slow_gradients(model, group, cfg):
+def slow_gradients(model, minibatch, cfg):
     """A row each for GRPO, the weight w(pi) and the four classes, by loops over tokens, in float64."""
     model = copy.deepcopy(model).double()
     rows = torch.zeros(6, model.num_parameters(), dtype=torch.float64)
-    for c in group:
+    for c in minibatch:
         logits = model(input_ids=torch.tensor([c.prompt + c.tokens])).logits[0]
         for t, token in enumerate(c.tokens):
             if not c.mask[t]:
@@ -46,137 +50,81 @@ def slow_gradients(model, group, cfg):
             logps = (logits[len(c.prompt) + t - 1] / cfg.temperature).log_softmax(-1)
             parts = torch.autograd.grad(logps[token], list(model.parameters()), retain_graph=True)
             pi = float(logps[token].detach().exp())
-            w = min(1.4, max(1.0, 2 * (1 / (1 + math.exp(-9 * pi)) - 0.25)))
+            w = min(cfg.high, max(cfg.low, 2 * (1 / (1 + math.exp(-9 * pi)) - 0.25)))
             factors = [1, w if cfg.shaping == "sg" else 0.2 * pi + 0.8]
             for sign in (1, -1):
                 here = c.advantage * sign > 0
                 factors += [here and pi < 1/3, here and pi > 1/3]
             gradient = torch.cat([part.flatten() for part in parts])
             rows += c.advantage * torch.tensor(factors, dtype=torch.float64)[:, None] * gradient
-    return rows
+    return rows / sum(sum(c.mask) for c in minibatch)
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"shaping": "ar"}, {"tokens_per_micro_batch": 1, "temperature": 0.7}])
-def test_gradients_of_groups_equal_loops_over_tokens(settings):
-    """In two updates: groups 1 and 3, and group 2, whose rewards are equal."""
-    policy, groups = build_policy(), make_groups()
-    cfg = dataclasses.replace(CFG, **settings)
+def apply(shorten, g, sizes):
+    """Shorten gradients, (rollouts, minibatches, ways, size), each given as a tensor for each parameter."""
+    return torch.stack([shorten(row.split(sizes)) for row in g.flatten(0, 2)]).unflatten(0, g.shape[:3])
+
+
+def slow_estimates(picked, parts, rms, kept):
+    """The estimates by their definitions, pair by pair, from the rollouts whose indices are kept.
+    picked and parts: (rollouts, minibatches, ways, size)."""
+    x, y, pairs = picked.mean(1), parts.mean(1), [(k, j) for k in kept for j in kept if j != k]
+    used = rms > 0  # a token that no completion has gives its embedding no gradient
+    progress = [sum(float((x[k, way] * x[j, 0] / rms[way])[used[way]].sum()) for k, j in pairs) for way in (0, 1)]
+    means = [sum(float(y[k, a] @ y[j, 0]) for k, j in pairs) for a in range(5)]
+    variances = []
+    for a in range(5):
+        square = sum(float(step @ step) for k in kept for step in parts[k, :, a]) / len(kept) / 2
+        variances.append(square - sum(float(y[k, a] @ y[j, a]) for k, j in pairs) / len(pairs))
+    return torch.tensor([progress[0] / len(pairs), progress[1] / progress[0], *(
+        value / all[0] for a in range(1, 5) for value, all in ((means[a], means), (variances[a], variances)))])
+
+
+@pytest.mark.parametrize("settings, sketch", [
+    ({}, 2 ** 18), ({"shaping": "ar"}, 500), ({"low": 1.35, "high": 1.35}, 500),
+    ({"tokens_per_micro_batch": 1, "temperature": 0.7}, 2 ** 18)])
+def test_gradients_and_ratio_equal_loops_over_tokens(settings, sketch, monkeypatch):
+    """Also if the gradient is longer than what is kept of it."""
+    monkeypatch.setattr(look, "SKETCH", sketch)
+    policy, rollouts, cfg = build_policy(), make_rollouts(3), dataclasses.replace(CFG, **settings)
     before = copy.deepcopy(policy.model.state_dict())
-    sums = look.measure(policy, groups, cfg)
-    a, b, c = [slow_gradients(policy.model, group, cfg) for group in groups]
-    assert not b.any() and sums.count.tolist() == [2, 1]
-    S = torch.stack([a + c, b])
-    steps = S[:, :2] / (S[:, :2] ** 2).mean(0).sqrt().clamp(min=1e-30)
-    for value, expected in ((sums.scaled, torch.einsum("kad,jd->kja", steps, S[:, 0])),
-                            (sums.along, torch.einsum("kad,jd->kja", S, S[:, 0])),
-                            (sums.square, torch.einsum("kad,jad->kja", S, S)),
-                            (sums.own_along[0], a @ a[0] + c @ c[0]),
-                            (sums.own_square[0], (a ** 2 + c ** 2).sum(1))):
-        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
-    assert float(sums.tokens[:2].sum()) == 8 + 2  # with A > 0
+    sums = look.measure(policy, rollouts, cfg, functools.partial(grpo_sg.weigh, cfg=cfg))
+    g = torch.stack([torch.stack([slow_gradients(policy.model, minibatch, cfg) for minibatch in minibatches])
+                     for minibatches in rollouts])  # (rollouts, minibatches, 6, size)
+    sizes = [parameter.numel() for parameter in policy.model.parameters()]
+    picked = apply(look.pick, g[:, :, :2], sizes)
+    parts = apply(look.shorten, g[:, :, [0, 2, 3, 4, 5]], sizes)
+    for value, expected in ((sums.picked, picked.mean(1)), (sums.rms, picked.square().mean((0, 1)).sqrt()),
+                            (sums.parts, parts.mean(1)), (sums.squares, parts.square().sum(-1).mean(1))):
+        torch.testing.assert_close(value.double(), expected.double(), rtol=1e-4, atol=1e-6)
+    rewarded = [c for minibatches in rollouts for minibatch in minibatches for c in minibatch if c.advantage > 0]
+    assert sums.tokens[:2].sum() == sum(sum(c.mask) for c in rewarded)
     assert all(torch.equal(x, before[name]) for name, x in policy.model.state_dict().items()), "it was trained"
+    numbers = look.estimate(sums)
+    rms = picked.square().mean((0, 1)).sqrt()
+    values, first, *others = (slow_estimates(picked, parts, rms, kept) for kept in ((0, 1, 2), (0, 1), (0, 2), (1, 2)))
+    errors = torch.stack([first, *others]).var(0, correction=0).mul(2).sqrt()
+    torch.testing.assert_close(torch.tensor(list(numbers.values())), torch.stack([values, errors], 1), rtol=1e-3, atol=1e-4)
+    if "low" in settings:
+        assert numbers["ratio"] == pytest.approx((1, 0), abs=1e-5)  # a constant weight
 
 
-def slow_progress(S, kept):
-    """The progress ratio by its definition, update by update. S: (U, 2, size); kept: indices of updates."""
-    progress = [0.0, 0.0]
-    for way in (0, 1):
-        rms = torch.stack([(S[k, way] * S[k, way]) for k in range(len(S))]).mean(0).sqrt()
-        used = rms > 0  # a token that no completion has gives its embedding no gradient
-        for k in kept:
-            mu = sum(S[j, 0] for j in kept if j != k) / (len(kept) - 1)
-            progress[way] += float((S[k, way] * mu / rms)[used].sum()) / len(kept)
-    return progress[1] / progress[0]
+def test_minibatches_are_those_that_training_would_learn_from(monkeypatch):
+    """Shuffled ones: the ratio of whole groups, which have less noise, would be nearer to 1."""
+    policy, cfg, drawn, learned = build_policy(), Config(prompts=3, updates=4), [], []
 
+    def rollout(policy, task, problems, cfg, *, n, temperature, seed):
+        drawn.extend(Completion(problem, [1], reward=i) for problem in problems for i in range(n))
+        return drawn
 
-def make_updates(policy, weight):
-    """Eight groups of random tokens, and their gradients, (8, 2, size): without and with the weight."""
-    generator = torch.Generator().manual_seed(5)
-    groups = []
-    for _ in range(8):
-        # Token 2 is rewarded, so that the groups' gradients have a mean.
-        drawn = [torch.randint(0, 11, (6,), generator=generator).tolist() for _ in range(2)]
-        sign = 1 if drawn[0].count(2) >= drawn[1].count(2) else -1
-        groups.append([Completion(None, [3, 4], tokens, [True] * 6, advantage=A)
-                       for tokens, A in zip(drawn, (sign * 0.7, -sign * 0.7))])
-    gradients = [slow_gradients(policy.model, group, dataclasses.replace(CFG, **weight)) for group in groups]
-    return groups, torch.stack(gradients)[:, :2]
-
-
-@pytest.mark.parametrize("weight, expected", [({}, None), ({"low": 1.35, "high": 1.35}, 1.0)])
-def test_the_progress_ratio_equals_loops_and_is_1_for_a_constant_weight(weight, expected):
-    policy = build_policy()
-    cfg = dataclasses.replace(CFG, prompts=8, updates=8, **weight)  # a group in each update
-    groups, S = make_updates(policy, weight)
-    sums = look.measure(policy, groups, cfg)
-    value, _ = look.describe(sums)["progress"]
-    assert value == pytest.approx(expected or slow_progress(S, range(8)), rel=1e-4)
-    assert look.estimate(sums, torch.arange(7))["progress"] == pytest.approx(
-        expected or slow_progress(S, range(7)), rel=1e-4)
-
-
-def test_a_sample_of_coordinates_estimates_the_progress_ratio(monkeypatch):
-    """The parameters have different scales, as a model's have."""
-    torch.manual_seed(0)
-    S = torch.randn(16, 2, 4000) + torch.tensor([[0.5], [0.6]])
-    S *= 10 ** torch.linspace(-1, 1, 4000)
-
-    def measure_ratio(updates):
-        a, b = look.multiply_steps(updates)[~torch.eye(16, dtype=torch.bool)].mean(0)
-        return float(b / a)
-    monkeypatch.setattr(look, "SKETCH", 500)
-    values = []
-    for seed in range(50):
-        picked = [look.pick([way[:50], way[50:]], seed) for way in S.flatten(0, 1)]
-        values.append(measure_ratio(torch.stack(picked).view(16, 2, 500)))
-    values = torch.tensor(values)
-    assert values.std() < 0.1
-    assert abs(values.mean() - measure_ratio(S)) < 4 * values.std() / 50 ** 0.5
-
-
-def make_population():
-    """The gradients of 400 possible groups, (400, 6, 20): those of the classes add up to the first."""
-    torch.manual_seed(0)
-    gradients = torch.randn(400, 6, 20, dtype=torch.float64) + torch.randn(6, 20) / 8
-    gradients[:, 2] -= gradients[:, 2].mean(0)  # a class of noise
-    gradients[:, 0] = gradients[:, 2:].sum(1)
-    gradients[:, 1] = gradients[:, 0] + 2 * gradients[:, 2]
-    return gradients
-
-
-def draw_sums(population, updates, size, seed):
-    """Sums of updates of `size` groups each."""
-    generator = torch.Generator().manual_seed(seed)
-    g = population[torch.randint(len(population), (updates, size), generator=generator)]
-    S = g.sum(1)
-    steps = S[:, :2] / (S[:, :2] ** 2).mean(0).sqrt()
-    return look.Sums(
-        torch.einsum("kad,jd->kja", S, S[:, 0]), torch.einsum("kad,jad->kja", S, S),
-        torch.einsum("kad,jd->kja", steps, S[:, 0]),
-        torch.einsum("knad,knd->ka", g, g[:, :, 0]), (g ** 2).sum((1, 3)),
-        torch.full((updates,), float(size)), torch.ones(4))
-
-
-def test_estimates_are_unbiased_and_standard_errors_match_the_spread():
-    population = make_population()
-    mu = population.mean(0)
-    variance = (population ** 2).mean(0).sum(1) - (mu ** 2).sum(1)
-    updates = population[torch.randint(400, (4000, 4))].sum(1)
-    cosines = torch.cosine_similarity(updates, mu[0], dim=2).mean(0)
-    steps = (mu / (updates ** 2).mean(0).sqrt()) @ mu[0]  # of AdamW, along the mean gradient
-    exact = {"length": mu[0] @ mu[0], "alignment": cosines[1] / cosines[0],
-             "progress": steps[1] / steps[0]}
-    for i, name in enumerate(look.CLASSES, start=2):
-        exact[f"mean: {name}"] = mu[i] @ mu[0] / (mu[0] @ mu[0])
-        exact[f"variance: {name}"] = variance[i] / variance[0]
-    rollouts = [look.describe(draw_sums(population, 40, 4, seed)) for seed in range(60)]
-    for name, expected in exact.items():
-        values, errors = torch.tensor([numbers[name] for numbers in rollouts]).T
-        assert abs(values.mean() - expected) < 4 * values.std() / 60 ** 0.5 + 0.01, name
-        assert 0.6 < float(errors.mean() / values.std()) < 1.6, name
-    # A product of a group with itself, which would bias the length, is much larger than this error.
-    assert variance[0] / 160 > 6 * torch.tensor([n["length"][0] for n in rollouts]).std() / 60 ** 0.5
+    def micro_batches(completions, cfg, device):
+        learned.append(completions)
+        return []
+    monkeypatch.setattr(grpo_sg, "rollout", rollout)
+    monkeypatch.setattr(grpo_sg, "micro_batches", micro_batches)
+    minibatches = look.sample_minibatches(policy, SimpleNamespace(train=range(9)), cfg, seed=5)
+    grpo_sg.learn(policy, None, drawn, cfg, seed=5)
+    assert len(learned) == 4 and minibatches == learned and any(c.advantage for c in drawn)
 
 
 def test_the_same_coordinates_are_picked_from_every_parameter(monkeypatch):
@@ -203,35 +151,87 @@ def test_a_sketch_keeps_inner_products(monkeypatch):
     torch.testing.assert_close(shorten(a + 2 * b), shorten(a) + 2 * shorten(b))
 
 
-@pytest.mark.parametrize("progress, length, words", [
-    ((1.031, 0.004), (5.0, 1.0), "GRPO-SG goes 3.1% further .* rate that is 3.1% higher"),
-    ((0.90, 0.02), (5.0, 1.0), "GRPO-SG goes 10.0% less far .* rate that is 10.0% lower"),
+@pytest.mark.parametrize("ratio, progress, words", [
+    ((1.031, 0.004), (5.0, 1.0), "like a learning rate 3.1% higher, for the first steps"),
+    ((0.88, 0.02), (5.0, 1.0), "like a learning rate 12.0% lower, for the first steps"),
     ((1.10, math.nan), (5.0, 1.0), "no difference"), ((1.01, 0.02), (5.0, 1.0), "no difference"),
-    ((1.10, 0.02), (1.5, 1.0), "--groups 1024")])
-def test_the_sentence_says_what_the_ratio_means_and_when_errors_are_too_large(progress, length, words):
-    sentence = look.interpret({"progress": progress, "length": length}, 256, "GRPO-SG")
-    assert re.search(words, sentence)
+    ((1 + 1e-7, 1e-9), (5.0, 1.0), "no difference"),  # a constant weight, up to rounding
+    ((1.10, 0.02), (1.5, 1.0), "--rollouts 64"), ((math.nan, math.nan), (math.nan, math.nan), "--rollouts 64")])
+def test_the_sentence_says_what_the_ratio_means_and_when_errors_are_too_large(ratio, progress, words):
+    assert words in look.interpret({"ratio": ratio, "GRPO's progress": progress}, 16)
 
 
-def test_the_command_on_the_pretrained_model(capsys):
-    look.main("--task math --train_problems 100 --groups 64 --group_size 2".split())
+FEW = "--task math --train_problems 100 --eval_problems 8 --rollouts 4 --prompts 8 --group_size 2 --max_new_tokens 40".split()
+
+
+def test_the_command_looks_at_a_readers_own_weight(tmp_path, capsys):
+    (tmp_path / "focal.py").write_text("def weight(logps):\n    return (1 - logps.exp()) ** 2\n")
+    look.main([*FEW, "--weight", str(tmp_path / "focal.py")])
     text = capsys.readouterr().out
-    assert re.search(r"gradient alignment of an update of 8 groups: \d\.\d{3} \+- \d\.\d{3} \(cosine .*\n"
-                     r"progress ratio of an update of 8 groups: \d\.\d{3} \+- \d\.\d{3} \(.*\nwhat it means: ", text)
+    assert re.search(r"progress ratio of .*focal.py: 0\.\d{3} \+- \d\.\d{3}\n.*focal.py: [a-z]", text)
     numbers = r" +([\d.]+)% +(-?[\d.]+) \+- [\d.]+ +(-?[\d.]+) \+- [\d.]+\n"
     rows = [re.search(re.escape(name) + numbers, text).groups() for name in look.CLASSES]
     tokens, share, _ = (sum(map(float, column)) for column in zip(*rows))
     assert tokens == pytest.approx(100, abs=0.3) and share == pytest.approx(1, abs=0.003)
 
 
-def test_the_usual_number_of_groups_makes_sixteen_updates():
-    count, cfg = look.read_arguments("--prompts 128 --beta 0.1".split())
-    assert (count, look.groups_per_update(cfg), cfg.beta) == (512, 32, 0)
+@pytest.mark.parametrize("returned, words", [
+    (1.4, "not 1.4"), (torch.ones(2), "in a tensor of the shape of logps, .1, 3., not tensor"),
+    (torch.tensor([[1, -1, 1]]), "of at least 0 .* not -1 to 1"), (torch.tensor([[1, math.inf, 1]]), "not 1 to inf"),
+    (torch.tensor([[1, 1, math.nan]]), "not nan")])
+def test_what_is_no_weight_is_refused_in_one_line(returned, words):
+    with pytest.raises(tasks.UserError, match=rf"^weight.logps. must return finite numbers .*{words}"):
+        look.apply_weight(lambda logps: returned, torch.zeros(1, 3), torch.tensor([[False, True, True]]))
+
+
+def test_weights_outside_of_the_mask_are_ignored():
+    logps, mask = torch.tensor([[0.0, -2.0, -0.5]]), torch.tensor([[False, True, True]])
+    assert look.apply_weight(lambda logps: -1 / logps, logps, mask).tolist() == [[0, 0.5, 2]]
+
+
+def test_an_error_in_a_readers_weight_shows_its_line(tmp_path):
+    (tmp_path / "broken.py").write_text("def weight(logps):\n    return open('/no/such/file')\n")
+    with pytest.raises(FileNotFoundError) as error:
+        look.main([*FEW, "--weight", str(tmp_path / "broken.py")])
+    assert error.traceback[-1].path == tmp_path / "broken.py"
 
 
 @pytest.mark.parametrize("flags, words", [
-    ("--shaping none", "--shaping sg or ar"), ("--model .", "cannot be used"),  # a hub name would be looked for
-    ("--prompts 128 --groups 128", "256 or more, at least 8 updates of 32 groups")])
+    ("--shaping none", "--shaping sg or ar"), ("--rollouts 3", "give 4 or more"),
+    ("--weight nowhere.py", "must be a Python file"), ("--weight support/__init__.py", "with weight.logps.")])
 def test_a_mistake_is_reported_in_one_line(flags, words):
     with pytest.raises(SystemExit, match=f"^error: .*{words}"):
         look.main(flags.split())
+
+
+# ---- The table that a reader can check with a pencil ----
+
+TABLE = """
+| | gradients | mean | rms | AdamW's step, mean / rms |
+|---|---|---|---|---|
+| GRPO | 1, 3, -1, 1 | 1 | 1.732 | 0.577 |
+| confident times 1.4, rare times 1 | 1.4, 3.4, -0.6, 1.4 | 1.4 | 1.990 | 0.704, 22% further |
+| every weight 1.4 | 1.4, 4.2, -1.4, 1.4 | 1.4 | 2.425 | 0.577, no change |
+| the rare token pushes by 1 | 1, 3.8, -1.8, 1 | 1 | 2.218 | 0.451, 22% less |
+"""
+
+
+def step_with_adamw(gradients):
+    """Return the mean step of AdamW at rate 1, of one parameter whose gradients repeat."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.AdamW([x], 1.0, betas=(0.9, 0.99), weight_decay=0, maximize=True)
+    for t in range(2000):
+        x.grad = torch.tensor(gradients[t % len(gradients)], dtype=torch.float64)
+        optimizer.step()
+    return float(x.detach()) / 2000
+
+
+def test_the_pencil_table_is_what_adamw_does():
+    """Also on each page that has such a table, a row whose second cell is a list of gradients."""
+    root = pathlib.Path(__file__).parents[1]
+    for text in [TABLE, *(page.read_text("utf-8") for page in [*root.glob("*.md"), *root.glob("lesson/*.md")])]:
+        for row in re.findall(r"^\|[^|\n]*\| ((?:[-−]?[\d.]+, )+.*)\|$", text, re.M):
+            gradients, mean, rms, step = row.replace("−", "-").split("|")
+            g = torch.tensor([float(number) for number in gradients.split(",")])
+            assert f"{g.mean():.3g}" == mean.strip() and f"{g.square().mean().sqrt():.3f}" == rms.strip(), row
+            assert step_with_adamw(g.tolist()) == pytest.approx(float(step.split(",")[0]), abs=6e-4), row
