@@ -1033,10 +1033,11 @@ def restore(out: str, optimizer) -> int:
     """Give a resumed run the logs and AdamW's state of its newest checkpoint. (Steps after it are
     made and logged again.) Returns the number of steps that it has made."""
     saved = newest(out)
-    for name in LOGS:
-        shutil.copy(os.path.join(saved, name), out)
+    # First, because it can fail, and the logs of a finished run have one more row, its last test.
     state = torch.load(os.path.join(saved, "training.pt"), "cpu", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
+    for name in LOGS:
+        shutil.copy(os.path.join(saved, name), out)
     return list_checkpoints(out)[-1]
 
 

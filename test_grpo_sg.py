@@ -1710,7 +1710,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps"),
     ("--model x --updates 0", "--updates"), ("--model x --eval_every 0", "--eval_every above 0"), ("--model x --group_size 1", "--group_size 1"),
     ("--model x --people 9", "--people 9"), ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"),
-    ("--model x --out ..", "--out .."), ("--model x --task math --data gsm8", "--data gsm8"),
+    ("--model x --out ..", "--out .."), ("--model x --task math --data gsm8", "--task math gsm8"),
     ("--model runs/kk/checkpoint-9", "runs/kk/checkpoint-9"), ("--model ./x", "./x"), ("--model ~/x", "~/x"),
     ("--resume", "--resume expected"), ("--resume nowhere", "nowhere")])
 def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch, capsys):
@@ -1725,8 +1725,9 @@ def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path
 
 @pytest.mark.parametrize("file, text, flags, words", [
     ("config.json", "[", "", "cannot load {}"), ("model.safetensors", "[", "", "cannot load {}"),
-    ("tokenizer.json", "[", "", "cannot load {}"), ("settings.json", '{"seed": "x"}', "", "--seed 'x'"),
-    ("settings.json", '{"seed": -1}', "", "--seed 0 or more -1"), ("own.py", "{}", "--max_new_tokens 5000", "--max_new_tokens"),
+    ("tokenizer.json", "[", "", "cannot load {}"), ("settings.json", '{"task": "math", "seed": "x"}', "", "--seed 'x'"),
+    ("settings.json", '{"task": "math", "seed": -1}', "", "--seed 0 or more -1"),
+    ("own.py", "{}", "--max_new_tokens 5000", "--task math no train problems"),
     ("own.py", "{}", "--out {}/config.json/x", "config.json")])
 def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, text, flags, words, tmp_path, capsys):
     save_model(tmp_path)
