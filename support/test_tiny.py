@@ -1,4 +1,4 @@
-"""Test tiny.py: the tiny models, their training, and fine-tuning of another model."""
+"""Test tiny.py, the tiny models, their training and fine-tuning of another model, and the errors of smollm.py."""
 import json
 import re
 
@@ -8,14 +8,14 @@ from transformers import AutoTokenizer
 
 import grpo_sg
 import tasks
-from support import tiny
+from support import smollm, tiny
 from test_grpo_sg import build_model, byte_tokenizer
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-@pytest.mark.parametrize("name, accuracy", [("kk", 0.530), ("math", 0.555)])  # pretrained/README.md
+@pytest.mark.parametrize("name, accuracy", [("kk", 0.530), ("math", 0.555)])  # see tiny.py
 def test_a_pretrained_model_matches_the_code(name, accuracy):
     cfg = grpo_sg.read_settings(["--task", name, "--train_problems", "200"])  # they have all words
     task = tasks.load_task(name)[0](cfg)
@@ -148,3 +148,25 @@ def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
     with pytest.raises(SystemExit, match=message) as error:
         tiny.main([script, "--out", "model", *flags.split()])
     assert "\n" not in str(error.value)
+
+
+# ---- smollm.py, which makes a real model's folder ----
+
+def fails_with(monkeypatch, capsys, folder):
+    monkeypatch.setattr("sys.argv", ["smollm", str(folder)])
+    with pytest.raises(SystemExit):
+        smollm.main()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(smollm, "missing_packages", list)
+    assert "exists already: name another folder" in fails_with(monkeypatch, capsys, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named_before_the_download(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(smollm, "missing_packages", lambda: ["gguf", "accelerate"])
+    monkeypatch.setattr(smollm, "download", lambda folder: pytest.fail("it began to download"))
+    line = fails_with(monkeypatch, capsys, tmp_path / "new")
+    assert "pip install gguf accelerate" in line

@@ -10,6 +10,10 @@ training here replaces its pretraining. A real model whose completions are all m
 format first, and then RL has something to work with. All other settings are flags of grpo_sg.py.
 They become the settings.json of the new folder: defaults of a run with `--model FOLDER`.
 
+The shipped models have 200,000 parameters: kk (made at commit d15f54b, greedy test accuracy 0.530)
+and math (52def57, 0.555), with seed 0, torch 2.13.0+cpu and transformers 5.23.0. Another processor
+rounds differently. One model serves all seeds, because no seed trains on another's test problems.
+
 The problems of a task need a `solution`. They may have a `shortcut`, a text that skips a part of
 the solution: a tiny model learns both, and RL can unlearn the shortcut.
 """
