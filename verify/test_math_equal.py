@@ -221,4 +221,4 @@ def test_plain_numbers_without_this_folder_accept_nothing_that_is_refused_here()
              if isinstance(pair[1], str) and tasks.plain_equal(pair[1], pair[1])]
     print(f"of {len(verdicts)} pairs with a number as gold, equal to both: {verdicts.count((True, True))}, "
           f"only to math_equal: {verdicts.count((False, True))}")
-    assert (True, False) not in verdicts and verdicts.count((True, True)) > 200
+    assert (True, False) not in verdicts and verdicts.count((True, True)) > 150
