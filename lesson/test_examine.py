@@ -6,7 +6,6 @@ import pytest
 
 import tasks
 from lesson import examine, grade, verifier, wrong_reward
-from support import tiny
 
 
 def with_five_letters(is_correct):
@@ -64,6 +63,5 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_the_rewards(scale):
 def test_the_policy_finds_a_hole_if_there_is_one(name, told, tmp_path_factory, monkeypatch, capsys):
     folder = tmp_path_factory.getbasetemp() / "tiny"  # one for all three
     monkeypatch.setattr(examine, "MODEL", str(folder))
-    assert tiny.PRETRAINED not in examine.MODEL
     assert re.search(told, examine.tell(examine.train(VERIFIERS[name])))
     assert "python grpo_sg.py" not in capsys.readouterr().out  # support.tiny's advice
