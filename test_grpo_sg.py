@@ -27,7 +27,6 @@ import sys
 import time
 import types
 from fractions import Fraction
-from statistics import stdev
 from unittest import mock
 
 import filelock
@@ -827,31 +826,28 @@ def test_sampling_against_a_plain_forward_pass(family):
         same("the probability of a sampled token", logps[batch.mask].exp(), torch.cat(p), "", 1e-4)
 
 
-def test_a_rollout_against_a_plain_forward_pass():
-    """With verdicts and rewards by hand. All completions of a problem are neighbors; what is sampled
-    depends on the seed, and not on how many are sampled at once. A verifier reads the
-    response with the tag that the prompt ends with, and without the stop token. A truncated
-    completion has no stop token and counts as malformed."""
+def test_a_rollout_samples_and_grades_by_hand():
+    """All completions of a problem are neighbors; what is sampled depends on the seed, and not on how
+    many are sampled at once. A verifier reads the response with the tag that the prompt ends with, and
+    without the stop token. A truncated completion has no stop token and counts as malformed."""
     kinds = set()
     for number in range(12):
         rng = random.Random(number)
-        policy, task, cfg = build_toy(number, sample_batch=rng.choice([1, 5, 64]),
-                                      max_new_tokens=rng.choice([1, 4, 6]))
-        policy.stop_ids = rng.choice([{0}, {0, 4, 5}])
-        n, temperature, seed = rng.choice([1, 4]), rng.choice([0, 1.0, 0.3, 3.0]), rng.randrange(10 ** 9)
+        policy, task, cfg = build_toy(number, max_new_tokens=rng.choice([1, 4, 6]))
+        cfg.sample_batch, policy.stop_ids = rng.choice([1, 5, 64]), rng.choice([{0}, {0, 4, 5}])
+        how = dict(n=rng.choice([1, 4]), temperature=rng.choice([0, 1.0, 0.3, 3.0]))
         problems = [problem._replace(opening=rng.choice(["", "never "])) for problem in task.train]
         policy.model.train()  # as gradient checkpointing may leave it
         with mock.patch.object(grpo_sg, "sample", wraps=sample) as watched:
-            completions = grpo_sg.rollout(policy, task, problems, cfg, n=n, temperature=temperature, seed=seed)
+            completions = grpo_sg.rollout(policy, task, problems, cfg, seed=number, **how)
         assert max(len(call.args[1]) for call in watched.call_args_list) <= cfg.sample_batch
-        g = torch.Generator().manual_seed(seed)
-        u = torch.rand(len(completions), cfg.max_new_tokens, generator=g).tolist()
-        assert len(completions) == 3 * n and not policy.model.training
+        prompts = [policy.tokenizer(problem.question)["input_ids"] for problem in problems]
+        rows = sample(policy.model, prompts, max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
+                      generator=torch.Generator().manual_seed(number), **how)
+        assert [c.tokens for c in completions] == rows and not policy.model.training
         for i, c in enumerate(completions):
-            problem = problems[i // n]
-            assert c.problem is problem and c.prompt == policy.tokenizer(problem.question)["input_ids"]
-            check_completion(policy.model, c.prompt, c.tokens, u[i], temperature, policy.stop_ids,
-                             cfg.max_new_tokens)
+            problem = problems[i // how["n"]]
+            assert c.problem is problem and c.prompt == prompts[i // how["n"]]
             assert c.mask == [True] * len(c.tokens) and c.tool_calls == 0
             assert c.truncated == (c.tokens[-1] not in policy.stop_ids)
             written = c.tokens if c.truncated else c.tokens[:-1]
@@ -864,46 +860,12 @@ def test_a_rollout_against_a_plain_forward_pass():
     assert len(kinds) == 5  # all that there are, but for a right response without a text
 
 
-def write_with_a_tool(policy, completions, cfg, generator, temperature):
-    for c in completions:
-        c.add([2, 3], own=True)
-        c.add([5, 6, 7], own=False)
-        c.add([4, 0], own=True)
-        c.tool_calls += 1
-
-
-def is_long(ids, scores):
-    return ids.sum(1) > 9
-
-
-def test_a_task_may_write_its_completions_itself():
-    """Such as in turns, with a tool. The verifier gets what the policy wrote, and only that is
-    counted; the transcript has all of it."""
-    policy, task, cfg = build_toy(change={"write": write_with_a_tool}, max_new_tokens=50)
-    row, (c, _) = grpo_sg.evaluate(policy, task, task.train[:2], cfg)
-    assert c.mask == [True, True, False, False, False, True, True]
-    assert c.response == "yes no maybe" and c.transcript == "yes no who what why maybe"
-    assert row["eval/completion_tokens"] == 4 and row["eval/tool_calls"] == 1
-    for turn in grpo_sg.sample_in_parts(policy, [[5], [6]], cfg, None, 1.0, is_long):
-        assert 0 not in turn[:-1] and sum(turn[:-1]) <= 9 and (sum(turn) > 9 or turn[-1] == 0)
-
-
-@pytest.mark.parametrize("reward", [True, 2, Fraction(1, 2), torch.tensor(1.5), torch.ones(1, dtype=torch.int64)])
-def test_a_reward_may_be_any_number_and_is_logged_as_one(reward):
-    policy, task, cfg = build_toy(change={"reward": lambda c: reward})
-    c, *_ = grpo_sg.rollout(policy, task, task.train, cfg, n=1, temperature=1.0, seed=0)
-    assert type(c.reward) is float and c.reward == float(reward)
-
-
 def test_equal_prompts_are_prefilled_once():
-    model, drawn = build_model(), []
-    for prompts, n in ((PROMPTS, 4), ([p for p in PROMPTS for _ in range(4)], 1)):
-        with mock.patch.object(model, "forward", wraps=model.forward) as forward:
-            drawn.append(sample(model, prompts, n=n, max_new_tokens=3, stop_ids=[],
-                                generator=torch.Generator().manual_seed(0)))
-        rows = [(len(call.kwargs["input_ids"]), call.kwargs["logits_to_keep"]) for call in forward.call_args_list]
-        assert rows == [(3, 1), (12, 1), (12, 1)]  # logits of all positions would not fit into memory
-    assert drawn[0] == drawn[1]
+    model = build_model()
+    with mock.patch.object(model, "forward", wraps=model.forward) as forward:
+        sample(model, PROMPTS, n=4, max_new_tokens=3, stop_ids=[])
+    rows = [(len(call.kwargs["input_ids"]), call.kwargs["logits_to_keep"]) for call in forward.call_args_list]
+    assert rows == [(3, 1), (12, 1), (12, 1)]  # logits of all positions would not fit into memory
 
 
 @pytest.mark.filterwarnings("error")  # no warning in eval mode
@@ -939,79 +901,43 @@ def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
         grpo_sg.set_advantages(completions, 16)
         assert [c.tokens for c in yielded] == [c.tokens for c in completions]
         updates = learn(slow, optimizer, completions, cfg, reference, seed)
-        expected = slow_step_row(step, completions, updates, 16)
-        assert {key: row[key] for key in expected} == {
-            key: pytest.approx(value, rel=1e-3, abs=1e-4) for key, value in expected.items()}
+        expected = grpo_sg.make_step_row(step, completions, updates, 16, row["seconds_sampling"], row["seconds_update"])
+        assert row == {key: pytest.approx(value, rel=1e-3, abs=1e-4) for key, value in expected.items()}
     same("a parameter after three steps", parameters_of(policy.model), parameters_of(slow.model),
          "AdamW with betas 0.9 and 0.99, no weight decay, cfg.lr", 1e-4)
     assert os.listdir(tmp_path) == [] and capsys.readouterr().out == ""
 
 
-def test_the_first_update_needs_no_pass_of_its_own_for_the_old_policy():
-    policy, cfg = grpo_sg.Policy(build_gpt2(), None, {0}), grpo_sg.Config(updates=2)
-    with mock.patch.object(grpo_sg, "token_logps", wraps=token_logps) as watched:
-        grpo_sg.learn(policy, Descent(policy.model, 0.1), draw_completions(random.Random(0), 8), cfg)
-    assert watched.call_count == 3
-
-
-def slow_step_row(step, completions, updates, G):
-    """Compute the row of a training step: means over completions, and over what was trained on."""
-    P, n = len(completions) // G, len(completions)
-    groups = [{c.reward for c in completions[i * G:(i + 1) * G]} for i in range(P)]
-    row = {"step": step, "equal_groups": sum(len(rewards) == 1 for rewards in groups) / P,
-           "reward": sum(c.reward for c in completions) / n, **slow_averages(completions)}
-    norms = [u["norm"] for u in updates if not u["skipped"]]
-    row |= {"grad_norm": max([0, *norms]), "skipped": len(updates) - len(norms)}
-    names = "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac", "loss", "count"
-    sums = {name: sum(u[name] for u in updates) for name in names}
-    count = sums.pop("count")
-    for name, value in sums.items():
-        value /= max(1, len(updates) if name == "loss" else count)
-        row[name] = value if updates and math.isfinite(value) else None  # JSON has no NaN
-    return row
-
-
-def slow_averages(completions):
-    n = len(completions)
-    return {"accuracy": sum(c.correct and c.formatted for c in completions) / n,
-            "format_rate": sum(c.formatted for c in completions) / n,
-            "truncated": sum(c.truncated for c in completions) / n,
-            "completion_tokens": sum(c.mask.count(True) for c in completions) / n,
-            "tool_calls": sum(c.tool_calls for c in completions) / n}
-
-
-def draw_graded(rng, count, rewards):
-    completions = draw_completions(rng, count, longest=20)
+def grade_by_hand(*rewards):
+    """Return completions, of 2 tokens of the policy and one of a tool, which are right (3), wrong (-0.5), or
+    right and truncated (-3)."""
+    completions = [grpo_sg.Completion(None, [5], [6, 7, 8], [True, False, True], reward=R) for R in rewards]
     for c in completions:
-        c.correct, c.formatted, c.truncated = (rng.random() < 0.5 for _ in range(3))
-        c.tool_calls, c.reward = rng.randrange(3), rng.choice(rewards)
+        c.correct, c.formatted, c.truncated, c.tool_calls = c.reward != -0.5, c.reward > -3, c.reward == -3, 3
     return completions
 
 
 def test_a_row_has_means_over_its_completions_and_updates():
-    """Updates that are not finite are counted. One reward may be the mean of its group."""
-    for number in range(60):
-        rng = random.Random(number)
-        G = rng.choice([2, 3, 8])
-        rewards = [[0, 1, 2], [0, 0, 0, 0, 1], [1e8, 1e8 + 1]][number % 3]  # equal in float32
-        completions = draw_graded(rng, G * rng.randint(1, 3), rewards)
-        grpo_sg.set_advantages(completions, G)
-        for start in range(0, len(completions), G):
-            group = completions[start:start + G]
-            expected = slow_advantages([c.reward for c in group])
-            assert [c.advantage for c in group] == pytest.approx(expected, abs=1e-5)
-        updates = []
-        for _ in range(rng.randint(0, 3)):  # some were skipped
-            keys = ("norm", "loss", "clip_frac", "kl", "entropy", "weight_mean", "low_prob_frac")
-            updates.append({key: rng.uniform(0, 9) for key in keys} | {"count": 5.0, "skipped": False})
-            if rng.random() < 0.3:
-                updates[-1] |= {"skipped": True, rng.choice(["norm", "loss", "kl"]): math.nan}
-        row = grpo_sg.make_step_row(number, completions, updates, G, 2.0, 3.0)
-        expected = slow_step_row(number, completions, updates, G)
-        expected |= {"seconds_sampling": 2, "seconds_update": 3, "seconds": 5,
-                     "tokens_per_second": sum(c.mask.count(True) for c in completions) / 2}
-        assert row == {key: pytest.approx(value) for key, value in expected.items()}
-        json.dumps(row, allow_nan=False)
+    """An update that was skipped is counted, and what is not finite becomes None: JSON has no NaN."""
+    completions = grade_by_hand(3, -3, -0.5, -0.5)
+    update = dict(norm=2.0, loss=0.5, clip_frac=1.0, kl=2.0, entropy=3.0, weight_mean=4.0, low_prob_frac=5.0, count=10.0)
+    updates = [{**update, "skipped": False}, {**update, "norm": 9.0, "loss": 1.5, "kl": math.nan, "skipped": True}]
+    row = grpo_sg.make_step_row(7, completions, updates, 2, 4.0, 3.0)
+    assert row == {
+        "step": 7, "reward": -0.25, "accuracy": 0.25, "format_rate": 0.75, "truncated": 0.25, "completion_tokens": 2,
+        "tool_calls": 3, "equal_groups": 0.5, "grad_norm": 2, "skipped": 1, "loss": 1, "clip_frac": 0.1, "kl": None,
+        "entropy": 0.3, "weight_mean": 0.4, "low_prob_frac": 0.5, "seconds_sampling": 4, "seconds_update": 3,
+        "seconds": 7, "tokens_per_second": 2}
+    row = grpo_sg.make_step_row(7, completions, [], 2, 0.0, 0.0)  # all groups have equal rewards
+    assert (row["grad_norm"], row["skipped"], row["loss"], row["kl"]) == (0, 0, None, None)
+
+
+def test_an_advantage_compares_a_reward_with_those_of_its_group():
+    """In float64: in float32 these rewards are equal."""
+    completions = grade_by_hand(1e8, 1e8 + 1, 5, 5)
+    grpo_sg.set_advantages(completions, 2)
+    assert [c.advantage for c in completions] == pytest.approx([-0.5 ** 0.5, 0.5 ** 0.5, 0, 0], abs=1e-5)
+    assert grpo_sg.find_equal_groups(completions, 2) == [False, True]
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -1026,7 +952,9 @@ def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped(factor):
     assert not policy.model.training
     hook.remove()
     completions[0].advantage = factor  # in one of the two updates
-    updates = learn(policy, optimizer, completions, cfg)
+    with mock.patch.object(grpo_sg, "token_logps", wraps=token_logps) as watched:
+        updates = learn(policy, optimizer, completions, cfg)
+    assert watched.call_count == 3  # the first update needs no pass of its own for the old policy
     assert sorted(totals["skipped"] for totals in updates) == [False, True]
     assert parameters_of(policy.model).isfinite().all() and len(optimizer.steps) == 1
     for c in completions:  # groups of equal rewards alone change nothing
@@ -1037,93 +965,65 @@ def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped(factor):
 def test_micro_batches_are_as_large_as_fits():
     """Sorted by length; each has at most so many tokens, pads included, or one row, if that is
     longer. Completions with A = 0 are left out unless there is a KL."""
-    for number in range(30):
-        rng = random.Random(number)
-        completions = draw_completions(rng, rng.choice([1, 9, 150]), longest=rng.choice([8, 30]))
-        for c in completions[::3]:
-            c.advantage = 0.0
-        cfg = grpo_sg.Config(tokens_per_micro_batch=rng.choice([1, 60, 200, 3000]), beta=rng.choice([0, 0.1]))
-        expected = []  # shapes
-        for length in sorted((c.length() for c in completions if cfg.beta or c.advantage), reverse=True):
-            rows, longest = expected.pop() if expected else (0, length)
-            if rows and (rows + 1) * longest > cfg.tokens_per_micro_batch:
-                expected.append((rows, longest))
-                rows, longest = 0, length
-            expected.append((rows + 1, longest))
+    completions = [grpo_sg.Completion(None, [5, 6], [7] * (length - 2), [True] * (length - 2),
+                                      advantage=float(length != 4)) for length in (4, 9, 3, 31, 10, 8)]
+    for beta, shapes in ((0, [(1, 31), (3, 10), (1, 3)]), (0.1, [(1, 31), (3, 10), (2, 4)])):
+        cfg = grpo_sg.Config(tokens_per_micro_batch=30, beta=beta)
         found = grpo_sg.micro_batches(completions, cfg, "cpu")
-        assert [tuple(batch.ids.shape) for batch in found] == expected
+        assert [tuple(batch.ids.shape) for batch in found] == shapes
 
 
 # ==== Evaluation ====
 
-def test_an_evaluation_against_loops():
-    """Its means, and their standard errors over problems: of a greedy completion of each, and of
-    `samples` others."""
-    for number in range(20):
-        rng = random.Random(number)
-        n, k = rng.choice([1, 2, 12, 50]), rng.choice([0, 1, 2, 3, 4, 9, 16])
-        cfg, rewards = grpo_sg.Config(temperature=0.7, seed=number), [3, -0.5, -3]
-        greedy, drawn = draw_graded(rng, n, rewards), draw_graded(rng, n * k, rewards)
-        with mock.patch.object(grpo_sg, "rollout", side_effect=[greedy, drawn]) as rollout:
-            row, returned = grpo_sg.evaluate(None, None, None, cfg, samples=k)
-        asked = [dict(n=1, temperature=0, seed=number), dict(n=k, temperature=0.7, seed=number)]
-        assert returned is greedy and [call.kwargs for call in rollout.mock_calls] == asked[:1 + (k > 0)]
-        expected = {f"eval/{key}": value for key, value in slow_averages(greedy).items()}
-        columns = {"accuracy": [[c.solved] for c in greedy], "reward": [[c.reward] for c in greedy]}
-        if k:
-            groups = [drawn[start:start + k] for start in range(0, len(drawn), k)]
-            averages = slow_averages(drawn)
-            expected |= {f"eval/format_rate@{k}": averages["format_rate"],
-                         f"eval/truncated@{k}": averages["truncated"],
-                         f"eval/equal_groups@{k}": sum(len({c.reward for c in g}) == 1 for g in groups) / n}
-            columns |= {f"avg@{k}": [[c.solved for c in group] for group in groups],
-                        f"reward@{k}": [[c.reward for c in group] for group in groups]}
-            columns |= {f"pass@{m}": [[slow_pass_at_k(k, sum(c.solved for c in group), m)] for group in groups]
-                        for m in (2, 4, 8, 16) if m <= k}
-        for name, values in columns.items():
-            means = [sum(each) / len(each) for each in values]
-            expected[f"eval/{name}"] = sum(means) / n
-            expected[f"eval/{name}_se"] = stdev(means) / n ** 0.5 if n > 1 else None
-        assert row == {key: pytest.approx(value, abs=1e-9) for key, value in expected.items()}
+def test_an_evaluation_by_hand():
+    """The first problem has two right samples of four, the second none. The pairs of samples of the first that
+    are all wrong are one of six. A mean of two values has the standard error of half their difference."""
+    greedy, drawn = grade_by_hand(3, -0.5), grade_by_hand(3, -3, 3, -0.5, *[-0.5] * 4)
+    cfg = grpo_sg.Config(temperature=0.7, seed=5)
+    with mock.patch.object(grpo_sg, "rollout", side_effect=[greedy, drawn]) as rollout:
+        row, returned = grpo_sg.evaluate(None, None, None, cfg, samples=4)
+    asked = [dict(n=1, temperature=0, seed=5), dict(n=4, temperature=0.7, seed=5)]
+    assert returned is greedy and [call.kwargs for call in rollout.mock_calls] == asked
+    expected = {"format_rate": 1, "truncated": 0, "completion_tokens": 2, "tool_calls": 3,
+                "format_rate@4": 7 / 8, "truncated@4": 1 / 8, "equal_groups@4": 1 / 2}
+    for name, first, second in (
+            ("accuracy", 1, 0), ("reward", 3, -0.5), ("avg@4", 1 / 2, 0), ("reward@4", 2.5 / 4, -0.5),
+            ("pass@2", 5 / 6, 0), ("pass@4", 1, 0)):
+        expected |= {name: (first + second) / 2, f"{name}_se": (first - second) / 2}
+    assert row == {f"eval/{name}": pytest.approx(value) for name, value in expected.items()}
+    with mock.patch.object(grpo_sg, "rollout", side_effect=[greedy[:1]]):
+        row, _ = grpo_sg.evaluate(None, None, None, cfg)
+    assert (row["eval/accuracy"], row["eval/accuracy_se"]) == (1, None)
 
 
 # ==== Corner cases of the algorithm ====
 
-def test_the_sums_are_those_of_loops_in_float32_or_float64():
-    """Over the tokens in the mask; the denominator affects only the loss. In float16 the sum of 131,072
-    tokens of 2 nats would overflow."""
-    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-    for part, seed in itertools.product(PARTS, range(16)):
-        dtype = dtypes[seed % 4]
-        tensors, settings = draw_loss_case(part, seed)
+def test_the_loss_and_its_sums_keep_float64_and_are_float32_at_least():
+    """In float16 the sum of 131,072 tokens of 2 nats would overflow."""
+    for seed, dtype in enumerate([torch.float32, torch.bfloat16, torch.float16, torch.float64]):
+        tensors, settings = draw_loss_case("everything", seed)
         given = {"mask": tensors["mask"], "weights": tensors["weights"]}
         more = 1 + 1e-9  # a number that float32 does not have
         tensors = change_tensors(tensors, lambda x: x.clamp(-15).to(dtype) * more) | given
         loss, found = grpo_sg_loss(**tensors, **settings)
         expected, _, sums = slow_loss(**change_tensors(tensors, torch.Tensor.tolist), **settings)
         assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        if dtype == torch.float64:
-            assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert loss.item() == pytest.approx(expected, rel=1e-9 if dtype == torch.float64 else 1e-3)
         assert {key: float(value) for key, value in found.items()} == {
-            key: pytest.approx(value, rel=1e-3, abs=1e-12) for key, value in sums.items()}, (part, seed)
-        assert not any(torch.is_tensor(x) and x.requires_grad for x in found.values())
+            key: pytest.approx(value, rel=1e-3, abs=1e-12) for key, value in sums.items()}, dtype
     logps = torch.full((64, 2048), -2.0)
     _, sums = grpo_sg_loss(logps, logps.half(), torch.zeros(64), torch.ones_like(logps))
     assert sums["entropy"].item() / sums["count"].item() == pytest.approx(2.0)
 
 
 def test_rewards_that_differ_by_rounding_are_equal():
-    """By the rounding of their own dtype, for rewards of any size and sign; a larger difference is a
-    signal. Integers are not rounded."""
-    for number in range(100):
-        rng = random.Random(number)
-        dtype = [torch.float64, torch.float32, torch.bfloat16][number % 3]
-        size = rng.choice([-1, 1]) * 10 ** rng.uniform(-6, 9)
+    """By the rounding of their own dtype, for any size and sign; a larger difference is a signal.
+    Integers are not rounded."""
+    for dtype, size in itertools.product((torch.float64, torch.float32, torch.bfloat16), (1e-6, -3.0, 1e9)):
         eps = max(torch.finfo(dtype).eps, 5e-13)
         for steps, equal in ((1, True), (6, False)):
             R = torch.tensor([[size] * 3 + [size * (1 + steps * eps)]], dtype=dtype)
             assert (not group_advantages(R).any()) == equal, (dtype, R.tolist())
-    assert group_advantages(torch.tensor([[0.1 * 3, 0.3, 0.3]], dtype=torch.float64)).eq(0).all()
     for dtype in (torch.int64, torch.float64):
         assert group_advantages(torch.tensor([[10 ** 10, 10 ** 10 + 1]], dtype=dtype)).all()
 
@@ -1258,10 +1158,9 @@ def claims_of(problem):
     names, claims = list(problem.answer), {}
     told = problem.question.split(f" and {names[-1]}. ", 1)[1].split(" Who is a knight and")[0]
     for sentence in re.split(r"(?<=\.) ", told):
-        for saying in tasks.SAYINGS:
-            before, middle, after = map(re.escape, saying.split("{}"))
-            if said := re.fullmatch(f"{before}({'|'.join(names)}){middle}(.*){after}", sentence):
-                claims[said[1]] = said[2]
+        said, claim = re.split(r" that |, ", sentence.removesuffix("."), maxsplit=1)
+        speaker, = {*said.split()} & {*names}
+        claims[speaker] = claim
     assert set(claims) == set(names)
     return claims
 
@@ -1327,13 +1226,11 @@ def test_problems_and_their_solutions_are_the_same_in_every_version():
     assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
 
 
-def test_two_people_have_enough_puzzles_for_every_split(capsys):
-    """Logically equivalent wording would leave 3 to test on, all with one answer."""
-    problems = [tasks.kk_split(split, 1000, [2], 0, brief=True) for split in ("train", "valid", "test")]
-    assert list(map(len, problems)) == [267, 35, 33]
-    answers = [tuple(problem.answer.values()) for problem in problems[2]]
-    assert len(set(answers)) == 4 and tasks.most_frequent(answers) < 0.5
-    assert "only 33 of 1000 test problems: 1,000 more draws gave no new one" in capsys.readouterr().out
+def test_two_people_have_enough_puzzles_to_test_on(capsys):
+    """Logically equivalent wording would leave 3, all with one answer."""
+    problems = tasks.kk_split("test", 99, [2], 0)
+    assert len(problems) == 33 and len({str(problem.answer.values()) for problem in problems}) == 4
+    assert capsys.readouterr().out == "only 33 of 99 test problems: 1,000 more draws gave no new one\n"
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
@@ -1356,22 +1253,14 @@ def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
     assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
 
 
-def test_solutions_of_arithmetic_are_right():
-    task = tasks.math_task(grpo_sg.Config(task="math", train_problems=200, eval_problems=5))
-    for problem in task.train:
-        a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
-        assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
-        columns = re.findall(r"(\d)([+*])(\d)=(\d\d)\+(\d)=(\d\d)", problem.solution)
-        assert len(columns) == 3 and task.verify(problem.solution, problem.answer) == (True, True)
-        for (x, sign, y, alone, carry, result), (*_, before) in zip(columns, [("0", "00"), *columns]):
-            assert int(alone) == (int(x) + int(y) if sign == "+" else int(x) * int(y))
-            assert int(result) == int(alone) + int(carry) and carry == before[0]
-
-
-def test_arithmetic_splits_share_no_operands():
+def test_arithmetic_is_right_and_its_splits_share_no_operands():
     pairs = {}
     for split in ("train", "valid", "test"):
         problems = tasks.arithmetic_split(split, 1000, 3)
+        for problem in problems[:100]:
+            a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", problem.question).groups()
+            assert problem.answer == str(int(a) + int(b) if sign == "+" else int(a) * int(b))
+            assert tasks.verify_math(problem.solution, problem.answer) == (True, True)
         pairs[split] = {frozenset(re.findall(r"\d+", problem.question)) for problem in problems}
     assert not any(a & b for a, b in itertools.combinations(pairs.values(), 2))
     assert len(pairs["test"]) == 1000 and tasks.arithmetic_split("test", 50, 3) == problems[:50]
@@ -1444,36 +1333,17 @@ def test_a_task_is_a_name_or_a_python_file_in_any_folder(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "grpo_sg")
     make_task, settings = tasks.load_task(str(path))
     assert settings == {"group_size": 4} and make_task(5).cfg == 5
-    assert pickle.loads(pickle.dumps(make_task(5))) == make_task(5)
     monkeypatch.chdir(tmp_path)
     assert tasks.load_task("math.py")[0] is make_task  # the file runs once
 
 
-RETURN = "import tasks\ndef make_task(cfg): return "
-
-
-def test_a_task_that_does_not_exist_is_one_line(tmp_path):
-    for name in ("kkk", str(tmp_path / "no.py"), str(tmp_path)):
-        with pytest.raises(tasks.UserError, match=f"--task {name}: .* kk, math.* make_task"):
-            tasks.make_task(grpo_sg.Config(task=name))
-
-
 def test_test_problems_that_are_training_problems_are_counted(tmp_path, capsys):
     path = tmp_path / "same.py"
-    path.write_text(RETURN + "tasks.Task('', '', [tasks.Problem(f'{i}?', '') for i in range(9)], [],"
+    path.write_text("import tasks\ndef make_task(cfg): return tasks.Task('', '', [tasks.Problem(f'{i}?', '') for i in range(9)], [],"
                     "[tasks.Problem('3 ?', ''), tasks.Problem(' 4?\\n', ''), tasks.Problem('5?', '')], None, 0)")
     for eval_only, line in ((False, f"2 training problems of --task {path} are test problems as well"), (True, "")):
         tasks.make_task(grpo_sg.Config(task=str(path), eval_only=eval_only))
         assert line in (printed := capsys.readouterr().out) and bool(printed) == bool(line)
-
-
-def test_an_error_in_a_task_file_keeps_its_traceback(tmp_path):
-    path = tmp_path / "broken.py"
-    path.write_text("def f():\n    return 1 / 0\nf()")
-    for _ in range(2):  # half a module is not used
-        with pytest.raises(ZeroDivisionError) as error:
-            tasks.load_task(str(path))
-        assert str(error.traceback[-1].path) == str(path)
 
 
 # ==== Prompts, and the tokens that end a turn ====
@@ -1538,7 +1408,7 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
             assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
-def test_long_prompts_are_dropped_with_a_count(capsys):
+def test_long_prompts_are_dropped_with_a_count_and_a_split_needs_others(capsys):
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
     short = encode(task, policy, cfg)
@@ -1549,12 +1419,7 @@ def test_long_prompts_are_dropped_with_a_count(capsys):
     cfg.max_new_tokens = 6
     tool = mock.Mock(longest=lambda cfg: 4095)  # with its answers, a completion is longer
     assert encode(task._replace(write=tool), policy, cfg).train == short.train
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_a_split_without_problems_is_one_line(split):
-    policy, task, cfg = build_toy()
-    for problems in ([], [tasks.Problem("why " * 4096, "yes")]):
+    for split, problems in itertools.product(("train", "valid", "test"), ([], [tasks.Problem("why " * 4096, "yes")])):
         with pytest.raises(tasks.UserError, match=f"--task toy has no {split} problems"):
             encode(task._replace(**{split: problems}), policy, cfg)
 
@@ -1584,7 +1449,7 @@ def save_model(folder, template=CHAT, model=None):
 
 
 def reward_whys(c):
-    return tasks.reward(c) if c.problem.question == "why why" else 1.0
+    return torch.tensor(tasks.reward(c) if c.problem.question == "why why" else 1.0)  # any number
 
 
 def run_toy(out, **settings):
@@ -1606,6 +1471,7 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     samples = rows_of(tmp_path / "run" / "samples.jsonl")
     trained = [row for row in samples if row["split"] == "train"]
     assert [row["question"] for row in trained] == ["why why"] * 16 * 6
+    assert {type(row["reward"]) for row in trained} == {float}
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (step, question) for step in (3, 6) for question in ("who", "what")]
 
@@ -1737,12 +1603,6 @@ def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, te
     assert "error: " in error and "error" not in " ".join(usage)
     assert all(word in error for word in words.format(tmp_path).split()), error
     assert not (tmp_path / "run").exists()
-
-
-def test_a_name_that_is_no_setting_is_named(tmp_path):
-    (tmp_path / "own.py").write_text("SETTINGS = dict(stepz=3)\ndef make_task(cfg): pass")
-    with pytest.raises(TypeError, match="stepz"):
-        grpo_sg.read_settings(["--task", f"{tmp_path}/own.py", "--model", "x"])
 
 
 def test_a_runs_files_are_found_from_any_folder(tmp_path, monkeypatch):
@@ -1914,11 +1774,6 @@ def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp
     assert start(folder, finished, "--resume --steps 6") is None
     away.rename(folder / "model")
     assert contents_of(finished) == contents_of(tmp_path / "long")
-
-
-def test_a_finished_run_that_is_resumed_repeats_its_last_test(folder, finished):
-    assert start(folder, finished, "--resume --steps 4") is None
-    assert contents_of(finished) == contents_of(folder / "whole")
 
 
 def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
