@@ -4,11 +4,11 @@ import pathlib
 import subprocess
 import sys
 
-BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 690, "tasks.py": 1054, "tasks.py, code": 652,
-           "test_grpo_sg.py": 2150, "lines of Python": 15700, "files": 140,
-           "lines without support/pretrained": 23700, "words of Markdown": 37000}
+BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 690, "tasks.py": 850, "tasks.py, code": 510,
+           "test_grpo_sg.py": 1980, "lines of Python": 12700, "files": 106,
+           "lines without support/pretrained": 17300, "words of Markdown": 19000}
 # The mean line of code stays below these: denser lines don't meet a budget.
-WIDTHS = {"grpo_sg.py": 54.5, "tasks.py": 54.5, "verify/math_equal.py": 62.5}
+WIDTHS = {"grpo_sg.py": 54.5, "tasks.py": 54.5, "verify/math_equal.py": 61.5}
 
 
 def list_code(text):
