@@ -28,7 +28,6 @@ All estimates use products of different rollouts, so noise adds no bias. Standar
 jackknife over the rollouts. Gradients are those at r = 1, before clipping, without momentum or KL.
 """
 import argparse
-import dataclasses
 import functools
 import math
 import os
@@ -139,8 +138,8 @@ def pick(parts, seed=0):
     index = torch.randint(sum(sizes), (SKETCH,), generator=generator).sort().values
     ends = torch.tensor(sizes).cumsum(0)
     counts = torch.searchsorted(index, ends).diff(prepend=torch.tensor([0])).tolist()
-    return torch.cat([part.flatten()[(here - end + size).to(part.device)] for part, here, end, size
-                      in zip(parts, index.split(counts), ends.tolist(), sizes)])
+    return torch.cat([part.flatten()[(here - end).to(part.device)]  # counted from the part's end
+                      for part, here, end in zip(parts, index.split(counts), ends.tolist())])
 
 
 # ---- 2. Estimates ----
@@ -252,7 +251,7 @@ def read_arguments(argv):
     parser.add_argument("--weight", metavar="FILE", help="a Python file with weight(logps)")
     parser.add_argument("--rollouts", type=int, default=16, metavar="N", help="at least 4")
     args, flags = parser.parse_known_args(argv)
-    cfg = dataclasses.replace(grpo_sg.read_settings(flags), beta=0.0)
+    cfg = grpo_sg.read_settings(flags)
     if cfg.shaping == "none" and not args.weight:
         raise tasks.UserError("--shaping none is GRPO itself: give --weight, or --shaping sg or ar")
     if args.rollouts < 4:
@@ -268,7 +267,7 @@ def main(argv=None):
             policy, task = grpo_sg.load(cfg)
         name = path or {"sg": "GRPO-SG", "ar": "AR-Lopti"}[cfg.shaping]
         print(f"{count} rollouts of {cfg.prompts} groups, each with {cfg.updates} updates")
-        first = cfg.seed * 1_000_003 + 1000  # no step of a run has this seed
+        first = cfg.seed * 1_000_003 + 1000  # no early step of a run has this seed
         seeds = tqdm(range(first, first + count), "rollouts", mininterval=0.5, disable=None)
         rollouts = (sample_minibatches(policy, task, cfg, seed) for seed in seeds)
         sums = measure(policy, rollouts, cfg, weight)

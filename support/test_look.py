@@ -198,7 +198,8 @@ def test_an_error_in_a_readers_weight_shows_its_line(tmp_path):
 
 @pytest.mark.parametrize("flags, words", [
     ("--shaping none", "--shaping sg or ar"), ("--rollouts 3", "give 4 or more"),
-    ("--weight nowhere.py", "must be a Python file"), ("--weight support/__init__.py", "with weight.logps.")])
+    ("--weight nowhere.py", "must be a Python file"), ("--weight lesson/my_task.py", "with weight.logps."),
+    ("--model . --train_problems 40 --eval_problems 8", "cannot load the model")])
 def test_a_mistake_is_reported_in_one_line(flags, words):
     with pytest.raises(SystemExit, match=f"^error: .*{words}"):
         look.main(flags.split())
