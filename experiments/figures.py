@@ -63,14 +63,14 @@ def draw_rates(points, hollow, low=0.28, high=1.45, size=560):
         named = [p for p in points if (p[0] == "kk" and p[2][0] >= low) == (side == -1)]
         heights = spread([min(TOP + size - 16, place(x[0], y[0])[1]) for _, _, x, y in named])
         for (task, name, x, y), height in zip(named, heights):
-            center, end = place(x[0], y[0]), LEFT + size - (height - TOP) + 50 * side
+            center, end = place(x[0], y[0]), LEFT + size - (height - TOP) + 90 * side
             parts += [connect([(end, height), center], GRAY, 0.5),
                       connect([place(x[0], y[1]), place(x[0], y[2])], COLORS[task]),
                       connect([place(x[1], y[0]), place(x[2], y[0])], COLORS[task]),
                       mark(*center, task, name in hollow),
                       write(end + 4 * side, height + 4, name, COLORS[task], anchor)]
     ticks = {z: place(z, z) for z in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4)}
-    return draw(size, size, 60, {z: x for z, (x, _) in ticks.items()},
+    return draw(size, size, 100, {z: x for z, (x, _) in ticks.items()},
                 {z: y for z, (_, y) in ticks.items()}, "ratio, measured before training",
                 "equivalent learning rate, steps 1 to 10", parts)
 
