@@ -50,7 +50,6 @@ SETTINGS = {"data": "words.txt", "group_size": 6, "prompts": 2, "steps": 30}
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """A task that reads a file, in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.py").write_text(SCRIPT)
     (tmp_path / "words.txt").write_text("abc bca cab")
@@ -75,9 +74,11 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
 def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, script, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny, "PRETRAINED", tmp_path)
     (tmp_path / name).write_text(SCRIPT)
-    for _ in range(2):
-        tiny.main([name, "--steps", "1"])
     saved = tmp_path / name[:-3] / "settings.json"
+    saved.parent.mkdir()
+    for made in (name, "gone.py"):
+        saved.write_text(json.dumps({"task": made}))
+        tiny.main([name, "--steps", "1"])
     saved.write_text(json.dumps({"task": made_for}))
     with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
         tiny.main([name, "--steps", "1"])
@@ -138,7 +139,6 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
 
 
 @pytest.mark.parametrize("old, new, flags, message", [
-    ("", "", "--out .", "--out . exists"),
     ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
     ("solution=word[::-1]", "", "", "0 of 3 training problems have a solution"),
     ('"", problems,', '"", [],', "", "0 of 0 training problems have a solution: give problems to train on"),

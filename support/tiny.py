@@ -227,7 +227,7 @@ def save(policy, cfg, folder):
     policy.tokenizer.save_pretrained(folder)
     defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
     changed = [name for name, value in vars(cfg).items() if value != defaults[name] or name in own]
-    settings = {name: getattr(cfg, name) for name in ("task", *changed) if name not in NOT_SAVED}
+    settings = {name: getattr(cfg, name) for name in changed if name not in NOT_SAVED}
     pathlib.Path(folder, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
 
 
