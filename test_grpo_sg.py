@@ -779,22 +779,6 @@ def test_a_loss_of_exactly_0_is_no_reason_to_skip_an_update():
 
 # ==== Sampling and rollouts ====
 
-@torch.no_grad()
-def check_completion(model, prompt, tokens, u, temperature, stops, most):
-    """Assert that each token is the one that its u draws, by a plain forward pass of this row by
-    itself, and that the completion ends where it should. Returns the tokens' probabilities."""
-    logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1:-1].double()
-    if temperature == 0:
-        assert tokens == logits.argmax(-1).tolist()
-    p = (logits / (temperature or 1)).softmax(-1)
-    for t, token in enumerate(tokens):
-        if temperature:
-            check_drawn([token], [u[t]], p[t:t + 1])
-        stop = token in stops or t + 1 == most
-        assert stop == (t + 1 == len(tokens)), f"{tokens} ends with {stops} or after {most} tokens"
-    return p[range(len(tokens)), tokens]
-
-
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 @torch.no_grad()
 def test_sampling_against_a_plain_forward_pass(family):
@@ -815,49 +799,54 @@ def test_sampling_against_a_plain_forward_pass(family):
                       generator=generator)
         u = torch.rand(len(prompts) * n, most, generator=generator.manual_seed(number)).tolist()
         assert len(rows) == len(prompts) * n and prompts == before
-        completions, p = [], []
         for i, tokens in enumerate(rows):
             prompt = prompts[i // n]
-            p.append(check_completion(model, prompt, tokens, u[i], temperature, stops, most))
-            completions.append(grpo_sg.Completion(None, prompt, tokens, [True] * len(tokens)))
-        batch = make_batch(completions, "cpu")
-        mask = batch.mask.to(rng.choice([torch.bool, torch.int64, torch.float32]))
-        logps = token_logps(model, batch.ids, mask, temperature=temperature or 1)
-        same("the probability of a sampled token", logps[batch.mask].exp(), torch.cat(p), "", 1e-4)
+            logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1:-1].double()
+            p = (logits / (temperature or 1)).softmax(-1)
+            if temperature:
+                check_drawn(tokens, u[i], p)
+            else:
+                assert tokens == logits.argmax(-1).tolist()
+            ends = [token in stops or t == most for t, token in enumerate(tokens, start=1)]
+            assert ends == [False] * (len(tokens) - 1) + [True], f"{tokens} must end with {stops} or after {most}"
+            batch = make_batch([grpo_sg.Completion(None, prompt, tokens, [True] * len(tokens))], "cpu")
+            mask = batch.mask.to(rng.choice([torch.bool, torch.int64, torch.float32]))
+            logps = token_logps(model, batch.ids, mask, temperature=temperature or 1)
+            same("the probability of a sampled token", logps[batch.mask].exp(), p[range(len(tokens)), tokens], "", 1e-4)
 
 
-def test_a_rollout_samples_and_grades_by_hand():
+def test_a_rollout_samples_neighbors_and_grades_them():
     """All completions of a problem are neighbors; what is sampled depends on the seed, and not on how
-    many are sampled at once. A verifier reads the response with the tag that the prompt ends with, and
-    without the stop token. A truncated completion has no stop token and counts as malformed."""
-    kinds = set()
-    for number in range(12):
+    many are sampled at once."""
+    for number in range(4):
         rng = random.Random(number)
-        policy, task, cfg = build_toy(number, max_new_tokens=rng.choice([1, 4, 6]))
-        cfg.sample_batch, policy.stop_ids = rng.choice([1, 5, 64]), rng.choice([{0}, {0, 4, 5}])
-        how = dict(n=rng.choice([1, 4]), temperature=rng.choice([0, 1.0, 0.3, 3.0]))
-        problems = [problem._replace(opening=rng.choice(["", "never "])) for problem in task.train]
+        policy, task, cfg = build_toy(number, sample_batch=rng.choice([1, 5, 64]))
+        policy.stop_ids = rng.choice([{0}, {0, 4, 5}])
+        how = dict(n=rng.choice([1, 4]), temperature=[0, 1.0, 0.3, 3.0][number])
         policy.model.train()  # as gradient checkpointing may leave it
         with mock.patch.object(grpo_sg, "sample", wraps=sample) as watched:
-            completions = grpo_sg.rollout(policy, task, problems, cfg, seed=number, **how)
+            completions = grpo_sg.rollout(policy, task, task.train, cfg, seed=number, **how)
         assert max(len(call.args[1]) for call in watched.call_args_list) <= cfg.sample_batch
-        prompts = [policy.tokenizer(problem.question)["input_ids"] for problem in problems]
+        prompts = [policy.tokenizer(problem.question)["input_ids"] for problem in task.train]
         rows = sample(policy.model, prompts, max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids,
                       generator=torch.Generator().manual_seed(number), **how)
         assert [c.tokens for c in completions] == rows and not policy.model.training
-        for i, c in enumerate(completions):
-            problem = problems[i // how["n"]]
-            assert c.problem is problem and c.prompt == prompts[i // how["n"]]
-            assert c.mask == [True] * len(c.tokens) and c.tool_calls == 0
-            assert c.truncated == (c.tokens[-1] not in policy.stop_ids)
-            written = c.tokens if c.truncated else c.tokens[:-1]
-            text = problem.opening + " ".join(WORDS[token] for token in written)
-            assert c.response == c.transcript == text
-            assert c.correct == (problem.answer in text.split())
-            assert c.formatted == (text != "" and not c.truncated) and c.solved == (c.correct and c.formatted)
-            assert c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5)
-            kinds.add((c.truncated, c.correct, c.formatted))
-    assert len(kinds) == 5  # all that there are, but for a right response without a text
+        assert [c.problem for c in completions] == [p for p in task.train for _ in range(how["n"])]
+        assert all(c.prompt == c.problem.prompt and c.mask == [True] * len(c.tokens) for c in completions)
+        assert all(c.reward == (-3 if not c.formatted else 3 if c.correct else -0.5) for c in completions)
+
+
+@pytest.mark.parametrize("opening, tokens, response, truncated, correct, formatted", [
+    ("", [2, 3, 0], "yes no", False, True, True), ("", [3, 0], "no", False, False, True),
+    ("", [2, 3], "yes no", True, True, False), ("", [0], "", False, False, False),
+    ("never ", [0], "never ", False, False, True), ("yes ", [3, 4], "yes no maybe", True, True, False)])
+def test_a_verifier_reads_the_prompts_last_tag_and_no_stop_token(opening, tokens, response, truncated, correct, formatted):
+    """A truncated completion has no stop token at its end and counts as malformed."""
+    policy, task, _ = build_toy()
+    c = grpo_sg.Completion(tasks.Problem("who", "yes", opening=opening), [5], tokens, [True] * len(tokens))
+    grpo_sg.grade(c, policy, task)
+    assert (c.truncated, c.correct, c.formatted, c.solved) == (truncated, correct, formatted, correct and formatted)
+    assert c.response == c.transcript == response
 
 
 def test_equal_prompts_are_prefilled_once():
@@ -866,14 +855,6 @@ def test_equal_prompts_are_prefilled_once():
         sample(model, PROMPTS, n=4, max_new_tokens=3, stop_ids=[])
     rows = [(len(call.kwargs["input_ids"]), call.kwargs["logits_to_keep"]) for call in forward.call_args_list]
     assert rows == [(3, 1), (12, 1), (12, 1)]  # logits of all positions would not fit into memory
-
-
-@pytest.mark.filterwarnings("error")  # no warning in eval mode
-def test_a_model_in_training_mode_is_warned_of():
-    batch = torch.tensor([[1, 2]]), torch.tensor([[False, True]])
-    with pytest.warns(UserWarning, match="model.eval"):
-        token_logps(build_model().train(), *batch)
-    token_logps(build_model(), *batch)
 
 
 # ==== Training ====
@@ -1063,14 +1044,16 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
     (token_logps, {**LOGPS, "ids": torch.ones(1, 3)}, "(1, 2), ids (1, 3)"),
     (token_logps, {**LOGPS, "mask": torch.tensor([[True, True]])}, "first token has no context"),
     (token_logps, {**LOGPS, "temperature": 0}, "temperature must be above 0, not 0"),
+    (token_logps, {**LOGPS, "model": mock.Mock(training=True)}, "call model.eval()"),  # a warning
     (sample, {**SAMPLE, "model": mock.Mock(training=True)}, "eval"),
     (sample, {**SAMPLE, "temperature": -1}, "temperature must not be below 0: -1"),
     *[(sample, {**SAMPLE, "prompts": prompts}, "a prompt is empty") for prompts in ([[]], [[1], []])],
     (grpo_sg.weigh, dict(logps=torch.zeros(1), cfg=grpo_sg.Config(shaping="grpo")), "'grpo'"),
     (train_all, dict(policy=None, task=None, cfg=grpo_sg.Config(beta=0.1)), "reference")])
+@pytest.mark.filterwarnings("error")
 def test_arguments_that_do_not_fit_are_refused(function, arguments, words):
     """Broadcasting would silently compute a wrong loss, and a mode that does not exist another one."""
-    with pytest.raises((AssertionError, RuntimeError, AttributeError), match=re.escape(words) or None):
+    with pytest.raises((AssertionError, RuntimeError, AttributeError, UserWarning), match=re.escape(words) or None):
         function(**arguments)
 
 
@@ -1215,22 +1198,9 @@ def test_splits_share_no_puzzle_and_depend_on_the_seed():
 
 def test_problems_and_their_solutions_are_the_same_in_every_version():
     """Numbers of different versions can be compared, and the pretrained models have seen no test problem."""
-    for make, expected in (
-            (lambda split: tasks.kk_split(split, 12, [3, 4, 5], 7),
-             [9505170392229033516, 14889332962019877182, 14416819034856242098]),
-            (lambda split: tasks.arithmetic_split(split, 12, 7),
-             [14853416243481268606, 1992433993788839764, 5210348658571075419])):
-        for split, number in zip(("train", "valid", "test"), expected):
-            parts = [(p.question, p.answer, p.solution, p.shortcut) for p in make(split)]
-            assert tasks.digest(parts) == number, split
-    assert tasks.digest([tasks.kk_puzzle(n, random.Random(n)).meaning for n in range(3, 9)]) == 7403886503161467955
-
-
-def test_two_people_have_enough_puzzles_to_test_on(capsys):
-    """Logically equivalent wording would leave 3, all with one answer."""
-    problems = tasks.kk_split("test", 99, [2], 0)
-    assert len(problems) == 33 and len({str(problem.answer.values()) for problem in problems}) == 4
-    assert capsys.readouterr().out == "only 33 of 99 test problems: 1,000 more draws gave no new one\n"
+    for split, number in (("train", 9207203931368367035), ("valid", 7568931481515237229), ("test", 14546106394512340245)):
+        problems = tasks.kk_split(split, 12, [2, 3, 4, 5], 7) + tasks.arithmetic_split(split, 12, 7)
+        assert tasks.digest([problem[:5] for problem in problems]) == number, split
 
 
 def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
@@ -1245,12 +1215,12 @@ def test_the_floor_is_what_the_best_constant_answer_of_each_size_scores():
 
 def test_the_last_100_published_puzzles_of_a_size_are_the_test_set(monkeypatch):
     """As in Logic-RL."""
-    row = {"names": ["Ava", "Bo", "Cy"], "solution": [True, False, True]}
-    rows = [{"quiz": f"{i}", **row} for i in range(1000)]
+    rows = [{"quiz": f"{i}", "names": ["Ava", "Bo"], "solution": [True, False]} for i in range(1000)]
     monkeypatch.setattr(tasks, "load_hub", lambda name, configuration, split: rows)
-    task = tasks.kk_task(grpo_sg.Config(model="any", data="published", people=[3], eval_problems=10))
-    assert [len(task.train), len(task.test)] == [900, 100] and task.test[0].question == "900"
-    assert task.train[1].answer == {"Ava": "knight", "Bo": "knave", "Cy": "knight"} and task.floor == 1
+    task = tasks.kk_task(grpo_sg.Config(data="published", people=[3], eval_problems=10))
+    questions = [[problem.question for problem in split] for split in (task.train, task.test)]
+    assert questions == [[f"{i}" for i in range(900)], [f"{i}" for i in range(900, 1000)]]
+    assert task.train[1].answer == {"Ava": "knight", "Bo": "knave"}
 
 
 def test_arithmetic_is_right_and_its_splits_share_no_operands():
@@ -1376,28 +1346,22 @@ def test_a_prompt_that_cannot_be_written_is_one_line(template, kwargs, words, sy
         write_prompt(byte_tokenizer(template), chat, kwargs, system=system, opening="<think>")
 
 
-def test_a_question_may_be_a_chat():
-    tokenizer = byte_tokenizer(CHAT)
+@pytest.mark.parametrize("system, words, opening", [
+    ("", "Be good.", "<think>"), ("Be fair.", "Be fair.", "<think>"), ("none", "", "")])
+def test_the_system_prompt_can_be_replaced_or_left_out_and_a_question_may_be_a_chat(system, words, opening):
+    """A chat that begins with a system prompt keeps its own."""
+    policy = grpo_sg.Policy(build_model(vocab_size=260), byte_tokenizer(CHAT), {0})
     chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"},
             {"role": "user", "content": "Who?"}]
-    turns = ("<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
-             "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
-    expected = "<|im_start|>system\nBe good.<|im_end|>\n" + turns
-    assert write_prompt(tokenizer, chat)[0] == expected
+    end = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n" + opening
+    turns = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
     own = [{"role": "system", "content": "Be bad."}, *chat]
-    assert write_prompt(tokenizer, own)[0] == expected.replace("good", "bad")
-
-
-@pytest.mark.parametrize("system, first, opening", [
-    ("Be bad.", "<|im_start|>system\nBe bad.<|im_end|>\n", "<think>"), ("none", "", "")])
-def test_the_system_prompt_can_be_replaced_or_left_out(system, first, opening):
-    policy = grpo_sg.Policy(build_model(vocab_size=260), byte_tokenizer(CHAT), {0})
-    problems = [tasks.Problem("Who?", "")]
-    task = chat_task(train=problems, valid=problems, test=problems, opening="<think>")
-    problem = encode(task, policy, grpo_sg.Config(system=system)).test[0]
-    assert policy.tokenizer.decode(problem.prompt) == (
-        f"{first}<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n{opening}")
-    assert problem.opening == opening
+    for question, said, rest in (("Who?", words, end), (chat, words, turns + end), (own, "Be bad.", turns + end)):
+        problems = [tasks.Problem(question, "")]
+        task = chat_task(train=problems, valid=problems, test=problems, opening="<think>")
+        problem = encode(task, policy, grpo_sg.Config(system=system)).test[0]
+        first = f"<|im_start|>system\n{said}<|im_end|>\n" if said else ""
+        assert policy.tokenizer.decode(problem.prompt) == first + rest and problem.opening == opening
 
 
 def test_all_end_tokens_that_the_model_names_end_a_completion():
@@ -1474,16 +1438,13 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     assert {type(row["reward"]) for row in trained} == {float}
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (step, question) for step in (3, 6) for question in ("who", "what")]
-
-
-def test_what_json_cannot_represent_is_logged_as_text(tmp_path):
     grpo_sg.log(tmp_path, {"step": 1}, [grpo_sg.Completion(tasks.Problem("who", {"yes"}), [5])])
-    assert rows_of(tmp_path / "samples.jsonl")[0]["answer"] == "{'yes'}"
+    assert rows_of(tmp_path / "samples.jsonl")[0]["answer"] == "{'yes'}"  # JSON has no sets
 
 
-def test_a_clock_tells_the_seconds_of_both_parts_of_a_step_and_when_to_save(tmp_path, monkeypatch, capsys):
+def test_a_clock_tells_how_long_a_step_took_and_when_to_save(tmp_path, monkeypatch, capsys):
     """It advances by 10 s in each rollout and by 100 s in learn. (The clock that never goes back runs
-    twice as fast here.)"""
+    twice as fast here.) A line tells that updates were skipped."""
     now, saved = [0], []
 
     def advance(seconds, function, *args, **settings):
@@ -1493,18 +1454,12 @@ def test_a_clock_tells_the_seconds_of_both_parts_of_a_step_and_when_to_save(tmp_
         monkeypatch.setattr(grpo_sg, name, functools.partial(advance, seconds, getattr(grpo_sg, name)))
     monkeypatch.setattr(grpo_sg, "time", mock.Mock(time=lambda: now[0], monotonic=lambda: 2 * now[0]))
     monkeypatch.setattr(grpo_sg, "save", lambda cfg, step, policy, optimizer: saved.append(step))
-    rows = run_toy(tmp_path / "run", steps=7, eval_every=99, prompts=1, group_size=2, max_new_tokens=2)
-    for row in rows:
-        assert (row["seconds"], row["seconds_sampling"], row["seconds_update"]) == (110, 10, 100)
-        assert row["tokens_per_second"] == pytest.approx(2 * row["completion_tokens"] / 10)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(math.nan))
+    rows = run_toy(tmp_path / "run", steps=7, eval_every=99, prompts=1, group_size=4, max_new_tokens=2)
+    assert {(row["seconds"], row["seconds_sampling"], row["seconds_update"]) for row in rows} == {(110, 10, 100)}
     assert saved == [3, 6, 7]
-    assert "110.0 s, 11.0 min left\n" in capsys.readouterr().out
-
-
-def test_an_update_that_was_skipped_is_told(tmp_path, capsys):
-    with mock.patch.object(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(math.nan)):
-        row, = run_toy(tmp_path / "run", steps=1)
-    assert row["skipped"] == 2 and "2 updates skipped" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "110.0 s, 11.0 min left\n2 updates skipped" in printed and max(row["skipped"] for row in rows) == 2
 
 
 # ==== The program: its settings, and mistakes ====
@@ -1521,11 +1476,10 @@ def run_program(text, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", ["--task kk --brief --people 3 --beta 0.01", "--task math"])
-def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flags, tmp_path, monkeypatch, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(tmp_path, monkeypatch, capsys):
     # At a learning rate of 1e-6, bfloat16 would round most updates away.
     tokenizer = save_model(tmp_path / "model", model=build_model(vocab_size=260).bfloat16())
-    printed = run_program(f"--model {tmp_path}/model {SMALL} {flags} --out {tmp_path}/run", capsys)
+    printed = run_program(f"--model {tmp_path}/model {SMALL} --task kk --brief --beta 0.01 --out {tmp_path}/run", capsys)
     rows = rows_of(tmp_path / "run" / "metrics.jsonl")
     assert [(row["step"], row.get("split")) for row in rows] == [(0, "test"), (1, None), (1, "test")]
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 3 + 2 + 3
@@ -1539,7 +1493,7 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(flag
     monkeypatch.chdir(tmp_path)
     printed = run_program("--eval_only --model run", capsys)
     out, = (tmp_path / "runs").iterdir()
-    assert out.name.startswith(f"{flags.split()[1]}-sg-seed0-") and out.name in printed
+    assert out.name.startswith("kk-sg-seed0-") and out.name in printed
     assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
 
 
@@ -1574,9 +1528,9 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr 0 nan"),
     ("--model x --tau 0", "--tau above 0"), ("--model x --seed -1", "--seed 0 or more -1"),
     ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps"),
-    ("--model x --updates 0", "--updates"), ("--model x --eval_every 0", "--eval_every above 0"), ("--model x --group_size 1", "--group_size 1"),
-    ("--model x --people 9", "--people 9"), ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"),
-    ("--model x --out ..", "--out .."), ("--model x --task math --data gsm8", "--task math gsm8"),
+    ("--model x --updates 0", "--updates"), ("--model x --group_size 1", "--group_size 1"),
+    ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
+    ("--model x --people 9", "--people 9"), ("--model x --eval_every 0", "--eval_every above 0"),
     ("--model runs/kk/checkpoint-9", "runs/kk/checkpoint-9"), ("--model ./x", "./x"), ("--model ~/x", "~/x"),
     ("--resume", "--resume expected"), ("--resume nowhere", "nowhere")])
 def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch, capsys):
@@ -1612,15 +1566,6 @@ def test_a_runs_files_are_found_from_any_folder(tmp_path, monkeypatch):
     cfg = grpo_sg.read_settings("--task mine.py --model x/y --data mine.csv --eval_data mine.csv".split())
     assert (cfg.task, cfg.data, cfg.eval_data) == (f"{tmp_path}/mine.py", *[f"{tmp_path}/mine.csv"] * 2)
     assert grpo_sg.read_settings(["--model=x/y", "--eval_data=gone.csv"]).eval_data == "gone.csv"
-
-
-def test_other_ends_before_training_are_one_line(tmp_path, monkeypatch, capsys):
-    save_model(tmp_path)
-    flags = f"--model {tmp_path} --task math {SMALL} --out {tmp_path}/run"
-    with mock.patch.object(grpo_sg, "load_model", side_effect=torch.OutOfMemoryError("CUDA")):
-        assert "error: out of memory: lower --sample_batch or" in run_program(flags, capsys)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "cannot load the model nowhere: give a folder" in run_program(f"{flags} --model nowhere", capsys)
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -1757,23 +1702,34 @@ def test_a_signal_that_is_ignored_stays_ignored(folder, tmp_path):
 
 
 def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp_path, finished, monkeypatch):
-    """Its model may be gone, and its AdamW may have been on a GPU. A tracker that rebinds `log` gets
-    every row."""
-    log, tracked = grpo_sg.log, []
+    """Its model may be gone, and its AdamW may have been on a GPU. A killed run may have left an older
+    checkpoint, and an older version settings that are unknown. A tracker that rebinds `log` gets every row."""
+    log, tracked, saved = grpo_sg.log, [], finished / "checkpoint-4"
 
     def track(out, row, completions):
         log(out, row, completions)
         tracked.append(row)
     monkeypatch.setattr(grpo_sg, "log", track)
-    assert start(folder, tmp_path / "long", "--steps 6") is None
+    assert start(folder, tmp_path / "long", "--steps 5") is None
     assert rows_of(tmp_path / "long" / "metrics.jsonl") == tracked
-    state = torch.load(finished / "checkpoint-4" / "training.pt", weights_only=True)
+    state = torch.load(saved / "training.pt", weights_only=True)
     with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
-        torch.save(state, finished / "checkpoint-4" / "training.pt")
+        torch.save(state, saved / "training.pt")
+    shutil.copytree(saved, finished / "checkpoint-3")
+    (finished / "checkpoint-best").mkdir()  # the user's own
+    settings = json.loads((saved / "settings.json").read_text())
+    (saved / "settings.json").write_text(json.dumps({"keep_every": 2, **settings}))
+    shutil.copytree(finished, tmp_path / "changed")
     away = (folder / "model").rename(folder / "moved")
-    assert start(folder, finished, "--resume --steps 6") is None
-    away.rename(folder / "model")
+    assert start(folder, finished, "--resume --steps 5") is None
     assert contents_of(finished) == contents_of(tmp_path / "long")
+    assert sorted(name for name in os.listdir(finished) if "checkpoint" in name) == ["checkpoint-5", "checkpoint-best"]
+    # Flags that change no result are allowed.
+    flags = "--steps 5 --device cpu --tokens_per_micro_batch 99999 --sample_batch 9999 --gradient_checkpointing"
+    assert start(folder, tmp_path / "changed", f"--resume {flags}") is None
+    away.rename(folder / "model")
+    rewards = [[row.get("reward") for row in rows_of(out / "metrics.jsonl")] for out in (finished, tmp_path / "changed")]
+    assert rewards[0] == rewards[1]
 
 
 def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
@@ -1787,11 +1743,16 @@ def test_the_kl_is_to_the_initial_policy(folder, tmp_path):
 
 @pytest.mark.parametrize("lost, words", [
     ("checkpoint-4", "error: no checkpoint is in"), ("checkpoint-4/training.pt", "training.pt"),
-    ("checkpoint-4/model.safetensors", "checkpoint-4")])
-def test_a_run_that_cannot_continue_loses_nothing(lost, words, folder, finished):
-    (finished / lost).rename(finished / "gone")
-    assert words in start(folder, finished, "--resume")
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    ("checkpoint-4/model.safetensors", "checkpoint-4"), *[("", flags) for flags in (
+        "--lr 5", "--temperature 3", "--max_new_tokens 20", "--seed 5", "--eval_problems 5", "--people 4", "--brief false",
+        "--task kk", "--model other/model", "--out elsewhere", "--eval_only", "--steps 2", "--steps 3")]])
+def test_a_run_that_cannot_continue_or_not_with_these_flags_loses_nothing(lost, words, folder, finished):
+    """With other settings its tests before and after training would be two different tests."""
+    if lost:
+        (finished / lost).rename(finished / "gone")
+    error = start(folder, finished, "--resume" if lost else f"--resume {words}")
+    assert (words if lost else f"error: {words.split()[0]}") in error and "\n" not in error
+    for name in ("settings.json", "metrics.jsonl", "samples.jsonl"):
         assert (finished / name).read_text() == (folder / "whole" / name).read_text()
 
 
@@ -1802,17 +1763,6 @@ def test_a_checkpoint_may_be_somebody_elses(folder, finished):
         start(folder, finished, "--resume --steps 5")
 
 
-def test_a_checkpoint_leaves_no_older_one(folder, finished):
-    """Also not one that was left by a run that was killed before it removed it. Settings that only
-    an older version knows are ignored."""
-    shutil.copytree(finished / "checkpoint-4", finished / "checkpoint-3")
-    (finished / "checkpoint-best").mkdir()  # the user's own
-    settings = finished / "checkpoint-4" / "settings.json"
-    settings.write_text(json.dumps({"keep_every": 2, **json.loads(settings.read_text())}))
-    assert start(folder, finished, "--resume --steps 5") is None
-    assert sorted(name for name in os.listdir(finished) if "checkpoint" in name) == ["checkpoint-5", "checkpoint-best"]
-
-
 def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
     """A second --resume would lose rows and checkpoints. A run may not have a checkpoint yet."""
     (tmp_path / "young").mkdir()
@@ -1821,43 +1771,24 @@ def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
         with filelock.FileLock(out / "lock"):
             assert start(folder, out, "--resume --steps 5") == f"error: another process is using {out}"
         assert sorted(out.rglob("*")) in (before, [out / "lock"])
-    assert start(folder, finished, "--resume --steps 5") is None
 
 
 def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
     with interrupt(grpo_sg, "evaluate", 1, KILLED):
         assert start(folder, tmp_path / "run") == "killed"
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
-    assert start(folder, tmp_path / "run", "--steps 1") is None
-    for flags in ("--steps 1", "--eval_only"):
-        assert "exists (old runs: --model, --resume)" in start(folder, tmp_path / "run", flags)
-
-
-@pytest.mark.parametrize("flags", [
-    "--lr 5", "--temperature 3", "--max_new_tokens 20", "--seed 5", "--eval_problems 5", "--people 4", "--brief false",
-    "--task kk", "--model other/model", "--out elsewhere", "--eval_only", "--steps 2", "--steps 3"])
-def test_a_resumed_run_keeps_its_own_settings(flags, folder, finished):
-    """Otherwise its tests before and after training would be two different tests."""
-    error = start(folder, finished, f"--resume {flags}")
-    assert error.startswith(f"error: {flags.split()[0]}") and "\n" not in error
-    for name in ("settings.json", "metrics.jsonl"):
-        assert (finished / name).read_text() == (folder / "whole" / name).read_text()
-
-
-def test_a_resumed_run_may_change_what_changes_no_result(folder, finished, tmp_path):
-    assert start(folder, tmp_path / "long", "--steps 5") is None
-    flags = "--steps 5 --device cpu --tokens_per_micro_batch 99999 --sample_batch 9999 --gradient_checkpointing"
-    assert start(folder, finished, f"--resume {flags}") is None
-    (rows, *_), (expected, *_) = contents_of(finished), contents_of(tmp_path / "long")
-    assert [row.keys() for row in rows] == [row.keys() for row in expected]
-    assert [row["reward"] for row in rows if "reward" in row] == [row["reward"] for row in expected if "reward" in row]
+    assert start(folder, tmp_path / "run", "--eval_only") is None
+    assert "exists (old runs: --model, --resume)" in start(folder, tmp_path / "run", "--eval_only")
 
 
 def test_an_error_of_the_system_in_a_tasks_function_shows_its_frames(folder, tmp_path):
-    flags = f"--model {folder}/model --task {folder}/own.py --out {tmp_path}/run"
-    with mock.patch.object(grpo_sg, "grade", side_effect=ConnectionError("mine")):
+    """Too little memory is one line."""
+    flags = f"--model {folder}/model --task {folder}/own.py --out {tmp_path}/run".split()
+    with mock.patch.object(grpo_sg, "grade", side_effect=[ConnectionError("mine"), torch.OutOfMemoryError]):
         with pytest.raises(ConnectionError, match="mine"):
-            grpo_sg.main(flags.split())
+            grpo_sg.main(flags)
+        with pytest.raises(SystemExit, match="error: out of memory: lower --sample_batch or"):
+            grpo_sg.main(flags)
 
 
 def test_a_run_goes_on_when_nobody_reads_its_lines(folder, tmp_path, monkeypatch):
