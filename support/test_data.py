@@ -31,7 +31,7 @@ def load(train, test, **settings):
     # A worked solution comes last, and an empty column is none.
     '{"problem": "caf\u00e9?", "final_answer": ["5"], "solution": "\\\\boxed{4}", "answer": "6"}',
     '{"problem": "caf\u00e9?", "expected_answer": "5", "answer": "6"}',
-    '{"problem": "caf\u00e9?", "final_answer": null, "expected_answer": "", "answer": "5", "solution": "7"}'])
+    '{"problem": "caf\u00e9?", "final_answer": null, "expected_answer": "", "answer": [], "solution": "5"}'])
 def test_a_question_and_its_answer_are_found_in_rows_of_many_forms(text, tmp_path):
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
     problem, = tasks.load_math(str(tmp_path / "a.jsonl"), {})
