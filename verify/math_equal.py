@@ -748,13 +748,13 @@ def by_name(item, names):
 
 
 def quotient(item):
-    """Return the value of a ratio in lowest terms: 3 : 1 is 3. Other items stay, and so do times: 6:30, 3:10."""
+    """Return the value of a ratio: 3 : 1 is 3. Other items stay, and so do times: 6:30, 3:10."""
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
     value = first if last == number(Fraction(1)) else each("/", first, last)
     time = first.factor < 25 and 10 <= last.factor < 60  # 3:10
-    return item if time or "*" in value.work else value
+    return item if time else value
 
 
 def same(a, b):
