@@ -96,6 +96,7 @@ def test_advice_follows_from_the_rates(completions, advice):
 @pytest.mark.parametrize("formed, cut, right, equal, words", [
     (0.97, 0.02, 0.66, 0.41, "something to learn from"),
     (0.40, 0.60, 0.20, 0.50, "raise --max_new_tokens"),  # those that end have the format
+    (0.20, 0.60, 0.00, 0.60, "the model learns the format first"),  # half of those that end have it
     (0.70, 0.10, 0.00, 0.60, "the model learns the format first"),
     (0.80, 0.10, 0.00, 0.60, "no completion is correct, .* easier problems"),
     (1.00, 0.00, 0.98, 0.95, "use harder ones"), (1.00, 0.00, 0.02, 0.95, "use easier ones .*--group_size")])
