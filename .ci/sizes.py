@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 690, "tasks.py": 850, "tasks.py, code": 510,
-           "test_grpo_sg.py": 1980, "lines of Python": 12700, "files": 106,
+           "test_grpo_sg.py": 1850, "lines of Python": 12700, "files": 106,
            "lines without support/pretrained": 17300, "words of Markdown": 19000}
 # The mean line of code stays below these: denser lines don't meet a budget.
 WIDTHS = {"grpo_sg.py": 54.5, "tasks.py": 54.5, "verify/math_equal.py": 61.5}
