@@ -1120,7 +1120,7 @@ def check_settings(cfg: Config) -> None:
         raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
     # A run without a row may start again.
     if os.path.isdir(cfg.out) and set(os.listdir(cfg.out)) - {"settings.json", "lock"}:
-        raise SystemExit(f"error: --out {cfg.out} exists (old runs: --model, --resume)")
+        raise SystemExit(f"error: --out {cfg.out} exists: test it by --model, or --resume it")
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
         say(f"warning: with these settings every w is {w[0]:.4g}: this is GRPO")

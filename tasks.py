@@ -666,8 +666,8 @@ def math_task(cfg):
     eval_data = cfg.eval_data or MATH_PAIRS.get(cfg.data, "")
     for name, known in ((cfg.data, MATH_PAIRS), (eval_data, MATH_PAIRS.values())):
         if name not in known and not name.endswith(FILES):
-            raise UserError(f"--task math: {name or 'no --eval_data'} is none of "
-                            f"{', '.join(known)}, and no file ({', '.join(FILES)})")
+            raise UserError(f"--task math: {name or '--eval_data is missing: it'} must be one of "
+                            f"{', '.join(known)}, or a file ({', '.join(FILES)})")
     if eval_data == "synthetic":
         test = arithmetic_split("test", cfg.eval_problems, cfg.seed)
     else:

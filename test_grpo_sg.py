@@ -1723,7 +1723,7 @@ def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
         assert start(folder, tmp_path / "run") == "killed"
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
     assert start(folder, tmp_path / "run", "--eval_only") is None
-    assert "exists (old runs: --model, --resume)" in start(folder, tmp_path / "run", "--eval_only")
+    assert "exists: test it by --model, or --resume it" in start(folder, tmp_path / "run", "--eval_only")
 
 
 def test_an_error_of_the_system_in_a_tasks_function_shows_its_frames(folder, tmp_path):
