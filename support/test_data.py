@@ -77,7 +77,7 @@ def test_a_row_without_a_question_or_an_answer_is_dropped_and_shown(row, tmp_pat
 
 @pytest.mark.parametrize("settings, words", [
     (dict(data="gsm8"), "gsm8 must be one of synthetic, gsm8k.*parquet"), (dict(data="no.jsonl"), "--eval_data is missing: it must be one of .*math500"),
-    (dict(eval_data="aime"), "aime is none"), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.csv"), "my.csv is none .*.jsonl"),
+    (dict(eval_data="aime"), "aime must be one"), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.csv"), "my.csv must be one .*.jsonl"),
     (dict(task="kk", data="my.jsonl"), "--task math"), (dict(task="kk", eval_data="math500"), "no --eval_data"),
     (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
 def test_data_that_does_not_exist_is_refused(settings, words):
