@@ -697,8 +697,8 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
 def update(model: torch.nn.Module, optimizer, batches: list[Batch], denominator: int,
            cfg: Config) -> dict:
     """Make one optimizer step on a minibatch, given as micro-batches. Returns a dict: loss; norm,
-    that of the gradient before it is cut to at most 1; skipped, whether either is not finite, so
-    that the parameters stayed as they are; and the sums of grpo_sg_loss."""
+    that of the gradient before it is cut to at most 1; skipped, whether it is not finite, so that
+    the parameters stayed as they are; and the sums of grpo_sg_loss."""
     sums_of_batches = []
     for batch in batches:
         logps = compute_logps(model, batch, cfg)  # (B, T)
@@ -712,7 +712,7 @@ def update(model: torch.nn.Module, optimizer, batches: list[Batch], denominator:
     totals = {"norm": float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))}
     for key in sums_of_batches[0]:  # only now, because float() waits for the GPU
         totals[key] = sum(float(sums[key]) for sums in sums_of_batches)
-    totals["skipped"] = not math.isfinite(totals["norm"] + totals["loss"])
+    totals["skipped"] = not math.isfinite(totals["norm"])
     if not totals["skipped"]:
         optimizer.step()
     optimizer.zero_grad()
@@ -816,7 +816,7 @@ def make_step_row(step: int, completions: list[Completion], updates: list[dict],
 
 def average_updates(updates: list[dict]) -> dict:
     """Average what `learn` returns. grad_norm is the largest norm before gradient clipping, 0 if
-    nothing was trained on; skipped, the number of updates whose loss or norm was not finite. The
+    nothing was trained on; skipped, the number of updates whose norm was not finite. The
     others are None if there was no update, or if a value is not finite."""
     norms = [totals["norm"] for totals in updates if not totals["skipped"]]
     count = sum(totals["count"] for totals in updates)
