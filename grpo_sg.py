@@ -43,7 +43,6 @@ import inspect
 import json
 import math
 import os
-import platform
 import random
 import shutil
 import signal
@@ -55,10 +54,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Literal
-
-# Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
-if "microsoft" not in platform.release():
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import filelock
 import huggingface_hub
@@ -233,14 +228,6 @@ def estimate_kl(logps, ref_logps, mask):
     return torch.expm1(log_ratio) - log_ratio
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Estimate pass@k, the probability that at least one of k samples is correct, from n
-    samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
-    """
-    assert 0 <= c <= n and 1 <= k <= n, f"{n=}, {c=}, {k=}"
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
 # ---- 2. Log-probabilities of the policy ----
 
 def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
@@ -290,6 +277,14 @@ def next_logits(model, ids, attention, position, cache):
     return output.logits[:, -1]
 
 
+class Cache(transformers.DynamicCache):
+    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
+    float32, which would take twice the memory."""
+
+    def update(self, keys, values, *args, **kwargs):
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
+
+
 def prefill(model, prompts):
     """Prefill B prompts: run the model once on each different prompt. Returns (logits,
     attention, position, cache): the logits of the first token (B, V), the attention mask
@@ -302,7 +297,7 @@ def prefill(model, prompts):
     real = [torch.ones_like(row) for row in rows]
     attention = pad_sequence(real, batch_first=True, padding_side="left").to(model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = Cache(config=model.config)  # a DynamicCache (section 8)
+    cache = Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
     index = torch.tensor([different.index(tuple(p)) for p in prompts]).to(model.device)  # (B,)
     cache.reorder_cache(index)  # a row for each of the B prompts
@@ -528,26 +523,36 @@ def rollout(policy: Policy, task, problems: list, cfg: Config, *, n: int, temper
     return completions
 
 
+def split_groups(items: list, n: int) -> list[list]:
+    """Split a list, such as completions in the order of `rollout`, into groups of n."""
+    return [items[i:i + n] for i in range(0, len(items), n)]
+
+
+def in_bfloat16(device: torch.device) -> torch.autocast:
+    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
+    stay in float32."""
+    # A T4 or V100 only emulates bfloat16, slowly.
+    enabled = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
 def write_completions(policy: Policy, completions: list[Completion], cfg: Config,
-                      generator: torch.Generator, temperature: float) -> None:
-    """Sample the tokens of each completion from the policy."""
-    prompts = [c.prompt for c in completions]
-    drawn = sample_in_parts(policy, prompts, cfg, generator, temperature)
-    for c, tokens in zip(completions, drawn):
+                      generator: torch.Generator, temperature: float,
+                      stopping_criteria=None) -> list[list[int]]:
+    """Continue each completion with tokens of the policy, at most cfg.sample_batch rows at once.
+    Returns the new tokens of each. stopping_criteria: as for `sample`."""
+    added = []
+    for part in split_groups(completions, cfg.sample_batch):
+        contexts = [c.prompt + c.tokens for c in part]
+        # Not entered anew for each token: until it ends, the context keeps the copies in bfloat16
+        # that it has made of the parameters.
+        with in_bfloat16(policy.model.device):
+            added += sample(policy.model, contexts, max_new_tokens=cfg.max_new_tokens,
+                            stop_ids=policy.stop_ids, temperature=temperature,
+                            generator=generator, stopping_criteria=stopping_criteria)
+    for c, tokens in zip(completions, added):
         c.add(tokens, own=True)
-
-
-def sample_in_parts(policy: Policy, contexts: list[list[int]], cfg: Config, generator,
-                    temperature: float, stopping_criteria=None) -> list[list[int]]:
-    """Sample a completion of each context, at most cfg.sample_batch at once."""
-    completions = []
-    for part in split_groups(contexts, cfg.sample_batch):
-        with in_bfloat16(policy.model.device):  # on a GPU (section 8)
-            completions += sample(
-                policy.model, part, generator=generator, max_new_tokens=cfg.max_new_tokens,
-                stop_ids=policy.stop_ids, temperature=temperature,
-                stopping_criteria=stopping_criteria)
-    return completions
+    return added
 
 
 def grade(c: Completion, policy: Policy, task) -> None:
@@ -675,15 +680,15 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
     # completions that have no gradient (A = 0, if beta is 0).
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
-        # does, because the sampler rounds differently. The first update needs no such pass,
-        # because its own log-probabilities are still those of pi_old.
-        for batches in split[1:]:
+        for number, batches in enumerate(split):
             for batch in batches:
-                batch.old_logps = compute_logps(model, batch, cfg)
-        for batches in split:
-            for batch in batches if cfg.beta else []:
-                batch.ref_logps = compute_logps(reference, batch, cfg)
+                # pi_old, before any update changes the policy. It comes from token_logps, as
+                # pi_theta does, because the sampler rounds differently. The first update needs no
+                # such pass, because its own log-probabilities are still those of pi_old.
+                if number > 0:
+                    batch.old_logps = compute_logps(model, batch, cfg)
+                if cfg.beta:
+                    batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
         # Tokens with A = 0 count as well. Otherwise a minibatch with many zero-variance groups
@@ -761,6 +766,20 @@ def average_completions(completions: list[Completion]) -> dict:
             "tool_calls": mean(c.tool_calls for c in completions)}
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Estimate pass@k, the probability that at least one of k samples is correct, from n
+    samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
+    """
+    assert 0 <= c <= n and 1 <= k <= n, f"{n=}, {c=}, {k=}"
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def find_equal_groups(completions: list[Completion], n: int) -> list[bool]:
+    """Return for each group of n whether its rewards are equal, so that it has no gradient."""
+    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+    return are_equal(rewards.view(-1, n))[:, 0].tolist()
+
+
 def average_samples(drawn: list[Completion], n: int) -> dict:
     """Return means over problems of n samples each, in the order of `rollout`: avg@n is their
     accuracy, reward@n their reward; also format_rate@n, truncated@n, equal_groups@n, and pass@2,
@@ -784,17 +803,6 @@ def mean_and_error(name: str, values: list[float]) -> dict:
     values = torch.tensor(values, dtype=torch.float64)
     error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
     return {name: values.mean().item(), f"{name}_se": error}
-
-
-def split_groups(items: list, n: int) -> list[list]:
-    """Split a list, such as completions in the order of `rollout`, into groups of n."""
-    return [items[i:i + n] for i in range(0, len(items), n)]
-
-
-def find_equal_groups(completions: list[Completion], n: int) -> list[bool]:
-    """Return for each group of n whether its rewards are equal, so that it has no gradient."""
-    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
-    return are_equal(rewards.view(-1, n))[:, 0].tolist()
 
 
 # From here on it is rows, loading, files and flags: a reader of the method can stop.
@@ -919,22 +927,6 @@ def prepare(model: torch.nn.Module, device: str,
 def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
         return type(head).forward(head, hidden.float())
-
-
-def in_bfloat16(device: torch.device) -> torch.autocast:
-    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
-    stay in float32."""
-    # A T4 or V100 only emulates bfloat16, slowly.
-    enabled = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
-
-
-class Cache(transformers.DynamicCache):
-    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
-    float32, which would take twice the memory."""
-
-    def update(self, keys, values, *args, **kwargs):
-        return super().update(keys.to(values.dtype), values, *args, **kwargs)
 
 
 # ---- 9. A run's folder ----

@@ -11,7 +11,7 @@ import datetime
 import time
 from statistics import fmean as mean
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 
 PROBLEMS, SAMPLES = 16, 4

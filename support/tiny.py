@@ -25,7 +25,7 @@ import pathlib
 import random
 import statistics
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
