@@ -253,12 +253,14 @@ def read_flags(argv):
 
 def read_settings(task, model, out, flags):
     """Return the settings of the run that will start from the model: each from the first that has
-    it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
-    absolute, because the run may start in another folder."""
+    it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. The task's
+    path becomes absolute, so that `check_name` knows it in another folder."""
     own = tasks.load_task(task)[1]
     puzzles = PUZZLES if task == "kk" else {}
     usual = own if model else {**TINY, **puzzles, **own}
-    cfg = grpo_sg.parse_flags([*flags, f"--task={task}", f"--model={model}", f"--out={out}"], usual)
+    task = task if task in tasks.TASKS else os.path.abspath(task)
+    places = {"task": task, "model": model, "out": out}
+    cfg = grpo_sg.Config(**{**usual, **grpo_sg.parse_flags(flags), **places})
     grpo_sg.check_settings(cfg)
     return cfg
 
