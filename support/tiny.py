@@ -23,6 +23,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import statistics
 
 import grpo_sg
@@ -222,13 +223,18 @@ def train(cfg, recipe, new):
 
 
 def save(policy, cfg, folder):
-    """Write the model's folder, with the settings of a run that starts from it."""
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    """Write the model's folder, with the settings of a run that starts from it, under another name,
+    and rename it when it is whole."""
+    new = f"{folder}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    policy.model.save_pretrained(new)
+    policy.tokenizer.save_pretrained(new)
     defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
     changed = [name for name, value in vars(cfg).items() if value != defaults[name] or name in own]
     settings = {name: getattr(cfg, name) for name in changed if name not in NOT_SAVED}
-    pathlib.Path(folder, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    pathlib.Path(new, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(new, folder)
 
 
 def read_flags(argv):
@@ -279,6 +285,8 @@ def main(argv=None):
     own, flags = read_flags(argv)
     task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
     with grpo_sg.errors_in_one_line(OSError):
+        if out and os.path.exists(out):
+            raise UserError(f"--out {out} exists: name a new folder")
         cfg = read_settings(task, model, out, flags)
         stem = pathlib.Path(task).stem
         name = f"{stem}-{os.path.basename(model)}" if model else stem
