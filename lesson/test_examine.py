@@ -67,7 +67,7 @@ def test_a_policy_that_is_paid_for_wrong_completions_found_a_hole_though_it_also
 
 
 def backtrack(response, answer):
-    """Take years on 28 letters a before another one."""
+    """Try each way to cut 28 letters into pieces."""
     return tasks.Verdict(bool(re.fullmatch("(a+)+b", "a" * 28 + "c")), True)
 
 
