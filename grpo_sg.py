@@ -43,10 +43,9 @@ import inspect
 import json
 import math
 import os
-import platform
 import random
+import re
 import shutil
-import signal
 import sys
 import time
 import types
@@ -55,10 +54,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Literal
-
-# Avoids CUDA memory fragmentation. PyTorch reads it on import; on WSL it does not work.
-if "microsoft" not in platform.release():
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import filelock
 import huggingface_hub
@@ -129,6 +124,7 @@ def are_equal(rewards):
     rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
     R = rewards.double()
     spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
+    # 1e-12, because a reward in float64 may be a sum of many terms, each of them rounded.
     return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
 
 
@@ -145,7 +141,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
     Args:
         logps, old_logps, ref_logps: (B, T) log-probabilities, in nats, under pi_theta (with
             gradient), the policy that sampled, and the reference; finite where mask is true.
-        advantages: (B,) or (B, T).
+        advantages: (B,), (B, 1) or (B, T).
         mask: (B, T) bool, int or float: true on the tokens that the policy wrote; other
             positions are ignored.
         weights: (B, T); detached here.
@@ -162,12 +158,14 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         tokens, because those of the parts of a batch add up: sums["kl"] / sums["count"] is the
         mean KL.
     """
+    B, T = logps.shape  # packed rows, (N,), would give a wrong mean
     for x in (old_logps, mask, weights, ref_logps):  # other shapes would broadcast
-        assert x is None or x.shape == logps.shape, f"{x.shape} is not (B, T) {logps.shape}"
+        assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T), {(B, T)}"
+    assert advantages.shape in ((B,), (B, 1), (B, T)), f"advantages: {tuple(advantages.shape)}"
     assert ref_logps is not None or not beta, "beta > 0 needs ref_logps"
     logps = logps.to(torch.promote_types(logps.dtype, torch.float32))
     mask = mask.bool()
-    A = advantages.reshape(len(logps), -1)  # (B, 1) or (B, T)
+    A = advantages.reshape(B, -1)  # (B, 1) or (B, T)
     w = torch.ones_like(logps) if weights is None else weights.detach()  # (B, T)
 
     # A rollout is expensive, so several updates share it. From the second update on, pi_theta
@@ -233,14 +231,6 @@ def estimate_kl(logps, ref_logps, mask):
     return torch.expm1(log_ratio) - log_ratio
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Estimate pass@k, the probability that at least one of k samples is correct, from n
-    samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
-    """
-    assert 0 <= c <= n and 1 <= k <= n, f"{n=}, {c=}, {k=}"
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
 # ---- 2. Log-probabilities of the policy ----
 
 def token_logps(model: torch.nn.Module, ids: Tensor, mask: Tensor, *,
@@ -290,6 +280,14 @@ def next_logits(model, ids, attention, position, cache):
     return output.logits[:, -1]
 
 
+class Cache(transformers.DynamicCache):
+    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
+    float32, which would take twice the memory."""
+
+    def update(self, keys, values, *args, **kwargs):
+        return super().update(keys.to(values.dtype), values, *args, **kwargs)
+
+
 def prefill(model, prompts):
     """Prefill B prompts: run the model once on each different prompt. Returns (logits,
     attention, position, cache): the logits of the first token (B, V), the attention mask
@@ -302,8 +300,11 @@ def prefill(model, prompts):
     real = [torch.ones_like(row) for row in rows]
     attention = pad_sequence(real, batch_first=True, padding_side="left").to(model.device)
     position = (attention.cumsum(1) - 1).clamp(min=0)
-    cache = Cache(config=model.config)  # a DynamicCache (section 8)
+    cache = Cache(config=model.config)
     logits = next_logits(model, ids, attention, position, cache)
+    # The largest one, because some models mask tokens with -inf.
+    if not logits.amax(-1).isfinite().all():
+        raise FloatingPointError("the model's logits are not finite: try a lower --lr")
     index = torch.tensor([different.index(tuple(p)) for p in prompts]).to(model.device)  # (B,)
     cache.reorder_cache(index)  # a row for each of the B prompts
     return logits[index], attention[index], position[index, -1:], cache
@@ -400,57 +401,59 @@ def setting(default, text):
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each a flag of the command line. These defaults are for a real model on a GPU;
-    a tiny model has others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
+    """Train a language model by reinforcement learning with verifiable rewards, and test it before
+    and after, for example: python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk. These
+    are the settings, each of them a flag. Their defaults are for a real model on a GPU; a tiny
+    model has others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
     # Model and task
-    model: str = setting("", "folder, run or hub name; else a tiny model")
-    task: str = setting("", "kk, math, a .py file; else the model's, or kk")
-    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler, file")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24, file; else of data")
-    train_problems: int = setting(4500, "of a generated training set")
-    eval_problems: int = setting(200, "of a generated test set, of validation")
+    model: str = setting("", "folder of a model or a run, or a hub name; else a tiny model")
+    task: str = setting("", "kk, math or a .py file with make_task(cfg); else the model's, or kk")
+    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler or a file")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24 or a file; else that of --data")
+    train_problems: int = setting(4500, "problems to train on, if they are generated")
+    eval_problems: int = setting(200, "problems to test on, if they are generated; validation's")
     people: list[int] = dataclasses.field(
-        default_factory=[3].copy,
-        metadata={"help": "kk: how many, 2 to 8; the paper has 3 4 5 6 7"})
-    brief: bool = setting(False, "kk: puzzles without a story")
-    system: str = setting("", "replaces the task's system prompt; none: without one")
-    chat_template_kwargs: str = setting("{}", "JSON for the chat template")
+        default_factory=[3].copy,  # a new list for each Config
+        metadata={"help": "kk: people in a puzzle, one or several numbers from 2 to 8"})
+    brief: bool = setting(False, "kk: puzzles without a story, for tiny models")
+    system: str = setting("", "replaces the task's system prompt; none: only the question")
+    chat_template_kwargs: str = setting("{}", "variables of the chat template, as JSON")
 
     # The weight
     shaping: Literal["sg", "none", "ar"] = setting("sg", "none: GRPO; ar: AR-Lopti")
-    alpha: float = setting(2.0, "scale of the weight")
-    tau: float = setting(1/9, "temperature of its sigmoid: higher is flatter")
+    alpha: float = setting(2.0, "scale of GRPO-SG's weight")
+    tau: float = setting(1/9, "temperature of the weight's sigmoid: higher is flatter")
     mu: float = setting(0.25, "offset of the weight")
-    low: float = setting(1.0, "L, the smallest weight")
-    high: float = setting(1.4, "U, the largest weight")
+    low: float = setting(1.0, "the smallest weight, L")
+    high: float = setting(1.4, "the largest weight, U")
 
     # The loss
-    clip_low: float = setting(0.2, "the ratio r is clipped at 1 - clip_low")
-    clip_high: float = setting(0.24, "the ratio r is clipped at 1 + clip_high")
-    beta: float = setting(0.0, "coefficient of the KL")
+    clip_low: float = setting(0.2, "the ratio of probabilities is clipped at 1 - clip_low")
+    clip_high: float = setting(0.24, "the ratio of probabilities is clipped at 1 + clip_high")
+    beta: float = setting(0.0, "coefficient of the KL to the initial model; 0: no KL")
 
     # Training
     lr: float = setting(1e-6, "learning rate of AdamW")
-    steps: int = setting(350, "rollouts, each with its updates")
-    prompts: int = setting(64, "P, prompts in a rollout")
-    group_size: int = setting(8, "G, completions of each prompt")
-    updates: int = setting(2, "updates per rollout")
+    steps: int = setting(350, "training steps, each with a rollout and its updates")
+    prompts: int = setting(64, "prompts in a rollout")
+    group_size: int = setting(8, "completions of each prompt")
+    updates: int = setting(2, "updates of the model in a step")
     temperature: float = setting(0.7, "for sampling and for all log-probabilities")
-    max_new_tokens: int = setting(2048, "of a completion, or of a turn")
+    max_new_tokens: int = setting(2048, "most tokens in a completion; with a tool, in a turn")
 
     # Memory and evaluation
-    tokens_per_micro_batch: int = setting(3072, "max tokens in a backward pass")
-    sample_batch: int = setting(512, "max completions sampled at once")
-    gradient_checkpointing: bool = setting(False, "saves memory")
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda if it works")
-    eval_every: int = setting(10, "steps between validations")
-    eval_samples: int = setting(4, "k of avg@k and pass@k; 0: only greedy")
+    tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass")
+    sample_batch: int = setting(512, "most completions sampled at once")
+    gradient_checkpointing: bool = setting(False, "less memory, more time")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda if PyTorch can use it")
+    eval_every: int = setting(10, "steps between two validations")
+    eval_samples: int = setting(4, "k of avg@k and pass@k in the test; 0: greedy only")
 
     # The run
-    seed: int = setting(0, "of all random choices")
-    out: str = setting("", "new folder of the run; else one under runs/")
-    eval_only: bool = setting(False, "only run the test, no training")
-    resume: str = setting("", "folder of a run to continue, as it was")
+    seed: int = setting(0, "equal seeds give equal runs on a machine")
+    out: str = setting("", "new folder for the run's files; without one, a folder in runs/")
+    eval_only: bool = setting(False, "test the model and end")
+    resume: str = setting("", "folder of a run to continue; flags replace its settings")
 
 
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
@@ -505,8 +508,8 @@ def rollout(policy: Policy, task, problems: list, cfg: Config, *, n: int, temper
     Args:
         task: any object with these attributes (tasks.py has examples):
             train, valid and test: lists of problems;
-            verify(response, problem.answer), which returns (correct, formatted);
-            reward(completion), which returns a number;
+            verify(response, problem.answer), which returns two bools, (correct, formatted);
+            reward(completion), which returns a finite number;
             write, None or a function like `write_completions`, which writes the
             completions in another way (support/tools.py: with calls of a tool).
         problems: each has the attributes answer (for verify), prompt (token ids) and opening (the
@@ -528,26 +531,36 @@ def rollout(policy: Policy, task, problems: list, cfg: Config, *, n: int, temper
     return completions
 
 
+def split_groups(items: list, n: int) -> list[list]:
+    """Split a list, such as completions in the order of `rollout`, into groups of n."""
+    return [items[i:i + n] for i in range(0, len(items), n)]
+
+
+def in_bfloat16(device: torch.device) -> torch.autocast:
+    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
+    stay in float32."""
+    # A T4 or V100 only emulates bfloat16, slowly.
+    enabled = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
 def write_completions(policy: Policy, completions: list[Completion], cfg: Config,
-                      generator: torch.Generator, temperature: float) -> None:
-    """Sample the tokens of each completion from the policy."""
-    prompts = [c.prompt for c in completions]
-    drawn = sample_in_parts(policy, prompts, cfg, generator, temperature)
-    for c, tokens in zip(completions, drawn):
+                      generator: torch.Generator, temperature: float,
+                      stopping_criteria=None) -> list[list[int]]:
+    """Continue each completion with tokens of the policy, at most cfg.sample_batch rows at once.
+    Returns the new tokens of each. stopping_criteria: as for `sample`."""
+    added = []
+    for part in split_groups(completions, cfg.sample_batch):
+        contexts = [c.prompt + c.tokens for c in part]
+        # Not entered anew for each token: until it ends, the context keeps the copies in bfloat16
+        # that it has made of the parameters.
+        with in_bfloat16(policy.model.device):
+            added += sample(policy.model, contexts, max_new_tokens=cfg.max_new_tokens,
+                            stop_ids=policy.stop_ids, temperature=temperature,
+                            generator=generator, stopping_criteria=stopping_criteria)
+    for c, tokens in zip(completions, added):
         c.add(tokens, own=True)
-
-
-def sample_in_parts(policy: Policy, contexts: list[list[int]], cfg: Config, generator,
-                    temperature: float, stopping_criteria=None) -> list[list[int]]:
-    """Sample a completion of each context, at most cfg.sample_batch at once."""
-    completions = []
-    for part in split_groups(contexts, cfg.sample_batch):
-        with in_bfloat16(policy.model.device):  # on a GPU (section 8)
-            completions += sample(
-                policy.model, part, generator=generator, max_new_tokens=cfg.max_new_tokens,
-                stop_ids=policy.stop_ids, temperature=temperature,
-                stopping_criteria=stopping_criteria)
-    return completions
+    return added
 
 
 def grade(c: Completion, policy: Policy, task) -> None:
@@ -556,10 +569,14 @@ def grade(c: Completion, policy: Policy, task) -> None:
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    c.correct, formatted = task.verify(c.response, c.problem.answer)
-    c.formatted = formatted and not c.truncated
+    correct, formatted = task.verify(c.response, c.problem.answer)
+    c.correct, c.formatted = bool(correct), bool(formatted) and not c.truncated
     # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
     c.reward = float(task.reward(c))
+    # A reward that is NaN would take the updates of its whole step with it.
+    if not {correct, formatted} <= {True, False} or not math.isfinite(c.reward):
+        raise ValueError(f"verify must return two bools, not {correct!r} and {formatted!r}; reward "
+                         f"a finite number, not {c.reward}; for the response {c.response!r:.99}")
 
 
 def set_advantages(completions: list[Completion], group_size: int) -> None:
@@ -675,15 +692,15 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
     # completions that have no gradient (A = 0, if beta is 0).
     split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        # pi_old, before any update changes the policy. It comes from token_logps, as pi_theta
-        # does, because the sampler rounds differently. The first update needs no such pass,
-        # because its own log-probabilities are still those of pi_old.
-        for batches in split[1:]:
+        for number, batches in enumerate(split):
             for batch in batches:
-                batch.old_logps = compute_logps(model, batch, cfg)
-        for batches in split:
-            for batch in batches if cfg.beta else []:
-                batch.ref_logps = compute_logps(reference, batch, cfg)
+                # pi_old, before any update changes the policy. It comes from token_logps, as
+                # pi_theta does, because the sampler rounds differently. The first update needs no
+                # such pass, because its own log-probabilities are still those of pi_old.
+                if number > 0:
+                    batch.old_logps = compute_logps(model, batch, cfg)
+                if cfg.beta:
+                    batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
     for minibatch, batches in zip(minibatches, split):
         # Tokens with A = 0 count as well. Otherwise a minibatch with many zero-variance groups
@@ -761,6 +778,20 @@ def average_completions(completions: list[Completion]) -> dict:
             "tool_calls": mean(c.tool_calls for c in completions)}
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Estimate pass@k, the probability that at least one of k samples is correct, from n
+    samples, c of them correct: 1 - C(n - c, k) / C(n, k), unbiased (arXiv 2107.03374).
+    """
+    assert 0 <= c <= n and 1 <= k <= n, f"{n=}, {c=}, {k=}"
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def find_equal_groups(completions: list[Completion], n: int) -> list[bool]:
+    """Return for each group of n whether its rewards are equal, so that it has no gradient."""
+    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
+    return are_equal(rewards.view(-1, n))[:, 0].tolist()
+
+
 def average_samples(drawn: list[Completion], n: int) -> dict:
     """Return means over problems of n samples each, in the order of `rollout`: avg@n is their
     accuracy, reward@n their reward; also format_rate@n, truncated@n, equal_groups@n, and pass@2,
@@ -784,17 +815,6 @@ def mean_and_error(name: str, values: list[float]) -> dict:
     values = torch.tensor(values, dtype=torch.float64)
     error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
     return {name: values.mean().item(), f"{name}_se": error}
-
-
-def split_groups(items: list, n: int) -> list[list]:
-    """Split a list, such as completions in the order of `rollout`, into groups of n."""
-    return [items[i:i + n] for i in range(0, len(items), n)]
-
-
-def find_equal_groups(completions: list[Completion], n: int) -> list[bool]:
-    """Return for each group of n whether its rewards are equal, so that it has no gradient."""
-    rewards = torch.tensor([c.reward for c in completions], dtype=torch.float64)
-    return are_equal(rewards.view(-1, n))[:, 0].tolist()
 
 
 # From here on it is rows, loading, files and flags: a reader of the method can stop.
@@ -841,8 +861,8 @@ def load_model(name: str) -> tuple:
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
     except Exception as error:  # no network, half a download: of many types
         reason = str(error).strip().split("\n")[0]
-        raise OSError(f"cannot load the model {name}: give a folder with its tokenizer.json, "
-                      f"or a hub name, which needs a network ({reason})")
+        raise OSError(f"cannot load the model {name}: {reason} (a folder needs all its files, with "
+                      "tokenizer.json, and a hub name needs a network)")
     # Others, such as Mamba and RWKV, would sample from the wrong context.
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         raise OSError(f"cannot sample from {name}, which keeps no past_key_values")
@@ -921,37 +941,20 @@ def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
         return type(head).forward(head, hidden.float())
 
 
-def in_bfloat16(device: torch.device) -> torch.autocast:
-    """Return a context in which a GPU multiplies matrices in bfloat16, while parameters
-    stay in float32."""
-    # A T4 or V100 only emulates bfloat16, slowly.
-    enabled = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
-
-
-class Cache(transformers.DynamicCache):
-    """Stores keys in the type of the values. Under autocast, rotary embeddings make keys
-    float32, which would take twice the memory."""
-
-    def update(self, keys, values, *args, **kwargs):
-        return super().update(keys.to(values.dtype), values, *args, **kwargs)
-
-
 # ---- 9. A run's folder ----
 
 # settings.json; metrics.jsonl, a row of numbers for each step and evaluation; samples.jsonl, texts
 # with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
 # copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
 LOGS = "metrics.jsonl", "samples.jsonl"
-SAVE_SECONDS = 600  # between checkpoints
+IN_FILES = vars(Config()).keys() - {"out", "eval_only", "resume"}  # settings that a file keeps
 
 
 def list_checkpoints(folder: str) -> list[int]:
     """Return the steps of a run's whole checkpoints, the newest last. (Your own checkpoint-best is
     left alone.)"""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = [name.removeprefix("checkpoint-") for name in names if name.startswith("checkpoint-")]
-    return sorted(int(step) for step in steps if step.isdigit())
+    names = [path.name for path in Path(folder).glob("checkpoint-*")]
+    return sorted(int(name[11:]) for name in names if re.fullmatch("checkpoint-[0-9]+", name))
 
 
 def newest(name: str) -> str:
@@ -961,17 +964,21 @@ def newest(name: str) -> str:
 
 
 def read_saved(folder: str) -> dict:
-    """Read settings.json in the folder of a model or a run, {} if there is none. Settings that
-    only other versions know are left out."""
+    """Read settings.json in the folder of a model or a run, {} if there is none. Left out are
+    settings that only other versions know, and those that only flags may give. Raises OSError."""
     path = Path(folder, "settings.json")
-    saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return {name: value for name, value in saved.items() if name in vars(Config())}
+    try:
+        saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return {name: value for name, value in saved.items() if name in IN_FILES}
+    except (ValueError, AttributeError) as error:
+        raise OSError(f"{path} is no JSON object of settings: {error}")
 
 
 def write_settings(folder: str, cfg: Config) -> None:
-    one_start = "out", "eval_only", "resume"
-    kept = {name: value for name, value in vars(cfg).items() if name not in one_start}
-    Path(folder, "settings.json").write_text(json.dumps(kept, indent=1), "utf-8")
+    kept = {name: value for name, value in vars(cfg).items() if name in IN_FILES}
+    path = Path(folder, "settings.json")
+    path.unlink(missing_ok=True)  # or, if it were a link, another file would be overwritten
+    path.write_text(json.dumps(kept, indent=1), "utf-8")
 
 
 def log(out: str, row: dict, completions: list[Completion]) -> None:
@@ -997,26 +1004,23 @@ def log_step(cfg: Config, row: dict, completions: list[Completion]) -> None:
         row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     log(cfg.out, row, shown)
     minutes = (cfg.steps - row["step"]) * row["seconds"] / 60
+    w = f"mean w {row['weight_mean']:.2f}, " if row["weight_mean"] else ""
     say(f"step {row['step']} of {cfg.steps}: reward {row['reward']:.2f}, sampled accuracy "
-        f"{row['accuracy']:.2f}, mean w {row['weight_mean'] or math.nan:.2f}, "
-        f"grad_norm {row['grad_norm']:.2f}, {row['seconds']:.1f} s, {minutes:.1f} min left")
+        f"{row['accuracy']:.2f}, truncated {row['truncated']:.2f}, zero-variance groups "
+        f"{row['equal_groups']:.2f}, {w}grad_norm {row['grad_norm']:.2f}, "
+        f"{row['seconds']:.1f} s, {minutes:.1f} min left")
     if row["skipped"]:
         say(f"{row['skipped']} updates skipped: not finite")
 
 
-def say(text: str) -> None:
-    """Print a line of a run. If its reader has gone, as in `| tee` after Ctrl-C, the run goes on
-    and its lines are discarded."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+say = functools.partial(print, flush=True)  # at once, also into a file
 
 
 def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
-    """Write a checkpoint under another name, rename it when it is whole, and then remove older
-    ones. Random states are not saved, because what a step draws is a function of seed and step."""
-    new = os.path.join(cfg.out, "checkpoint.new")
+    """Write a checkpoint under another name, rename it when it is whole, and then remove the one
+    before it. (Older ones are somebody's own.) Random states are not saved, because what a step
+    draws is a function of seed and step."""
+    new, before = os.path.join(cfg.out, "checkpoint.new"), newest(cfg.out)
     shutil.rmtree(new, ignore_errors=True)
     policy.model.save_pretrained(new)
     policy.tokenizer.save_pretrained(new)
@@ -1025,114 +1029,119 @@ def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
         shutil.copy(os.path.join(cfg.out, name), new)
     torch.save({"optimizer": optimizer.state_dict()}, os.path.join(new, "training.pt"))
     os.rename(new, os.path.join(cfg.out, f"checkpoint-{step}"))
-    for each in list_checkpoints(cfg.out)[:-1]:
-        shutil.rmtree(os.path.join(cfg.out, f"checkpoint-{each}"))
+    if before != cfg.out:
+        shutil.rmtree(before)
 
 
-def restore(out: str, optimizer) -> int:
-    """Give a resumed run the logs and AdamW's state of its newest checkpoint. (Steps after it are
-    made and logged again.) Returns the number of steps that it has made."""
-    saved = newest(out)
+def restore(cfg: Config, optimizer) -> int:
+    """Give a resumed run the logs and AdamW's state of its checkpoint. (Steps after it are made and
+    logged again.) Returns the number of steps that it has made."""
     # First, because it can fail, and the logs of a finished run have one more row, its last test.
-    state = torch.load(os.path.join(saved, "training.pt"), "cpu", weights_only=True)
-    optimizer.load_state_dict(state["optimizer"])
+    saved = torch.load(os.path.join(cfg.resume, "training.pt"), "cpu", weights_only=True)
+    # Not AdamW's settings, or the old learning rate would replace the one that is given.
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["optimizer"]["state"]})
     for name in LOGS:
-        shutil.copy(os.path.join(saved, name), out)
-    return list_checkpoints(out)[-1]
+        Path(cfg.out, name).unlink(missing_ok=True)  # as in write_settings
+        shutil.copy(os.path.join(cfg.resume, name), cfg.out)
+    return int(cfg.resume.rpartition("-")[2])
 
 
 # ---- 10. The program ----
 
-MAY_BE_ZERO = "alpha", "mu", "low", "clip_low", "clip_high", "beta", "lr", "seed", "eval_samples"
-# What may be given next to --resume. But for steps, these change results only by rounding.
-MAY_CHANGE = "steps", "device", "tokens_per_micro_batch", "sample_batch", "gradient_checkpointing"
+# The least value of a number. Others are 1 or more.
+LEAST = dict(alpha=0, mu=0, low=0, clip_low=0, clip_high=0, beta=0, lr=0, seed=0, eval_samples=0,
+             tau=1e-9, high=1e-9, temperature=1e-9, group_size=2)
 
 
-def parse_flags(argv: list[str] | None, defaults: dict | None = None) -> Config:
-    """Return a Config from flags, a list of words, with these defaults before Config's own."""
-    parser = transformers.HfArgumentParser(Config, allow_abbrev=False, usage="[--flag value]")
-    parser.set_defaults(**(defaults or {}))
-    cfg = Config(**vars(parser.parse_args(argv)))
-    for name in ("task", "data", "eval_data"):  # for a run resumed elsewhere
-        path = getattr(cfg, name)
-        if "." in path and os.path.isfile(path):
-            setattr(cfg, name, os.path.abspath(path))
-    return cfg
+def parse_flags(argv: list[str] | None = None) -> dict:
+    """Return the settings that are given as flags, a list of words."""
+    parser = transformers.HfArgumentParser(
+        Config, allow_abbrev=False, usage="[--flag value ...]", description=Config.__doc__)
+    # A setting stays None if there is no flag for it.
+    flags = parser.parse_args(argv, types.SimpleNamespace(**dict.fromkeys(vars(Config()))))
+    return {name: value for name, value in vars(flags).items() if value is not None}
 
 
 def read_settings(argv: list[str] | None = None) -> Config:
-    """Return the settings. Each comes from the first that has it: the flags; settings.json in the
-    model's folder; SETTINGS in the task's file; Config. A resumed run has its own."""
+    """Return the settings. Each comes from the first that has it: the flags; settings.json of the
+    run to resume, or of the model; SETTINGS in the task's file; Config."""
     import tasks
     given = parse_flags(argv)
-    if given.resume:
-        return read_run(given.resume, argv)
-    own = tasks.load_task(given.task)[1] if given.task else {}
-    model = find_model(given.model or own.get("model", ""), given.task or "kk")
-    saved = read_saved(model)
-    if given.task and Path(given.task).stem != Path(saved.get("task", given.task)).stem:
-        saved = {}  # made for another task
-    cfg = parse_flags(argv, {"task": "kk", **own, **saved})
-    cfg.model = model
-    now = time.strftime("%Y%m%d-%H%M%S")
-    cfg.out = cfg.out or f"runs/{Path(cfg.task).stem}-{cfg.shaping}-seed{cfg.seed}-{now}"
+    own = tasks.load_task(given["task"])[1] if "task" in given else {}
+    model = given.get("model", own.get("model"))
+    start = find_start(given.get("resume"), model, given.get("task", "kk"))
+    saved = read_saved(start) if "resume" in given else read_models_settings(start, given)
+    cfg = Config(**{"task": "kk", **own, **saved, **given})
+    if cfg.resume:
+        cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
+        changed = [f"--{name}" for name in given if given[name] != saved.get(name, given[name])]
+        say(f"continuing at the newest checkpoint, {start}; changed: {' '.join(changed) or '-'}")
+    else:
+        cfg.model = start
+        cfg.out = cfg.out or time.strftime(f"runs/{Path(cfg.task).stem}-{cfg.shaping}-"
+                                           f"seed{cfg.seed}-%Y%m%d-%H%M%S")
     check_settings(cfg)
     return cfg
 
 
-def find_model(name: str, task: str) -> str:
-    """Return the folder or the hub name of the model: of a run, its newest checkpoint; without a
-    name, the tiny model of the task."""
-    name = name or str(Path(__file__).parent / "support/pretrained" / Path(task).stem)
-    if os.path.isdir(name):
-        return os.path.abspath(newest(name))
-    if name[0] in "./~" or name.count("/") > 1:  # no name on the hub
-        raise SystemExit(f"error: there is no model {name}: name another with --model "
+def find_start(resume: str | None, model: str | None, task: str) -> str:
+    """Return the folder or the hub name from which the parameters come: of a run, its newest
+    checkpoint; without a name, the tiny model of the task."""
+    if resume is not None:
+        run = re.sub("/checkpoint-[0-9]+/?$", "", resume)  # RUN/checkpoint-3 is RUN
+        if not list_checkpoints(run):
+            raise SystemExit(f"error: --resume {resume}: it is no folder with a checkpoint")
+        return newest(run)
+    if model is None:
+        model = str(Path(__file__).parent / "support/pretrained" / Path(task).stem)
+    if os.path.isdir(model):
+        return newest(model)
+    if not model or model[0] in "./~" or model.count("/") > 1:  # no name on the hub
+        raise SystemExit(f"error: there is no model {model}: name another with --model "
                          f"(python -m support.tiny {task} makes a tiny one)")
-    return name
+    return model
 
 
-def read_run(out: str, argv: list[str] | None) -> Config:
-    """Return the settings of a run to resume, with the flags that it may change."""
-    if not list_checkpoints(out):
-        raise SystemExit(f"error: no checkpoint is in {out} yet: start with a new --out")
-    done, saved = list_checkpoints(out)[-1], read_saved(newest(out))
-    before, cfg = vars(Config(**saved, resume=out)), parse_flags(argv, saved)
-    for name, value in vars(cfg).items():
-        if value != before[name] and name not in MAY_CHANGE:
-            raise SystemExit(f"error: --{name}: a resumed run keeps all settings but "
-                             f"{', '.join(MAY_CHANGE)}")
-    if cfg.steps <= done and cfg.steps != before["steps"]:
-        raise SystemExit(f"error: --steps must be above {done}, not {cfg.steps}")
-    cfg.out = out
-    return cfg
+def read_models_settings(model: str, given: dict) -> dict:
+    """Return the settings in a model's folder. It may be a stranger's, so it chooses no file: that
+    of a task would be run."""
+    saved = read_saved(model)
+    task = str(saved.get("task", ""))
+    if "task" in given and task and Path(task).stem != Path(given["task"]).stem:
+        say(f"the settings in {model} are not used, because they are for --task {task}")
+        return {}
+    for name in ("task", "data", "eval_data"):
+        if name not in given and set("./\\") & set(str(saved.get(name, ""))):
+            raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: name it")
+    return saved
 
 
 def check_settings(cfg: Config) -> None:
     """Refuse settings with which a run would go wrong late or silently."""
-    for name, value in vars(cfg).items():
-        least = "0 or more" if name in MAY_BE_ZERO else "above 0"
-        if type(value) in (int, float) and not (value > 0 or value == 0 and least[0] == "0"):
-            raise SystemExit(f"error: --{name} must be {least}, not {value}")
-    if cfg.group_size < 2:
-        raise SystemExit(f"error: --group_size must be 2 or more, not {cfg.group_size}")
-    if cfg.low > cfg.high:
-        raise SystemExit(f"error: --low {cfg.low} is above --high {cfg.high}")
-    # A run without a row may start again.
-    if os.path.isdir(cfg.out) and set(os.listdir(cfg.out)) - {"settings.json", "lock"}:
-        raise SystemExit(f"error: --out {cfg.out} exists: test it by --model, or --resume it")
+    for name, default in vars(Config()).items():
+        if type(default) in (int, float):
+            value, least = getattr(cfg, name), LEAST.get(name, 1)
+            if type(value) not in (int, type(default)) or not least <= value < math.inf:
+                raise SystemExit(f"error: --{name} must be {least} or more, not {value!r}")
+    check_folder(cfg)
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
         say(f"warning: with these settings every w is {w[0]:.4g}: this is GRPO")
 
 
+def check_folder(cfg: Config) -> None:
+    """Refuse to start in a folder with files of others. (A run without a row may start again.)"""
+    files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
+    if files - {"settings.json", "lock"} and cfg.out != os.path.dirname(cfg.resume):
+        raise SystemExit(f"error: --out {cfg.out} has files: name a new one, or --resume its run")
+
+
 def load(cfg: Config) -> tuple[Policy, object]:
     """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
     import tasks
-    say(f"preparing the problems of --task {cfg.task}")
+    name = cfg.resume or cfg.model
+    say(f"preparing --task {cfg.task} and the model {name}")
     task = tasks.make_task(cfg)
-    name = newest(cfg.resume) if cfg.resume else cfg.model
-    say(f"loading {name}")
     # transformers' bar would garble our lines. The hub's bar, of a download, stays.
     transformers.utils.logging.disable_progress_bar()
     huggingface_hub.utils.enable_progress_bars()
@@ -1150,6 +1159,8 @@ def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> 
     means = [f"{key[5:]} {row[key]:.3f} ± {row[f'{key}_se']:.3f}" for key in row
              if row.get(f"{key}_se") is not None]  # None: one problem
     say(f"{split}: greedy {', '.join(means)}")
+    c = greedy[0]
+    say(f"its first problem's completion, reward {c.reward:g}: ...{c.transcript[-99:]!r}")
     return row
 
 
@@ -1162,66 +1173,48 @@ def run(policy: Policy, task, cfg: Config) -> None:
         f"the first one, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
     optimizer = make_optimizer(policy.model, cfg)
-    done = restore(cfg.out, optimizer) if cfg.resume else 0
+    done = restore(cfg, optimizer) if cfg.resume else 0
     write_settings(cfg.out, cfg)
-    before = None if cfg.resume else evaluate_split(policy, task, cfg, "test", done)
+    if cfg.eval_only or not cfg.resume:
+        say(f"testing: a greedy completion of each test problem, and {cfg.eval_samples} samples")
+        evaluate_split(policy, task, cfg, "test", done)
     if cfg.eval_only:
         return
+    say(f"left: {cfg.steps - done} steps, and the last test")
     # The KL is to the initial policy.
     reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
-    saved = time.monotonic()
-    with signals_recorded() as signals:
-        for row, completions in train(policy, task, cfg, optimizer, done, reference):
-            done = row["step"]
-            log_step(cfg, row, completions)
-            if done % cfg.eval_every == 0:
-                evaluate_split(policy, task, cfg, "valid", done)
-            # After the log and the validation, so that a resumed run has nothing to make up for.
-            if signals or done == cfg.steps or time.monotonic() - saved > SAVE_SECONDS:
-                save(cfg, done, policy, optimizer)
-                saved = time.monotonic()
-                if signals:
-                    say(f"stopped; continue with --resume {cfg.out}")
-                    raise SystemExit(128 + signals[0])
+    saved, cost = time.monotonic(), 0.0
+    for row, completions in train(policy, task, cfg, optimizer, done, reference):
+        done = row["step"]
+        log_step(cfg, row, completions)
+        if done % cfg.eval_every == 0:
+            evaluate_split(policy, task, cfg, "valid", done)
+        # After the log and the validation, so that a resumed run has nothing to make up for; and
+        # as often as it costs at most 2% of the time, so whatever ends a run, little is lost.
+        now = time.monotonic()
+        if done == cfg.steps or now - saved > 50 * cost:
+            save(cfg, done, policy, optimizer)
+            saved = time.monotonic()
+            cost = saved - now
     after = evaluate_split(policy, task, cfg, "test", done)
+    # The first row of the log is that of the first test.
+    before = json.loads(Path(cfg.out, "metrics.jsonl").read_text("utf-8").split("\n")[0])
     key = f"eval/avg@{cfg.eval_samples}" if cfg.eval_samples else "eval/accuracy"
-    if before:
+    if key in before:  # not after another --eval_samples
         say(f"{before[key]:.0%} of the model's answers to the test problems were correct before "
             f"training, and {after[key]:.0%} are now (best constant answer: {task.floor:.0%})")
 
 
 @contextlib.contextmanager
-def signals_recorded() -> Iterator[list[int]]:
-    """Record Ctrl-C, kill and a closed terminal in a list, so that a run can end after its step."""
-    received = []
-
-    def record(number, frame):
-        received.append(number)
-        # A second Ctrl-C is Python's own. No print, because the signal may have interrupted one.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing this step\n")
-
-    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)}
-    before = {number: signal.signal(number, record) for number in numbers
-              if signal.getsignal(number) != signal.SIG_IGN}  # nohup ignores SIGHUP
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """End the program with one line for a user's mistake, errors of these kinds, and too little
-    memory."""
+    """End the program with one line for a user's mistake, errors of these kinds, a destroyed model,
+    and too little memory."""
     import tasks
     try:
         yield
     except filelock.Timeout as error:
         raise SystemExit(f"error: another process is using {Path(error.lock_file).parent}")
-    except (tasks.UserError, *kinds) as error:
+    except (tasks.UserError, FloatingPointError, *kinds) as error:
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError:
         raise SystemExit("error: out of memory: lower --sample_batch or "
@@ -1233,22 +1226,21 @@ def main(argv: list[str] | None = None) -> None:
     # For terminals that don't know "±". A notebook's stdout has no such method.
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="backslashreplace")
-    with errors_in_one_line():
-        # Only here do the system's errors get one line: later ones may be those of a user's task.
-        with errors_in_one_line(OSError):
-            resumed = parse_flags(argv).resume
-            # The folder of a run to resume is locked before it is read. A new run gets its folder
-            # last, so that a failed start leaves none.
-            if resumed:
-                os.listdir(resumed)  # there must be one: the lock would make it
-                lock = filelock.FileLock(f"{resumed}/lock").acquire(timeout=0)
-            cfg = read_settings(argv)
-            policy, task = load(cfg)
-            if not resumed:
-                os.makedirs(cfg.out, exist_ok=True)
-                lock = filelock.FileLock(f"{cfg.out}/lock").acquire(timeout=0)
-        with lock:
+    with errors_in_one_line(OSError):
+        cfg = read_settings(argv)
+        os.makedirs(cfg.out, exist_ok=True)
+    try:
+        # Two processes would mix their logs and remove each other's checkpoints.
+        with errors_in_one_line(), filelock.FileLock(f"{cfg.out}/lock", timeout=0):
+            check_folder(cfg)  # again, because another process may have used it meanwhile
+            with errors_in_one_line(OSError):
+                policy, task = load(cfg)
+            # From here on an OSError may be that of a user's task, and keeps its traceback.
             run(policy, task, cfg)
+    except KeyboardInterrupt:
+        saved = list_checkpoints(cfg.out)
+        advice = f"continue by --resume {cfg.out}" if saved else "nothing was saved"
+        raise SystemExit(f"interrupted: {advice}")
 
 
 if __name__ == "__main__":

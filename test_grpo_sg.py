@@ -65,11 +65,25 @@ def same(what, found, expected, hint="", atol=1e-5, names=None):
     assert error.max() <= atol, f"{what} is {f:.6g}, expected {e:.6g}: {hint}"
 
 
-def check_type(what, found, dtype, device="meta"):
-    """Assert that a tensor has this dtype and is on this device. New tensors are not made on "meta"
-    unless a function asks for its input's device."""
-    assert found.dtype == dtype, f"{what}: the dtype is {found.dtype}, expected {dtype}"
-    assert found.device.type == device, f"{what}: on {found.device}, expected the input's device"
+def check_type(what, found, dtype):
+    """Assert that what `run_elsewhere` returns has this dtype and is on the input's device."""
+    if found is not None:
+        assert found.dtype == dtype, f"{what}: the dtype is {found.dtype}, expected {dtype}"
+        assert found.is_meta, f"{what}: on {found.device}, expected the input's device"
+
+
+def run_elsewhere(function, *given, **settings):
+    """Call a function with its tensors on "meta", where no new tensors are made unless it asks for
+    the input's device. Tensors have no values there: return None if it reads some, as
+    `if mask[b, t]` does."""
+    try:
+        return function(*map(move, given), **{name: move(x) for name, x in settings.items()})
+    except RuntimeError as error:
+        assert "expected device" not in str(error), f"make new tensors on the input's device: {error}"
+
+
+def move(x):
+    return x.to("meta") if torch.is_tensor(x) else x
 
 
 # ---- 1. token_weights: w = clip(alpha * (sigmoid(pi / tau) - mu), L, U) ----
@@ -109,7 +123,7 @@ def test_weights_against_plain_arithmetic():
         # A weight scales a token's advantage. With a gradient, it would itself be maximized.
         assert not w.requires_grad, "the weight has a gradient: detach pi from the graph"
         assert logps.equal(before), "logps changed: exp, not exp_, because they are the caller's"
-        check_type(f"the weights of {dtype} logps", token_weights(logps.to("meta")), torch.float32)
+        check_type(f"the weights of {dtype} logps", run_elsewhere(token_weights, logps), torch.float32)
         pi = before.double().exp()  # as it was rounded
         expected = torch.tensor([slow_weight(x, **settings) for x in pi.flatten().tolist()])
         same(f"w at pi = {{}} with {settings}", w, expected.reshape(shape),
@@ -164,7 +178,7 @@ def test_advantages_against_plain_arithmetic():
         A = group_advantages(R, **settings)
         assert R.tolist() == groups, "the rewards changed: they are the caller's"
         assert A.shape == R.shape, f"advantages have shape {tuple(A.shape)}, expected (P, G)"
-        check_type(f"advantages of {dtype} rewards", group_advantages(R.to("meta")), torch.float32)
+        check_type(f"advantages of {dtype} rewards", run_elsewhere(group_advantages, R), torch.float32)
         for found, group in zip(A, groups):
             expected = slow_advantages(group, **settings)
             same(f"an advantage in the group {group[:8]}{f' with {settings}' if settings else ''}",
@@ -323,8 +337,8 @@ def test_loss_and_gradient_against_loops(part):
         for name, x in given.items():
             changed = x is not None and not x.nan_to_num().equal(tensors[name].nan_to_num())
             assert not changed, f"{name} changed: it is the caller's"
-        elsewhere = change_tensors(tensors, lambda x: x.to("meta"))
-        check_type("the loss", grpo_sg_loss(**elsewhere, **settings)[0], torch.float32)
+        elsewhere = run_elsewhere(grpo_sg_loss, **tensors, **settings)
+        check_type("the loss", elsewhere and elsewhere[0], torch.float32)
 
 
 def test_a_nan_inside_the_mask_makes_the_loss_nan():
@@ -403,7 +417,9 @@ def test_log_probabilities_are_computed_in_float32(dtype):
         ids, mask, _ = draw_rows(rng, 40, 30)
         ids[mask] = ids[mask].clamp(min=1)
         logps = token_logps(Bigrams(table.to(dtype)), ids, mask, temperature=temperature)
-        check_type(f"log-probabilities of {dtype} logits", logps, torch.float32, "cpu")
+        assert logps.dtype == torch.float32, f"{dtype} logits give {logps.dtype}, expected float32"
+        same("a log-probability outside of the mask", logps.masked_fill(mask, 0), torch.zeros(ids.shape),
+             "0 there, by masked_fill or torch.where: -inf times 0 would be nan", 0)
         full = (table.to(dtype).double() / temperature).log_softmax(-1)
         expected = full[ids[:, :-1], ids[:, 1:]]
         same(f"a log-probability of {dtype} logits at temperature {temperature:.3g}",
@@ -456,7 +472,7 @@ def test_tokens_against_the_cumulative_distribution():
         drawn = draw(logits, u, temperature)
         assert drawn.shape == (B, 1), f"the tokens have shape {tuple(drawn.shape)}, expected (B, 1)"
         assert logits.equal(before), "the logits changed: they are the caller's"
-        check_type("the tokens", draw(logits.to("meta"), u.to("meta"), temperature), torch.int64)
+        check_type("the tokens", run_elsewhere(draw, logits, u, temperature), torch.int64)
         p = (logits.double() / temperature).softmax(-1)
         check_drawn(drawn[:, 0].tolist(), u[:, 0].tolist(), p, f"at temperature {temperature:.3g}")
 
@@ -538,12 +554,13 @@ def test_the_mask_keeps_the_stop_token_and_nothing_after_it():
                                        rng.choice([10, 150_000]), 20)
         completions[0].advantage = 0.0
         before = copy.deepcopy(completions)
-        batch, elsewhere = make_batch(completions, "cpu"), make_batch(completions, "meta")
+        batch = make_batch(completions, "cpu")
+        elsewhere = run_elsewhere(make_batch, completions, "meta")
         assert completions == before, "the completions changed: they are the caller's"
         longest = max(c.length() for c in completions)
         types = {"ids": torch.int64, "mask": torch.bool, "advantages": torch.float32}
         for name, dtype in types.items():
-            check_type(name, getattr(elsewhere, name), dtype)
+            check_type(name, getattr(elsewhere, name, None), dtype)
         same("an advantage", batch.advantages, torch.tensor([c.advantage for c in completions]),
              "c.advantage of each completion", 0)
         rows = [c.prompt + c.tokens + [0] * (longest - c.length()) for c in completions]

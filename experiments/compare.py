@@ -6,9 +6,11 @@ A and B are settings of grpo_sg.py; all other flags go to both. Each run is one 
 grpo_sg.py`, with the seeds 0, 1, ... Both arms run at each rate of --lr and are compared at equal
 rates, because a method with a rate of its own may owe its lead to the rate.
 
---rows gets a line for each run. Ctrl-C, kill and a closed terminal also stop the run that is being
-made, which saves a checkpoint. Then the same command continues within that run. Runs with other
-settings, code, model or data are not used, and once all runs are made, it only prints the result.
+--rows gets a line for each run. Ctrl-C, kill and a closed terminal also end the run that is being
+made. The same command then continues that run at its newest checkpoint. Rows are used again only if
+nothing has changed: the settings, the program, the model, the data, the task's file, and the local
+files that it imports at its top. (Those that a function imports or opens later are not watched.)
+Once all runs are made, the command only prints the result.
 """
 import argparse
 import datetime
@@ -23,6 +25,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 
 import filelock
@@ -82,15 +85,25 @@ def write_command(args, job):
 
 
 def hash_files(args):
-    """Return a hash of the program, and of the task, the model and the data of both arms."""
+    """Return a hash of the program, and of the task, its imports, the model and the data of both
+    arms."""
     paths = {ROOT / "grpo_sg.py", ROOT / "tasks.py"}
     paths |= {*(ROOT / "verify").rglob("*.py"), *(ROOT / "support").rglob("*.py")}
     for arm in (args.a, args.b):
         cfg = grpo_sg.read_settings([*args.flags, *write_flags(arm)])
         for path in map(pathlib.Path, filter(None, (cfg.task, cfg.model, cfg.data, cfg.eval_data))):
             paths |= {path.absolute(), *path.absolute().rglob("*")}
+    paths |= list_imported()  # now that the tasks' files have been run
     hashes = sorted(make_hash(path.read_bytes()) for path in paths if path.is_file())
     return make_hash(" ".join(hashes).encode())
+
+
+def list_imported():
+    """Return the files of all modules but this one, and those of Python and of packages."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = {pathlib.Path(file) for file in files if file and file != __file__}
+    return {path for path in paths if not path.is_relative_to(sysconfig.get_path("stdlib"))
+            and not {"site-packages", "dist-packages"}.intersection(path.parts)}
 
 
 def make_hash(content):
@@ -136,7 +149,7 @@ def make_run(words, folder):
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            process.terminate()  # it finishes its step and saves
+            process.terminate()  # its newest checkpoint is a few seconds old
             process.wait()
             raise
     if status:
@@ -256,7 +269,7 @@ def read_arguments(argv):
 def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    # kill and a closed terminal stop a comparison as Ctrl-C does: its run saves a checkpoint first.
+    # kill and a closed terminal stop a comparison as Ctrl-C does, so that its run ends as well.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, signal.default_int_handler)

@@ -5,11 +5,13 @@ import pathlib
 import random
 import signal
 import subprocess
+import sys
 
 import filelock
 import pytest
 
 import grpo_sg
+import tasks
 from experiments import compare
 
 ARMS = ["--a", "shaping=none", "--b", "shaping=sg"]
@@ -41,7 +43,8 @@ class FakeRuns:
         settings = dict(word.removeprefix("--").split("=") for word in words[1:] if "=" in word)
         end = random.Random(settings["seed"]).uniform(0.2, 0.8) + self.gain * (settings["shaping"] == "sg")
         end += random.Random(" ".join(words)).uniform(-0.01, 0.01)
-        rows = [{"reward": 2 * end}, {"split": "test", "eval/avg@4": end}]
+        rows = [{"split": "test", "eval/avg@4": 0.9}, {"reward": 2 * end},  # before training
+                {"split": "test", "eval/avg@4": end}]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         saved = {"eval_samples": 4, "lr": float(settings.get("lr", 2e-5))}
@@ -53,6 +56,15 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "make_run", (fake := FakeRuns()).make)
     return fake
+
+
+@pytest.fixture
+def default_signals():  # under nohup, SIGHUP is ignored
+    numbers = signal.SIGTERM, signal.SIGHUP
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -103,6 +115,38 @@ def test_rows_of_another_task_model_or_data_are_not_used(runs, say):
         assert len(runs.commands) == n * 4
 
 
+def test_rows_from_before_a_change_in_an_imported_file_are_not_used(runs, say, monkeypatch):
+    """Each comparison is a process of its own, so nothing stays imported."""
+    pathlib.Path("my_task.py").write_text("import my_verifier\nfrom my_package import data\n"
+                                          "def make_task(cfg): return my_verifier")
+    for folder in ("my_package", "model"):
+        pathlib.Path(folder).mkdir()
+    paths = [pathlib.Path(name) for name in ("my_verifier.py", "my_package/data.py", "unused.py")]
+    for path in paths:
+        path.write_text("n = 1")
+    for path, number in zip([None, *paths], (4, 8, 12, 12)):
+        if path:
+            path.write_text("n = 2")
+        tasks.run_file.cache_clear()
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        for module in ("my_task", "my_verifier", "my_package", "my_package.data"):
+            sys.modules.pop(module, None)
+        say("--task", "my_task.py", "--model=model", *ARMS, "--seeds", "2")
+        assert len(runs.commands) == number, f"after a change in {path}"
+    assert compare.list_imported() >= {pathlib.Path(grpo_sg.__file__), pathlib.Path(tasks.__file__)}
+    assert pathlib.Path(json.__file__) not in compare.list_imported()
+    assert not any("site-packages" in path.parts for path in compare.list_imported())
+
+
+def test_under_nohup_a_closed_terminal_does_not_stop_a_comparison(runs, say, default_signals):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    say(*ARMS, "--seeds", "1")
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    say(*ARMS, "--seeds", "1")
+    assert signal.getsignal(signal.SIGHUP) == signal.default_int_handler
+
+
 def test_a_setting_may_be_a_list(runs, say):
     for arm in (["people=3", "4"], ["people=3 4"]):
         say("--a", "shaping=none", "--b", *arm, "shaping=sg", "--steps=5", "--seeds", "2", "--rows", f"{len(arm)}")
@@ -124,14 +168,6 @@ def test_mistakes_are_one_line_before_anything_runs(flags, message, runs, capsys
 
 
 # ---- Real runs ----
-
-@pytest.fixture
-def default_signals():  # under nohup, SIGHUP is ignored
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_real_runs_are_stopped_continued_and_compared(number, tmp_path, monkeypatch, say, default_signals):

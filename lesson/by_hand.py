@@ -9,7 +9,7 @@ import argparse
 import copy
 import pathlib
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 import transformers
 

@@ -3,9 +3,12 @@
     python -m lesson.grade verify     lesson/verifier.py says what to write
 """
 import contextlib
+import functools
 import io
 import itertools
 import os
+import shutil
+import signal
 from collections import Counter
 from statistics import fmean, pstdev
 
@@ -14,6 +17,7 @@ from lesson import wrong_reward
 from support import tiny
 
 MODEL = os.path.join(tiny.PRETRAINED, "wrong_reward")
+SECONDS = 5  # for a verdict or a reward; most take less than a thousandth of one
 
 
 def list_responses(question, answer):
@@ -40,11 +44,30 @@ def list_responses(question, answer):
         "the answer and 100,000 letters": answer + "a" * 100_000}
 
 
+def call_in_time(function, given, *others):
+    """Call the reader's verify or reward. Raises SystemExit if it takes more than SECONDS."""
+    def stop(number, frame):
+        raise SystemExit(
+            f"error: your {function.__name__} has not returned after {SECONDS} seconds, given "
+            f"{given!r:.80}: a regular expression with a repeat in a repeat, such as (a+)+, takes "
+            "twice as long for each further letter")
+
+    if not hasattr(signal, "SIGALRM"):  # on Windows
+        return function(given, *others)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        return function(given, *others)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def pay(mine, problem, response):
     """Return a completion with this response, graded by the reader's functions."""
     c = grpo_sg.Completion(problem, [], response=response)
-    c.correct, c.formatted = mine.verify(response, problem.answer)
-    c.reward = float(mine.reward(c))
+    c.correct, c.formatted = call_in_time(mine.verify, response, problem.answer)
+    c.reward = float(call_in_time(mine.reward, c))
     return c
 
 
@@ -72,16 +95,21 @@ def train(mine):
     cfg = grpo_sg.Config(**{**tiny.TINY, **wrong_reward.SETTINGS, "task": wrong_reward.__file__,
                             "model": MODEL})
     with contextlib.redirect_stdout(io.StringIO()):  # their lines are about a run of your own
-        if not os.path.isdir(MODEL):
+        if not os.path.isfile(os.path.join(MODEL, "settings.json")):  # which is written last
+            shutil.rmtree(MODEL, ignore_errors=True)
             tiny.main([wrong_reward.__file__, f"--out={MODEL}"])
         policy, task = grpo_sg.load(cfg)
-    task = task._replace(verify=mine.verify, reward=mine.reward)
+    task = task._replace(verify=functools.partial(call_in_time, mine.verify),
+                         reward=functools.partial(call_in_time, mine.reward))
     return [completions for _, completions in grpo_sg.train(policy, task, cfg)]
 
 
 def is_right(c):
     """Return whether a completion is correct by the project's own rule."""
     return c.response == c.problem.answer
+
+
+GOOD = "they rise together"
 
 
 def tell(steps):
@@ -94,7 +122,7 @@ def tell(steps):
     if reward <= paid + 0.2 * pstdev(c.reward for c in first):
         return f"{line}the policy learned nothing from your rewards"
     if accuracy > knew + 0.1 and fmean(c.solved for c in last) < accuracy + 0.1:
-        return f"{line}they rise together"
+        return line + GOOD
     wrong = Counter((c.problem.question, c.response, c.reward) for c in last if not is_right(c))
     question, response, reward = wrong.most_common(1)[0][0]
     return (f"{line}the policy found a hole. Its most frequent completion is {response!r}, to the "
@@ -102,7 +130,8 @@ def tell(steps):
 
 
 def main(mine):
-    """Print what both parts of the examination find. mine: has the reader's verify and reward."""
+    """Print what both parts of the examination find. Returns whether it is nothing. mine: has the
+    reader's verify and reward."""
     test = wrong_reward.make_task(grpo_sg.Config(**wrong_reward.SETTINGS)).test
     try:
         found, kinds = interrogate(mine, test[:5])
@@ -111,7 +140,9 @@ def main(mine):
             print(f"    your verifier {line}")
         print("Now a tiny model learns from your rewards. The first time it must itself be made, "
               "by supervised fine-tuning on copies and sorted words.", flush=True)
-        print(tell(train(mine)))
+        told = tell(train(mine))
+        print(told)
+        return not found and told.endswith(GOOD)
     except (TypeError, ValueError, AttributeError) as error:
         error.add_note("verify returns tasks.Verdict(correct, formatted), and reward a number")
         raise

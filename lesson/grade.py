@@ -5,22 +5,26 @@
     python -m lesson.grade draw          one function
     python -m lesson.grade draw --hint   a hint
     python -m lesson.grade verify        examine a verifier of yours (lesson/examine.py)
+    python -m lesson.grade all --file students/ada.py      another file, such as a student's
 
 The first command copies lesson/exercises.py to my_exercises.py, next to grpo_sg.py. Write your
-bodies there: git ignores that file, and nothing overwrites it. lesson/test_core.py tests the core
+bodies there: git ignores that file, and nothing overwrites it. The exit status is 0 if all that was
+asked for is done, and 1 if something is missing. lesson/test_core.py tests the core
 with usual numbers, and test_grpo_sg.py the rest: number types, integer rewards, the KL, parts of a
 batch, nan at padding. A heading "# ---- 5. draw: ..." begins the tests that call your `draw`.
 """
 import argparse
+import os
 import pathlib
 import re
 import runpy
 import shutil
+import sys
 import traceback
 from types import SimpleNamespace
 
 LESSON = pathlib.Path(__file__).resolve().parent
-BLANK, MINE = LESSON / "exercises.py", LESSON.parent / "my_exercises.py"
+MINE = LESSON.parent / "my_exercises.py"
 HINTS = {
     "token_weights":
         "detach logps and make them float32, then exp; the formula is one line with torch.sigmoid "
@@ -74,16 +78,17 @@ def list_cases(test):
     return cases
 
 
-def find_failure(test, case):
-    """Run one case of a test. Returns None, or a line that says what fails."""
+def find_failure(test, case, path):
+    """Run one case of a test. Returns None, or a line that says what fails, and where in the file
+    at `path`, which is the reader's."""
     try:
         test(**case)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         said = str(error).split("\n")[0] or frames[-1].line
         said = f"{type(error).__name__}: {said}".removeprefix("AssertionError: ")
-        lines = [frame.lineno for frame in frames if frame.filename == str(MINE)]
-        where = f" (line {lines[-1]} of {MINE.name})" if lines else ""
+        lines = [frame.lineno for frame in frames if frame.filename == path]
+        where = f" (line {lines[-1]} of {os.path.basename(path)})" if lines else ""
         return f"{test.__name__}{[*map(str, case.values())] or ''}: {said}{where}"
 
 
@@ -93,21 +98,28 @@ def run_tests(mine, tests, function):
         if hasattr(tests, name):  # instead of grpo_sg's, which it imports
             setattr(tests, name, getattr(mine, name))
     cases = [(test, case) for test in read_sections(tests)[function] for case in list_cases(test)]
-    return [find_failure(test, case) for test, case in cases]
+    return [find_failure(test, case, mine.__file__) for test, case in cases]
 
 
 # ---- The reader's file ----
 
-def load_copy(blank, path, functions):
-    """Run the reader's file, which the first call copies from a file of the lesson. Returns its
-    names. Raises SystemExit if it lacks a function."""
+def copy_blank(blank, path):
+    """Copy a file of the lesson to the reader's, which nothing overwrites. Returns its path."""
     if not path.exists():
-        shutil.copy(blank, path)
-        print(f"copied lesson/{blank.name} to {path.name}: write your bodies there")
+        shutil.copy(LESSON / blank, path)
+        print(f"copied lesson/{blank} to {path.name}: write your bodies there")
+    return path
+
+
+def load_file(path, blank, functions):
+    """Run the reader's file. Returns its names. Raises SystemExit if it lacks a function of
+    `blank`, the lesson's own file."""
+    if not os.path.isfile(path):
+        raise SystemExit(f"error: --file {path}: there is no such file")
     mine = runpy.run_path(str(path))
     if missing := [function for function in functions if function not in mine]:
-        raise SystemExit(f"error: {path.name} has no function {missing[0]}: copy its head from "
-                         f"lesson/{blank.name}")
+        raise SystemExit(f"error: {os.path.basename(path)} has no function {missing[0]}: copy its "
+                         f"head from lesson/{blank}")
     return SimpleNamespace(**mine)
 
 
@@ -125,8 +137,9 @@ def show(mine, tests, names, part):
 
 
 def grade(mine, part):
-    """Print how far the reader is: with the core, with all functions, or with one of them."""
-    print(f"running the tests on {MINE.name}", flush=True)
+    """Print how far the reader is: with the core, with all functions, or with one of them. Returns
+    whether that is done."""
+    print(f"running the tests on {os.path.basename(mine.__file__)}", flush=True)
     names = list(HINTS) if part in ("core", "all") else [part]
     from lesson import test_core  # only now: it imports the whole program
     core = [name for name in read_sections(test_core) if name in names]
@@ -138,25 +151,30 @@ def grade(mine, part):
         done = show(mine, test_grpo_sg, names, "the rest, on which others rely,")
         if done and part == "all":
             print("That is the whole method. The rest of grpo_sg.py, from section 4 on, runs it.")
+    return done
 
 
 def main(argv=None):
+    """Run the command line. Returns whether nothing is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m lesson.grade", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["core", "all", "verify", *HINTS], nargs="?",
                         default="core")
     parser.add_argument("--hint", action="store_true", help="print a hint for the function")
+    parser.add_argument("--file", metavar="FILE", help="grade this file instead of "
+                        "my_exercises.py, or with verify of my_verifier.py")
     args = parser.parse_args(argv)
     if args.hint:
         print(HINTS.get(args.part, f"name one function: {', '.join(HINTS)}"))
-    elif args.part == "verify":
+        return args.part in HINTS
+    if args.part == "verify":
         from lesson import examine
-        path = MINE.with_name("my_verifier.py")
-        examine.main(load_copy(LESSON / "verifier.py", path, ["verify", "reward"]))
-    else:
-        grade(load_copy(BLANK, MINE, HINTS), args.part)
+        path = args.file or copy_blank("verifier.py", MINE.with_name("my_verifier.py"))
+        return examine.main(load_file(path, "verifier.py", ["verify", "reward"]))
+    path = args.file or copy_blank("exercises.py", MINE)
+    return grade(load_file(path, "exercises.py", HINTS), args.part)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(0 if main() else 1)

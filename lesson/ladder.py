@@ -17,7 +17,7 @@ of the last five. Then comes the answer.
 import argparse
 import sys
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 

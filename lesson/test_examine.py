@@ -1,5 +1,6 @@
 """A verifier is examined by hostile responses and by a policy: holes are found, and named."""
 import re
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,59 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_the_rewards(scale):
                                 reward=3 * scale * (i < right)) for i in range(10)]
     assert "they rise together" in examine.tell([make_step(1)] + [make_step(5)] * 5)
     assert "learned nothing" in examine.tell([make_step(1)] * 6)
+
+
+def test_a_policy_that_is_paid_for_wrong_completions_found_a_hole_though_it_also_learned():
+    problem = PROBLEMS[1]
+
+    def make_step(right, paid):
+        return [SimpleNamespace(problem=problem, response=problem.answer if i < right else "x",
+                                solved=i < paid, reward=3 * (i < paid)) for i in range(10)]
+    assert "they rise together" in examine.tell([make_step(1, 1)] + [make_step(5, 5)] * 5)
+    assert "the policy found a hole" in examine.tell([make_step(1, 1)] + [make_step(5, 9)] * 5)
+
+
+def backtrack(response, answer):
+    """Try each way to cut 28 letters into pieces."""
+    return tasks.Verdict(bool(re.fullmatch("(a+)+b", "a" * 28 + "c")), True)
+
+
+def test_a_verifier_that_hangs_is_named_after_some_seconds(monkeypatch):
+    monkeypatch.setattr(examine, "SECONDS", 1)
+    hanging = SimpleNamespace(verify=backtrack, reward=tasks.reward)
+    with pytest.raises(SystemExit, match="^error: your backtrack has not returned after 1 seconds, "
+                       "given 'abcde'"):
+        examine.interrogate(hanging, PROBLEMS)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.alarm(0) == 0
+
+
+def test_a_half_made_tiny_model_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(examine, "MODEL", str(tmp_path / "tiny"))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "model.safetensors").write_text("half")
+    made = []
+
+    def make(argv):
+        assert not (tmp_path / "tiny").exists(), "support.tiny refuses a folder that exists"
+        made.append(argv[1])
+        raise SystemExit
+    monkeypatch.setattr(examine.tiny, "main", make)
+    pytest.raises(SystemExit, examine.train, VERIFIERS["exact"])
+    assert made == [f"--out={tmp_path}/tiny"]
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "settings.json").write_text("{}")
+    with pytest.raises(OSError, match="cannot load the model"):  # it is not made again
+        examine.train(VERIFIERS["exact"])
+
+
+@pytest.mark.parametrize("found, told, passes", [
+    ([], "rewards 1 -> 3: they rise together", True), (["pays 3"], "they rise together", False),
+    ([], "the policy found a hole", False)])
+def test_a_verifier_passes_if_neither_part_finds_something(found, told, passes, monkeypatch):
+    monkeypatch.setattr(examine, "interrogate", lambda mine, problems: (found, 20))
+    monkeypatch.setattr(examine, "train", lambda mine: [])
+    monkeypatch.setattr(examine, "tell", lambda steps: told)
+    assert examine.main(VERIFIERS["exact"]) == passes
 
 
 @pytest.mark.release

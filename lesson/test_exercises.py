@@ -1,6 +1,8 @@
 """Blank exercises fail, the project's functions pass, and a bug fails with a line that names it."""
 import inspect
 import re
+import runpy
+import sys
 
 import pytest
 
@@ -43,6 +45,85 @@ def test_blank_exercises_fail_and_the_readers_file_is_made_once(reader, capsys):
         grade.main([])
     grade.main(["draw", "--hint"])
     assert capsys.readouterr().out.startswith("take the first token")
+
+
+def test_the_exit_status_says_whether_something_is_missing_in_a_file_that_is_named(
+        reader, tmp_path, capsys, monkeypatch):
+    """As a teacher needs it, for a student's file in another folder."""
+    (tmp_path / "class").mkdir()
+    student = tmp_path / "class" / "ada.py"
+    write_core(student)
+    wrong = tmp_path / "class" / "amir.py"
+    write_core(wrong, ("return -", "return "))
+    for path, status, said in ((student, 0, "2 of 2: core done"), (wrong, 1, "1 of 2: core not")):
+        monkeypatch.setattr(sys, "argv", ["grade", "core", "--file", str(path)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(grade.__file__, run_name="__main__")
+        printed = capsys.readouterr().out
+        assert end.value.code == status and said in printed, printed
+        assert f"running the tests on {path.name}\n" in printed
+    assert "of amir.py)" not in printed and not reader.exists()  # nothing was copied
+    with pytest.raises(SystemExit, match="^error: --file nobody.py: there is no such file$"):
+        grade.main(["core", "--file", "nobody.py"])
+    assert not grade.main(["--hint"]) and grade.main(["draw", "--hint"])
+
+
+def test_a_failure_names_the_innermost_line_of_the_readers_file(reader):
+    text = "\n".join(f"def {name}(*_, **__):\n    return help()" for name in NAMES)
+    reader.write_text(f"def help():\n    raise ValueError('here')\n\n\n{text}\n")
+    mine = grade.load_file(reader, "exercises.py", NAMES)
+    failure, *_ = grade.run_tests(mine, test_core, "group_advantages")
+    assert failure.endswith("ValueError: here (line 2 of mine.py)")
+
+
+# Right, but written so that it reads single values, or with nan outside of the mask.
+LOOPS = """
+    r = (logps - old_logps.detach()).masked_fill(~mask.bool(), 0.0).exp()
+    total = logps.new_zeros(())
+    for b in range(len(logps)):
+        for t in range(logps.shape[1]):
+            if mask[b, t]:
+                A = advantages[b] if advantages.dim() == 1 else advantages[b, t]
+                w = 1.0 if weights is None else weights[b, t].detach()
+                total = total + w * torch.minimum(r[b, t] * A, r[b, t].clamp(1 - clip_low, 1 + clip_high) * A)
+                if beta:
+                    log_x = ref_logps[b, t].detach() - logps[b, t]
+                    total = total - beta * (torch.expm1(log_x) - log_x)
+    count = mask.bool().sum().clamp(min=1) if denominator is None else denominator
+    return -total / count + 0 * logps.masked_fill(~mask.bool(), 0.0).sum(), {}"""
+PRODUCT = """
+    logits = model(input_ids=ids[:, :-1]).logits.float() / temperature
+    out = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    return F.pad(out, (1, 0)) * mask"""
+
+
+def write_body(reader, name, body):
+    text = inspect.getsource(exercises)
+    reader.write_text(text.replace(f'\n    raise NotImplementedError("{name}")', body))
+    return grade.load_file(reader, "exercises.py", NAMES)
+
+
+def test_a_right_loss_may_read_single_values(reader):
+    mine = write_body(reader, "grpo_sg_loss", LOOPS)
+    failures = grade.run_tests(mine, test_grpo_sg, "grpo_sg_loss")
+    assert not [failure for failure in failures if failure and "meta" in failure]
+    assert failures[0] is None and failures.count(None) == len(failures), failures
+
+
+def test_a_product_with_the_mask_is_named_as_what_it_is(reader):
+    mine = write_body(reader, "token_logps", PRODUCT)
+    failed = [failure for failure in grade.run_tests(mine, test_grpo_sg, "token_logps") if failure]
+    assert len(failed) == 2 and all("-inf times 0 would be nan" in line for line in failed), failed
+    right = PRODUCT.replace(" * mask", ".masked_fill(~mask, 0.0)")
+    mine = write_body(reader, "token_logps", right)
+    assert not any(grade.run_tests(mine, test_grpo_sg, "token_logps"))
+
+
+def test_a_tensor_on_another_device_than_the_input_is_named(reader):
+    body = "\n    return torch.zeros(rewards.shape) + rewards - rewards"
+    mine = write_body(reader, "group_advantages", body)
+    failed = [failure for failure in grade.run_tests(mine, test_grpo_sg, "group_advantages") if failure]
+    assert any("make new tensors on the input's device" in line for line in failed), failed
 
 
 def test_all_cases_run_on_the_readers_functions(reader):

@@ -8,10 +8,11 @@ problems whether there is something to learn from and how long a run takes. The 
 grpo_sg.py. Nothing is trained or written.
 """
 import datetime
+import operator
 import time
 from statistics import fmean as mean
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 
 PROBLEMS, SAMPLES = 16, 4
@@ -83,8 +84,9 @@ def check_passes(model, prompt):
 # ---- Does the reward pay for answers without reasoning? ----
 
 FORMS = [("\\boxed{", "}"), ("<think> Hm. </think> <answer> ", " </answer>"), ("", "")]
-OFTEN = 0.25   # verify accepts too much if it accepts all answers at once more often
+OFTEN = 0.25   # verify accepts too much if it accepts such responses more often
 GIVE_UP = 0.1  # of the reward between a wrong and a correct answer: giving up may earn this much
+FILLER = "so " * 333
 
 
 def write_answer(problem, other):
@@ -97,8 +99,9 @@ def write_answer(problem, other):
 
 
 def score(task, problem, response):
-    """Return (whether it is correct, the reward) of a response."""
-    c = grpo_sg.Completion(problem, [], [0], [True], transcript=response, response=response)
+    """Return (whether it is correct, the reward) of a response, with a token a character."""
+    c = grpo_sg.Completion(problem, [], transcript=response, response=response)
+    c.add([0] * max(1, len(response)), own=True)
     c.correct, c.formatted = task.verify(response, problem.answer)
     return c.solved, float(task.reward(c))
 
@@ -108,34 +111,93 @@ def find_form(task):
     solution shows it nor one of FORMS fits."""
     problem = task.train[0]
     answer = write_answer(problem, problem)
-    before, found, after = problem.solution.rpartition(answer)
-    for form in [(before, after)] * bool(found) + FORMS:
+    shown = answer and answer in problem.solution
+    before, _, after = problem.solution.rpartition(answer) if shown else ("", "", "")
+    for form in [(before, after)] * bool(shown) + FORMS:
         if score(task, problem, answer.join(form))[0]:
             return form
 
 
+def accepts_two(task, problem, right, wrong, form):
+    """Return whether verify accepts a wrong answer next to the right one, whichever comes first. (A
+    verifier that reads one of them, such as the last, accepts only one order.)"""
+    orders = (right, wrong), (wrong, right)
+    together = [", ".join(order).join(form) for order in orders]
+    apart = ["\n".join(answer.join(form) for answer in order) for order in orders]
+    return any(all(score(task, problem, response)[0] for response in pair)
+               for pair in (together, apart))
+
+
+def score_long(task, problem, text, filler):
+    """Return the `score` of a response with filler before it or after its first space, where it is
+    paid better."""
+    longer = filler + text, text.replace(" ", f" {filler}", 1)
+    return max((score(task, problem, one) for one in longer), key=operator.itemgetter(1))
+
+
+def score_answers(task, form):
+    """Return {kind of response: its (correct, reward) in each test problem}. "two" has no
+    reward."""
+    answers = {write_answer(task.train[0], problem): problem for problem in task.train}
+    all_answers = list(answers.values())[:1000]
+    scores = {name: [] for name in ("right", "wrong", "long", "longer", "two", "every", "none")}
+    for problem, other in zip(task.test, task.train[1:] + task.train[:1]):
+        right, wrong = (write_answer(problem, one) for one in (problem, other))
+        for name, answer in (("right", right), ("wrong", wrong), ("none", "")):
+            scores[name].append(score(task, problem, answer.join(form)))
+        if not scores["wrong"][-1][0]:
+            every = ", ".join(write_answer(problem, one) for one in all_answers)
+            scores["every"].append(score(task, problem, every.join(form)))
+            for name, filler in (("long", FILLER), ("longer", 2 * FILLER)):
+                scores[name].append(score_long(task, problem, wrong.join(form), filler))
+            scores["two"].append((accepts_two(task, problem, right, wrong, form), 0.0))
+    return scores
+
+
 def check_reward(task):
-    """Return warnings of responses to the test problems that earn much without reasoning."""
+    """Return what is wrong with verify and reward: lines about responses to the test problems that
+    earn much without reasoning, or about what could not be tried."""
     form = find_form(task)
     if not form:
-        return []
-    problems = {write_answer(task.train[0], problem): problem for problem in task.train}
-    all_answers = list(problems.values())[:1000]
-    scores = {name: [] for name in ("right", "wrong", "every", "none")}
-    for problem, other in zip(task.test, task.train[1:] + task.train[:1]):
-        every = ", ".join(write_answer(problem, one) for one in all_answers)
-        answers = (write_answer(problem, one) for one in (problem, other))
-        for name, answer in zip(scores, (*answers, every, "")):
-            scores[name].append(score(task, problem, answer.join(form)))
-    lines, listed = [], mean(correct for correct, _ in scores["every"])
+        answer = write_answer(task.train[0], task.train[0])
+        return [f"the reward was not tried: verify accepts the first answer, {answer!r:.60}, in no "
+                "form that this check knows, so grade some responses yourself"]
+    scores = score_answers(task, form)
+    lines = []
+    if refused := sum(not correct for correct, _ in scores["right"]):
+        lines.append(f"warning: verify refuses the answers of {refused} of {len(task.test)} test "
+                     f"problems, when they are written as {'...'.join(form)!r:.60}")
+    listed, two = (mean([correct for correct, _ in scores[name]] or [0])
+                   for name in ("every", "two"))
     if listed > OFTEN:
         lines.append("warning: verify accepts a response that lists all answers in "
                      f"{listed:.0%} of the test problems, and RL can learn to list them: "
                      "let verify read only one answer")
-    right = mean(reward for _, reward in scores["right"])
-    wrong = mean([reward for correct, reward in scores["wrong"] if not correct] or [right])
-    none = mean(reward for _, reward in scores["none"])
-    if none - wrong > GIVE_UP * (right - wrong):
+    elif two > OFTEN:
+        lines.append("warning: verify accepts a wrong answer next to the right one in "
+                     f"{two:.0%} of the test problems, whichever comes first, and RL can learn to "
+                     "guess twice: let verify read only one answer")
+    return lines + check_payments(scores)
+
+
+def check_payments(scores):
+    """Return lines about rewards that do not favor right answers. scores: of `score_answers`."""
+    if not scores["long"]:
+        return ["warning: verify accepts the answers of other problems, or all are equal, so the "
+                "reward of a wrong answer was not tried"]
+    right, long, longer, none = (mean(reward for _, reward in scores[name])
+                                 for name in ("right", "long", "longer", "none"))
+    wrong = mean(reward for correct, reward in scores["wrong"] if not correct)
+    lines = []
+    if longer > long and longer > right:
+        lines.append(f"warning: a wrong answer with {2 * len(FILLER)} characters of filler earns "
+                     f"{longer:+.2f}, and a right answer {right:+.2f}, so RL can learn to write "
+                     "long texts: let length earn nothing")
+    if wrong >= right:
+        lines.append(f"warning: a wrong answer earns {wrong:+.2f}, and a right one {right:+.2f}, "
+                     "but wrong answers must earn less: does the reward depend on "
+                     "completion.correct, and is its sign right?")
+    elif none - wrong > GIVE_UP * (right - wrong):
         lines.append(f"warning: a response without an answer earns {none:+.2f}, and a wrong answer "
                      f"{wrong:+.2f}, so a policy that is seldom correct earns more by giving up: "
                      "pay both the same")
@@ -222,7 +284,7 @@ def estimate_time(policy, task, completions, seconds, cfg):
     update *= 1 + (cfg.updates - 1) / cfg.updates / 3  # old_logps: forward passes only
     step = per_step * seconds + update
     tests = 2 * len(task.test) * (1 + cfg.eval_samples)
-    validations = (cfg.steps - 1) // cfg.eval_every * len(task.valid)
+    validations = cfg.steps // cfg.eval_every * len(task.valid)
     total = cfg.steps * step + (tests + validations) * seconds
     step, total = (datetime.timedelta(seconds=round(x)) for x in (step, total))
     say(f"{mean(sum(c.mask) for c in completions) / seconds:,.0f} tokens sampled a second with "

@@ -34,7 +34,7 @@ import os
 import random
 from typing import NamedTuple
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import tasks
 import torch
 from tqdm import tqdm

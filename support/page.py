@@ -56,14 +56,14 @@ GROUPS, TRIED = 3, 8  # groups shown, of the first validation problems
 # ---- A run's files ----
 
 def read(folder, name, wanted=""):
-    """Read the rows of a JSON-lines file that contain `wanted`. A killed run may leave
-    half a line, or no file."""
+    """Read the rows of a JSON-lines file that contain `wanted` and have a step. A killed run may
+    leave half a line, or no file."""
     rows = []
     if (path := folder / name).exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             with contextlib.suppress(ValueError):
                 rows += [json.loads(line)] if wanted in line else []
-    return rows
+    return [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
 
 
 # ---- Text ----
@@ -99,7 +99,11 @@ def summary(settings, rows):
         tests = [f"{row[key]:.3f} ± {row[f'{key}_se'] or 0:.3f}"
                  for row in rows if row.get("split") == "test" and key in row]
         text += f" Test, {name}, ± standard error: {' → '.join(tests)}." if tests else ""
-    return (f"<p>{shown(text)}</p><details><summary>All settings</summary><pre>"
+    if skipped := {row["step"]: row["skipped"] for row in rows if row.get("skipped")}:
+        text += (f"\n{sum(skipped.values())} updates were skipped, because their gradients were not "
+                 f"finite, in {len(skipped)} steps from {min(skipped)} to {max(skipped)}. If it "
+                 "goes on, lower --lr.")
+    return (f'<p class="text">{shown(text)}</p><details><summary>All settings</summary><pre>'
             f"{shown(json.dumps(settings, indent=1))}</pre></details>")
 
 
@@ -147,6 +151,7 @@ def chart(title, advice, lines, last):
         drawn += f'<path class="{color}" d="M{"L".join(places)}"/>'
         if len(points) < 20:
             drawn += f'<path class="dots {color}" d="M{"h0M".join(places)}h0"/>'
+        label = shown(label)
         labels += (f'<span class="{color}" title="{label}" data-points="{points}">'
                    f'{label} {points[-1][1]}</span> ')
     advice = re.sub(r"--\w+", r"<code>\g<0></code>", advice)
@@ -189,7 +194,7 @@ def transcripts(folder):
     for pair in pairs:
         columns = ""
         for row in pair:
-            columns += (f'<div class="text">Step {row["step"]}, {describe_grade(row)}:\n'
+            columns += (f'<div class="text">Step {shown(row["step"])}, {describe_grade(row)}:\n'
                         f'{shown(row["completion"], 350_000 // len(pairs))}</div>')
         kinds.setdefault(" → ".join(map(describe_grade, pair)), []).append(
             f'<p class="text">{shown(pair[0]["question"])}\nAnswer: {shown(pair[0]["answer"])}</p>'

@@ -1,4 +1,5 @@
 """Test check.py: what it measures, and what it advises."""
+import math
 import os
 import re
 from types import SimpleNamespace
@@ -41,13 +42,57 @@ def accepts_a_list(response, answer):
     return tasks.Verdict(answer in response.split(", "), True)
 
 
+def finds_it(response, answer):
+    return tasks.Verdict(answer in response, True)
+
+
+def reads_the_first(response, answer):
+    return tasks.Verdict(re.split(r"\W", response)[0] == answer, True)
+
+
+def needs_a_unit(response, answer):
+    return tasks.Verdict(response == f"{answer} cm", True)
+
+
+def accepts_all(response, answer):
+    return tasks.Verdict(True, True)
+
+
+def refuses_two(response, answer):
+    return tasks.Verdict(response == answer != "2", True)
+
+
+def pays_length(completion):
+    return tasks.reward(completion) + 0.01 * len(completion.response)
+
+
+def pays_tokens(completion):
+    return 1.0 * sum(completion.mask)
+
+
+def pays_mistakes(completion):
+    return -tasks.reward(completion)
+
+
 def pays_silence(completion):
     return 3.0 * completion.correct - (completion.transcript != "")
 
 
+OTHERS = [tasks.Problem(f"{2 * n}?", str(n)) for n in (17, 18)]  # no training problem's answer
+
+
 @pytest.mark.parametrize("change, words", [
     ({}, []), ({"verify": accepts_a_list}, ["lists all answers in 100%"]),
-    ({"reward": pays_silence}, ["without an answer earns +0.00, and a wrong answer -1.00"])])
+    ({"verify": finds_it, "test": OTHERS}, ["a wrong answer next to the right one in 100%"]),
+    ({"verify": reads_the_first, "test": OTHERS}, []),
+    ({"reward": pays_silence}, ["without an answer earns +0.00, and a wrong answer -1.00"]),
+    ({"reward": pays_length}, ["1998 characters of filler earns +19.49, and a right answer +3.01"]),
+    ({"reward": pays_tokens}, ["filler earns +1999.00, and", "+1.00, and a right one +1.00, but"]),
+    ({"reward": pays_mistakes}, ["a wrong answer earns +0.50, and a right one -3.00, but wrong"]),
+    ({"verify": needs_a_unit}, ["the reward was not tried: verify accepts the first answer, '1',"]),
+    ({"verify": refuses_two}, ["verify refuses the answers of 1 of 4 test problems"]),
+    ({"train": OTHERS[:1], "test": OTHERS[:1]}, ["the reward of a wrong answer was not tried"]),
+    ({"verify": accepts_all}, ["warning: verify accepts the answers of other problems"])])
 def test_a_reward_that_pays_without_reasoning_is_warned_of(change, words):
     def verify(response, answer):
         return tasks.Verdict(response == answer, True)
@@ -63,6 +108,9 @@ def test_a_model_that_cannot_be_trained_is_refused(monkeypatch):
     check.check_passes(model, [2, 3, 4, 5])
     with pytest.raises(SystemExit, match="not a causal model"):
         check.compare_passes(build_model("Bert", is_decoder=False), [2, 3, 4, 5], [6])
+    least = model(input_ids=torch.tensor([[2, 3, 4, 5]])).logits[0, -1].argmin()
+    with pytest.raises(SystemExit, match="differs from a plain forward pass"):
+        check.compare_passes(model, [2, 3, 4, 5], [int(least)])  # which greedy sampling never draws
     right = grpo_sg.token_logps
     monkeypatch.setattr(grpo_sg, "token_logps", lambda model, ids, mask: right(model, ids, mask, temperature=0.5))
     with pytest.raises(SystemExit, match="differs from a plain forward pass"):
@@ -104,3 +152,15 @@ def test_each_reason_to_learn_nothing_has_its_advice(formed, cut, right, equal, 
     row = {"format_rate@4": formed, "truncated@4": cut, "avg@4": right, "equal_groups@4": equal}
     assert re.search(words, check.advise(row, [], None, None))
     assert f"{formed:.0%} have the correct format, {cut:.0%} are truncated; {equal:.0%}" in check.describe_rates(row)
+
+
+def test_the_time_of_a_run_counts_its_steps_both_tests_and_all_validations(monkeypatch, capsys):
+    """Here a completion takes a second to sample, and an update no time."""
+    monkeypatch.setattr(check, "measure_update", lambda *_: math.inf)
+    completions = groups_of("", truncated=False)
+    task = SimpleNamespace(train=range(99), valid=range(30), test=range(20))
+    cfg = grpo_sg.Config(steps=6, eval_every=3, prompts=2, group_size=4, eval_samples=4)
+    check.estimate_time(None, task, completions, len(completions), cfg)
+    total = 6 * 2 * 4 + 2 * 30 + 2 * 20 * (1 + 4)  # steps, validations, tests
+    assert f"takes 0:00:08, and 6 steps with their tests 0:0{total // 60}:{total % 60:02}" in (
+        capsys.readouterr().out)

@@ -160,6 +160,46 @@ def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
     assert len(seen.text) < 1_500_000 and "xthe end</div>" in seen.text  # where its answer is
 
 
+@pytest.mark.parametrize("name, old, new", [
+    ("samples.jsonl", '"step": 0', '"step": "%s"'), ("metrics.jsonl", '"step": 2', '"step": "%s"'),
+    ("settings.json", '"eval_samples": 4', '"eval_samples": "%s"')])
+def test_no_file_of_a_run_writes_tags_into_its_page(name, old, new, tmp_path):
+    run = make_run(tmp_path / "run")
+    hostile = '<meta http-equiv=\\"refresh\\" content=\\"0;url=//evil\\">'
+    text = (run / name).read_text()
+    assert old in text
+    text = text.replace(old, new % hostile).replace("avg@4", f"avg@{hostile}")
+    (run / name).write_text(text)
+    metrics = run / "metrics.jsonl"  # whose columns are named after eval_samples
+    metrics.write_text(metrics.read_text().replace("avg@4", f"avg@{hostile}"))
+    seen = Page(run)
+    assert [tag for tag, _ in seen.tags].count("meta") == 3  # the page's own
+    assert "<meta http-equiv=" + '"refresh' not in seen.text
+
+
+def test_skipped_updates_are_counted_in_words(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert "skipped" not in Page(run).text
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for row, skipped in zip(rows, (0, 2, 0, 3)):
+        row["skipped"] = skipped
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ("5 updates were skipped, because their gradients were not finite, in 2 steps from 2 to 4."
+            in Page(run).text)
+
+
+def test_up_to_200_test_problems_are_all_shown(tmp_path):
+    for count, told in ((200, "200 of 200, greedy"), (201, "101 of 201, greedy")):
+        assert told in Page(make_run(tmp_path / str(count), ["KNK"] * count)).text
+
+
+def test_a_completion_without_an_advantage_is_not_pushed():
+    tokenizer = SimpleNamespace(decode=str)
+    for A, push in ((0.5, "▲ pushed up"), (-0.5, "▼ pushed down"), (0.0, "not pushed")):
+        c = Completion(None, [1], [2], [True], advantage=A)
+        assert f"A = {A:g}, {push}; reward 0" in page.show_completion(tokenizer, c, [0.5], [1.0])
+
+
 def test_a_killed_run_and_one_with_nan_have_a_page(tmp_path):
     for left in (None, 0, 1, 1000, 1500):
         for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):

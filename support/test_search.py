@@ -64,6 +64,13 @@ def test_an_answer_equals_itself_however_it_is_written(answer, responses):
         assert search.verify_qa(f"<think>ok</think> <answer>{response}</answer>", ["Rome", answer]) == (True, True), response
 
 
+def test_thoughts_may_be_long_and_an_answer_may_not():
+    for thoughts, answer, verdict in (("so " * 999, "Rome", (True, True)),
+                                      ("so", "Rome " * 101, (False, False))):
+        response = f"<think>{thoughts}</think> <answer>{answer}</answer>"
+        assert search.verify_qa(response, ["Rome"]) == verdict, f"{thoughts!r:.9}, {answer!r:.9}"
+
+
 @pytest.mark.parametrize("answer, responses", [
     ("A", ["", " ", ".", "\u0301", "the"]), ("the", [" "]), ("?", ["!"]), ("Paris", ["Paris or Rome", "Paris, Rome", "not Paris", "Pari", "P\u0430ris", "\u2260Paris", "P\u0336aris", "Paris?Paris?"]),
     ("35", ["3.5", "3-5", "3/5", "3\u00b75", "-35", "\uff0d35", "\u221235"]), ("15", ["1,5"]), ("5", ["- 5", "-$5", ".5", "**-5**", "\u207b5"]), ("$50", ["$.50", "\u00a350"]),

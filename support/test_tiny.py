@@ -1,5 +1,8 @@
 """Test tiny.py, the tiny models, their training and fine-tuning of another model, and the errors of smollm.py."""
+import contextlib
 import json
+import os
+import pathlib
 import re
 
 import pytest
@@ -76,13 +79,42 @@ def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, s
     (tmp_path / name).write_text(SCRIPT)
     saved = tmp_path / name[:-3] / "settings.json"
     saved.parent.mkdir()
-    for made in (name, "gone.py"):
+    for made in (name, str(tmp_path / name), "gone.py"):  # named by its path, or moved
         saved.write_text(json.dumps({"task": made}))
         tiny.main([name, "--steps", "1"])
     saved.write_text(json.dumps({"task": made_for}))
     with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
         tiny.main([name, "--steps", "1"])
     assert json.loads(saved.read_text()) == {"task": made_for}
+
+
+def test_a_model_folder_is_written_whole_or_not_at_all(script, tmp_path, monkeypatch):
+    """A killed save leaves the old model, and the next one is not disturbed."""
+    monkeypatch.setattr(tiny, "PRETRAINED", tmp_path)
+    write, folder = pathlib.Path.write_text, tmp_path / "short"
+
+    def die(path, *_):
+        raise KeyboardInterrupt
+    for whole in (False, True):
+        monkeypatch.setattr(pathlib.Path, "write_text", write if whole else die)
+        with contextlib.nullcontext() if whole else pytest.raises(KeyboardInterrupt):
+            tiny.main([script, "--steps", "1"])
+        assert folder.exists() == whole
+    (folder / "old").touch()
+    tiny.main([script, "--steps", "1"])
+    assert not (folder / "old").exists() and (folder / "settings.json").exists()
+    assert sorted(os.listdir(tmp_path)) == ["short", "short.py", "words.txt"]
+    with pytest.raises(SystemExit, match="^error: --out short exists: name a new folder"):
+        tiny.main([script, "--out", "short"])
+
+
+def test_a_run_of_puzzles_makes_no_more_of_them_than_it_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "PUZZLES_OF_A_RUN", 30)
+    for made, kept in (("40", 30), ("20", 20)):
+        tiny.main(["kk", "--train_problems", made, "--eval_problems", "8", "--steps", "1",
+                   "--out", f"{tmp_path}/{made}"])
+        settings = json.loads((tmp_path / made / "settings.json").read_text())
+        assert settings["train_problems"] == kept
 
 
 def test_equal_seeds_make_equal_models(script, tmp_path):
@@ -101,6 +133,13 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
         trained_on.extend(scripts)
         return add_gradient(model, scripts, cfg)
     monkeypatch.setattr(tiny, "add_gradient", watch)
+    rates = []
+
+    class Optimizer(torch.optim.AdamW):
+        def step(self):
+            rates.append(self.param_groups[0]["lr"])
+            super().step()
+    monkeypatch.setattr(torch.optim, "AdamW", Optimizer)
     start = tmp_path / "start"
     build_model(vocab_size=300, tie_word_embeddings=True).save_pretrained(start)
     byte_tokenizer(CHATML).save_pretrained(start)
@@ -119,6 +158,8 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
         assert prompt.endswith("<|im_start|>assistant\n<think>")
         texts.add((prompt + problem.solution.removeprefix("<think>") + "<|im_end|>",
                    problem.solution.removeprefix("<think>") + "<|im_end|>"))
+    assert rates == pytest.approx([0.0015, *[3e-3] * 9, *(3e-4 * left for left in range(9, -1, -1))],
+                                  abs=1e-9), "it rises for 2 steps of 20, and falls to 0 in the last 10"
     assert len(trained_on) == 80
     for ids, mask in trained_on:
         assert (policy.tokenizer.decode(ids), policy.tokenizer.decode(ids[mask])) in texts

@@ -101,6 +101,7 @@ def test_a_tools_answer_is_cut_off_before_its_last_line_and_contains_no_special_
     letters = letters_tokenizer()
     short = letters("\n<information>\nbbbbb\n</end>")["input_ids"]
     assert tools.encode_tool_answer(letters, f"\n<information>\n{'b' * 99}\n</end>", len(short)) == short
+    assert len(tools.encode_tool_answer(letters, "a\n" + "b" * 99, 5)) == 5  # a long last line
     # A lone surrogate, as a server may send.
     assert tools.encode_tool_answer(letters, "a\ud83d\n") == letters("a?\n")["input_ids"]
     tokenizer = byte_tokenizer(None)

@@ -23,9 +23,10 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import statistics
 
-import grpo_sg  # before torch: it configures PyTorch's allocator
+import grpo_sg
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -222,13 +223,18 @@ def train(cfg, recipe, new):
 
 
 def save(policy, cfg, folder):
-    """Write the model's folder, with the settings of a run that starts from it."""
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    """Write the model's folder, with the settings of a run that starts from it, under another name,
+    and rename it when it is whole."""
+    new = f"{folder}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    policy.model.save_pretrained(new)
+    policy.tokenizer.save_pretrained(new)
     defaults, own = vars(grpo_sg.Config()), tasks.load_task(cfg.task)[1]
     changed = [name for name, value in vars(cfg).items() if value != defaults[name] or name in own]
     settings = {name: getattr(cfg, name) for name in changed if name not in NOT_SAVED}
-    pathlib.Path(folder, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    pathlib.Path(new, "settings.json").write_text(json.dumps(settings, indent=1), "utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(new, folder)
 
 
 def read_flags(argv):
@@ -253,12 +259,14 @@ def read_flags(argv):
 
 def read_settings(task, model, out, flags):
     """Return the settings of the run that will start from the model: each from the first that has
-    it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. Paths become
-    absolute, because the run may start in another folder."""
+    it of the flags, SETTINGS in the task's file, TINY for a tiny model, and Config. The task's
+    path becomes absolute, so that `check_name` knows it in another folder."""
     own = tasks.load_task(task)[1]
     puzzles = PUZZLES if task == "kk" else {}
     usual = own if model else {**TINY, **puzzles, **own}
-    cfg = grpo_sg.parse_flags([*flags, f"--task={task}", f"--model={model}", f"--out={out}"], usual)
+    task = task if task in tasks.TASKS else os.path.abspath(task)
+    places = {"task": task, "model": model, "out": out}
+    cfg = grpo_sg.Config(**{**usual, **grpo_sg.parse_flags(flags), **places})
     grpo_sg.check_settings(cfg)
     return cfg
 
@@ -277,6 +285,8 @@ def main(argv=None):
     own, flags = read_flags(argv)
     task, model, out = own.pop("task"), own.pop("model"), own.pop("out")
     with grpo_sg.errors_in_one_line(OSError):
+        if out and os.path.exists(out):
+            raise UserError(f"--out {out} exists: name a new folder")
         cfg = read_settings(task, model, out, flags)
         stem = pathlib.Path(task).stem
         name = f"{stem}-{os.path.basename(model)}" if model else stem

@@ -24,11 +24,8 @@ class Tool:
         unfinished = completions
         for turn in range(self.max_turns + 1):
             last_turn = turn == self.max_turns
-            contexts = [c.prompt + c.tokens for c in unfinished]
-            drawn = grpo_sg.sample_in_parts(policy, contexts, cfg, generator, temperature,
-                                            None if last_turn else call_end)
-            for c, tokens in zip(unfinished, drawn):
-                c.add(tokens, own=True)
+            drawn = grpo_sg.write_completions(policy, unfinished, cfg, generator, temperature,
+                                              None if last_turn else call_end)
             if last_turn:
                 break
             unfinished = [c for c, tokens in zip(unfinished, drawn) if call_end.ends(tokens)]

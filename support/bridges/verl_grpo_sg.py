@@ -3,13 +3,10 @@
 Name this module in actor_rollout_ref.model.external_lib; README.md has the other settings. Logs
 actor/weight_mean and actor/low_prob_frac in addition to verl's metrics."""
 import math
-import os
 
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-# vLLM's sleep mode refuses the value that grpo_sg sets.
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:False")
 from grpo_sg import token_weights
 
 
