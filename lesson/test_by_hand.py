@@ -103,6 +103,13 @@ def test_the_samples_are_what_the_tiny_model_writes():
         assert tokenizer.decode(c.tokens[:-1]) == c.response and tokenizer.unk_token_id not in c.tokens
 
 
+@pytest.mark.parametrize("name", by_hand.PICTURES)
+def test_a_picture_is_that_of_the_group(name):
+    path = by_hand.FIGURES / f"{name}.svg"
+    assert not path.exists() or path.read_text("utf-8") == by_hand.draw_group(name), (
+        "draw it again: python -m lesson.by_hand pictures")
+
+
 # ---- Lines 1 to 6 ----
 
 def gradient_of_groups(advantages_of):
