@@ -947,6 +947,7 @@ def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 # with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
 # copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
 LOGS = "metrics.jsonl", "samples.jsonl"
+SAVE_SHARE = 0.02  # of the time, at most, goes into checkpoints
 IN_FILES = vars(Config()).keys() - {"out", "eval_only", "resume"}  # settings that a file keeps
 
 
@@ -1070,7 +1071,7 @@ def read_settings(argv: list[str] | None = None) -> Config:
     own = tasks.load_task(given["task"])[1] if "task" in given else {}
     model = given.get("model", own.get("model"))
     start = find_start(given.get("resume"), model, given.get("task", "kk"))
-    saved = read_saved(start) if "resume" in given else read_models_settings(start, given)
+    saved = read_saved(start) if "resume" in given else read_models_settings(start, own, given)
     cfg = Config(**{"task": "kk", **own, **saved, **given})
     if cfg.resume:
         cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
@@ -1102,16 +1103,17 @@ def find_start(resume: str | None, model: str | None, task: str) -> str:
     return model
 
 
-def read_models_settings(model: str, given: dict) -> dict:
-    """Return the settings in a model's folder. It may be a stranger's, so it chooses no file: that
-    of a task would be run."""
+def read_models_settings(model: str, own: dict, given: dict) -> dict:
+    """Return the settings in a model's folder. It may be a stranger's, so it chooses no file (that
+    of a task would be run): only the flags, given, and the task's SETTINGS, own, do."""
     saved = read_saved(model)
     task = str(saved.get("task", ""))
     if "task" in given and task and Path(task).stem != Path(given["task"]).stem:
         say(f"the settings in {model} are not used, because they are for --task {task}")
         return {}
     for name in ("task", "data", "eval_data"):
-        if name not in given and set("./\\") & set(str(saved.get(name, ""))):
+        is_path = set("./\\") & set(str(saved.get(name, "")))
+        if is_path and name not in given and saved[name] != own.get(name):
             raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: name it")
     return saved
 
@@ -1122,7 +1124,7 @@ def check_settings(cfg: Config) -> None:
         if type(default) in (int, float):
             value, least = getattr(cfg, name), LEAST.get(name, 1)
             if type(value) not in (int, type(default)) or not least <= value < math.inf:
-                raise SystemExit(f"error: --{name} must be {least} or more, not {value!r}")
+                raise SystemExit(f"error: --{name} must be finite, from {least} on, not {value!r}")
     check_folder(cfg)
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
@@ -1190,9 +1192,9 @@ def run(policy: Policy, task, cfg: Config) -> None:
         if done % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, "valid", done)
         # After the log and the validation, so that a resumed run has nothing to make up for; and
-        # as often as it costs at most 2% of the time, so whatever ends a run, little is lost.
+        # whenever it is cheap, so that little is lost, whatever ends the run.
         now = time.monotonic()
-        if done == cfg.steps or now - saved > 50 * cost:
+        if done == cfg.steps or cost <= SAVE_SHARE * (now - saved):
             save(cfg, done, policy, optimizer)
             saved = time.monotonic()
             cost = saved - now

@@ -10,6 +10,7 @@ program. The models that they use, at the end of the file, are tiny, random and 
 The heading of each section of the lesson begins with the function that it tests, and the lesson
 ends at the first line "# ====". lesson/grade.py, which grades your own functions, reads both.
 """
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -22,7 +23,6 @@ import pickle
 import random
 import re
 import shutil
-import signal
 import sys
 import time
 import types
@@ -891,6 +891,39 @@ def test_a_verifier_reads_the_prompts_last_tag_and_no_stop_token(
     assert c.response == c.transcript == response
 
 
+@pytest.mark.parametrize("verdict, reward, words", [
+    ((0.25, True), 1.0, "two bools, not 0.25 and True"), ((True, None), 1.0, "True and None"),
+    ((True, True), math.nan, "a finite number, not nan"), ((True, True), -math.inf, "not -inf")])
+def test_a_verdict_is_two_bools_and_a_reward_a_finite_number(verdict, reward, words):
+    """Half a verdict would count as solved, and NaN would take the updates of its step with it."""
+    policy, task, _ = build_toy(change={"verify": lambda text, gold: verdict,
+                                        "reward": lambda c: reward})
+    c = grpo_sg.Completion(task.train[0], [5], [2, 3, 0], [True] * 3)
+    with pytest.raises(ValueError, match=words) as error:
+        grpo_sg.grade(c, policy, task)
+    assert "'yes no'" in str(error.value)  # the response
+
+
+def test_other_bools_become_pythons():
+    """JSON would write numpy's as text."""
+    verdict = torch.tensor([0, 1]).bool().numpy()
+    policy, task, _ = build_toy(change={"verify": lambda text, gold: verdict})
+    c = grpo_sg.Completion(task.train[0], [5], [2, 0], [True] * 2)
+    grpo_sg.grade(c, policy, task)
+    assert c.correct is False and c.formatted is True
+
+
+@pytest.mark.parametrize("value, refused", [(math.nan, True), (math.inf, True), (-math.inf, False)])
+def test_a_destroyed_model_is_not_sampled_from(value, refused):
+    """Some models mask tokens by -inf, which is no sign of damage."""
+    model, token = build_model(), torch.tensor([7])
+    model.lm_head.register_forward_hook(
+        lambda module, x, logits: logits.index_fill(-1, token, value))
+    error = pytest.raises(FloatingPointError, match="--lr")
+    with error if refused else contextlib.nullcontext():
+        sample(model, PROMPTS, max_new_tokens=2, stop_ids=[])
+
+
 def test_equal_prompts_are_prefilled_once():
     model = build_model()
     with mock.patch.object(model, "forward", wraps=model.forward) as forward:
@@ -1085,7 +1118,9 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
         ("old_logps", torch.zeros(1, 7)), ("weights", torch.ones(5, 1)),
         ("ref_logps", torch.zeros(1, 7)),
         ("mask", torch.ones(5, 1)), ("advantages", torch.ones(7)), ("advantages", torch.ones(1)),
-        ("beta", 0.1))],
+        ("advantages", torch.ones(7, 5)), ("beta", 0.1))],
+    # Packed rows would be averaged over the wrong number of tokens.
+    (grpo_sg_loss, {name: torch.ones(5) for name in LOSS}, ""),
     (pass_at_k, dict(n=4, c=5, k=2), "n=4, c=5, k=2"), (pass_at_k, dict(n=4, c=-1, k=2), "c=-1"),
     (pass_at_k, dict(n=4, c=2, k=5), "k=5"), (pass_at_k, dict(n=4, c=2, k=0), "k=0"),
     (token_logps, {**LOGPS, "ids": torch.ones(1, 3)}, "(1, 2), ids (1, 3)"),
@@ -1101,7 +1136,7 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
 @pytest.mark.filterwarnings("error")
 def test_arguments_that_do_not_fit_are_refused(function, arguments, words):
     """Broadcasting, or a mode that does not exist, would silently compute a wrong loss."""
-    refusals = AssertionError, RuntimeError, AttributeError, UserWarning
+    refusals = AssertionError, RuntimeError, AttributeError, ValueError, UserWarning
     with pytest.raises(refusals, match=re.escape(words) or None):
         list(function(**arguments))  # train makes its steps one by one
 
@@ -1402,7 +1437,8 @@ def write_prompt(tokenizer, question="Who?", kwargs="{}", **fields):
     # of a vision model
     "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
     "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}",
-    "{{ messages[-1].content[:3] }}", "{{ messages[-1].content }}", "{{ raise_exception('no') }}", CLOSED])
+    "{{ messages[-1].content[:3] }}", "{{ messages[-1].content }}",
+    "{{ raise_exception('no') }}", CLOSED])
 @pytest.mark.parametrize("system", ["", "Be good."])
 def test_a_prompt_that_cannot_be_written_is_one_line(template, system):
     chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."},
@@ -1443,6 +1479,17 @@ def test_all_end_tokens_that_the_model_names_end_a_completion():
             assert grpo_sg.find_stop_ids(model, tokenizer) == stops
 
 
+def test_prompts_that_the_model_cannot_read_are_refused():
+    """Up to a tenth of the tokens may be unknown."""
+    policy, task, cfg = build_toy()
+    known = "who " * 9
+    problems = [tasks.Problem(known + "where", "yes")]
+    assert len(encode(task._replace(train=problems), policy, cfg).train) == 1
+    problems = [tasks.Problem(known + "where where", "yes")]
+    with pytest.raises(tasks.UserError, match=r"cannot read its train prompts.*\[UNK\]"):
+        encode(task._replace(train=problems), policy, cfg)
+
+
 def test_long_prompts_are_dropped_with_a_count_and_a_split_needs_others(capsys):
     policy, task, cfg = build_toy()
     cfg.max_new_tokens = 4095
@@ -1450,10 +1497,12 @@ def test_long_prompts_are_dropped_with_a_count_and_a_split_needs_others(capsys):
     assert "dropped 1 of 3 train problems" in capsys.readouterr().out
     cfg.max_new_tokens = 4094
     assert len(encode(task, policy, cfg).train) == 3 and capsys.readouterr().out == ""
-    too_long = tasks.Problem("why " * 4096, "yes")
-    for split, problems in itertools.product(("train", "valid", "test"), ([], [too_long])):
-        with pytest.raises(tasks.UserError, match=f"--task toy has no {split} problems"):
-            encode(task._replace(**{split: problems}), policy, cfg)
+    too_long = [tasks.Problem("why " * 4096, "yes")]
+    for split in ("train", "valid", "test"):
+        for problems, advice in (([], "give some"), (too_long, "lower --max_new_tokens")):
+            words = f"--task toy has no {split} problems: {advice}"
+            with pytest.raises(tasks.UserError, match=words):
+                encode(task._replace(**{split: problems}), policy, cfg)
 
 
 def test_questions_with_a_control_token_are_dropped(capsys):
@@ -1498,7 +1547,8 @@ def run_toy(out, **settings):
 
 def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     """Two of three groups have equal rewards. Of ten prompts each problem is used once."""
-    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, change={"reward": reward_whys})
+    change = {"reward": reward_whys}
+    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, change=change)
     printed = capsys.readouterr().out
     assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
     # In the last step as well, so that a run made longer has it; only a test has samples.
@@ -1515,28 +1565,52 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
 
 
 def test_a_clock_tells_how_long_a_step_took_and_when_to_save(tmp_path, monkeypatch, capsys):
-    """It advances by 10 s in each rollout and by 100 s in learn; the other one, which never goes back,
-    twice as fast. A line tells that updates were skipped."""
+    """It advances by 10 s in each rollout, by 100 s in learn and by 5 s in save; the other one,
+    which never goes back, twice as fast. So a save may come 500 s after the one before. A line
+    tells that updates were skipped."""
     now, saved = [0], []
 
     def advance(seconds, function, *args, **settings):
         now[0] += seconds
         return function(*args, **settings)
-    for name, seconds in (("rollout", 10), ("learn", 100)):
-        monkeypatch.setattr(grpo_sg, name, functools.partial(advance, seconds, getattr(grpo_sg, name)))
-    monkeypatch.setattr(grpo_sg, "time", mock.Mock(time=lambda: now[0], monotonic=lambda: 2 * now[0]))
     monkeypatch.setattr(grpo_sg, "save", lambda cfg, step, policy, optimizer: saved.append(step))
+    for name, seconds in (("rollout", 10), ("learn", 100), ("save", 5)):
+        function = functools.partial(advance, seconds, getattr(grpo_sg, name))
+        monkeypatch.setattr(grpo_sg, name, function)
+    clock = mock.Mock(time=lambda: now[0], monotonic=lambda: 2 * now[0])
+    monkeypatch.setattr(grpo_sg, "time", clock)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(math.nan))
-    rows = run_toy(tmp_path / "run", steps=7, eval_every=99, prompts=1, group_size=4, max_new_tokens=2)
-    assert {(row["seconds"], row["seconds_sampling"], row["seconds_update"]) for row in rows} == {(110, 10, 100)}
-    assert saved == [3, 6, 7]
+    rows = run_toy(tmp_path / "run", steps=8, eval_every=99, prompts=1, group_size=4,
+                   max_new_tokens=2)
+    times = {(row["seconds"], row["seconds_sampling"], row["seconds_update"]) for row in rows}
+    assert times == {(110, 10, 100)}
+    assert saved == [1, 4, 7, 8], "after the first and the last step, and when it costs 2% at most"
     printed = capsys.readouterr().out
-    assert "110.0 s, 11.0 min left\n2 updates skipped" in printed and max(row["skipped"] for row in rows) == 2
+    assert "110.0 s, 12.8 min left\n2 updates skipped" in printed
+    assert max(row["skipped"] for row in rows) == 2
+
+
+def test_a_step_says_what_is_wrong_and_a_test_shows_a_completion(tmp_path, capsys):
+    """The mean of w is left out if nothing was trained on. Before the first test a line says what
+    is done. A completion is one line, without control characters."""
+    run_toy(tmp_path / "run", steps=2, change={"reward": lambda c: 1.0}, eval_every=1)
+    printed = capsys.readouterr().out
+    assert re.search(r"^step 1 of 2: reward 1.00, sampled accuracy 0\.\d\d, truncated 0\.\d\d, "
+                     r"zero-variance groups 1.00, grad_norm 0.00, ", printed, re.M)
+    assert len(re.findall("^its first problem's completion, reward 1: ", printed, re.M)) == 4
+    begin = printed.index("testing: a greedy completion of each test problem")
+    assert begin < printed.index("test: greedy accuracy") < printed.index("left: 2 steps")
+    policy, task, cfg = build_toy(out=str(tmp_path))
+    c = grpo_sg.Completion(task.test[0], [5], transcript="yes\x1b[2J\nno")
+    with mock.patch.object(grpo_sg, "evaluate", return_value=({}, [c])):
+        grpo_sg.evaluate_split(policy, task, cfg, "test", 0)
+    assert r"reward 0: ...'yes\x1b[2J\nno'" in capsys.readouterr().out
 
 
 # ==== The program: its settings, and mistakes ====
 
-SMALL = "--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 --eval_samples 0 --max_new_tokens 8"
+SMALL = ("--steps 1 --prompts 2 --group_size 2 --eval_problems 3 --train_problems 20 "
+         "--eval_samples 0 --max_new_tokens 8")
 
 
 def run_program(text):
@@ -1545,21 +1619,23 @@ def run_program(text):
         grpo_sg.main(text.split())
     except SystemExit as stop:
         return stop.code
-    except KeyboardInterrupt:
-        return "interrupted"
     except OSError as error:
         return str(error)
 
 
-def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(tmp_path, monkeypatch, capsys):
+def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(
+        tmp_path, monkeypatch, capsys):
     # At a learning rate of 1e-6, bfloat16 would round most updates away.
     tokenizer = save_model(tmp_path / "model", build_model(vocab_size=260).bfloat16())
-    run_program(f"--model {tmp_path}/model {SMALL} --task kk --brief --beta 0.01 --out {tmp_path}/run")
+    flags = f"--model {tmp_path}/model {SMALL} --task kk --brief --beta 0.01"
+    run_program(f"{flags} --out {tmp_path}/run")
     printed, rows = capsys.readouterr().out, rows_of(tmp_path / "run" / "metrics.jsonl")
-    assert [(row["step"], row.get("split")) for row in rows] == [(0, "test"), (1, None), (1, "test")]
+    splits = [(row["step"], row.get("split")) for row in rows]
+    assert splits == [(0, "test"), (1, None), (1, "test")]
     assert len(rows_of(tmp_path / "run" / "samples.jsonl")) == 3 + 2 + 3
     for words in (f"step 1 of 1: reward {rows[1]['reward']:.2f}, sampled accuracy", "its answer: ",
-                  "test: greedy accuracy 0.000 ± 0.000, reward", "0% of the model's answers to the test problems"):
+                  "test: greedy accuracy 0.000 ± 0.000, reward",
+                  "0% of the model's answers to the test problems"):
         assert words in printed
     model, saved = grpo_sg.load_model(tmp_path / "run" / "checkpoint-1")
     assert saved.chat_template == tokenizer.chat_template and model.dtype == torch.float32
@@ -1572,70 +1648,101 @@ def test_the_program_trains_a_saved_model_and_its_checkpoint_tests_the_same(tmp_
     assert rows_of(out / "metrics.jsonl") == [{**rows[-1], "step": 0}]
 
 
-def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(tmp_path):
+def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(tmp_path, capsys):
     file, model = tmp_path / "mine.py", tmp_path / "model"
-    file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\ndef make_task(cfg): pass")
+    file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\n"
+                    "def make_task(cfg): pass")
     save_model(model)
     saved = {"task": "elsewhere/mine.py", "steps": 5, "lr": 1, "brief": True, "unknown": 1}
     (model / "settings.json").write_text(json.dumps(saved))
     flags = f"--task {file} --model {model} --steps 6 --brief false"
     cfg = grpo_sg.read_settings(flags.split())
-    assert (cfg.steps, cfg.lr, cfg.group_size, cfg.people, cfg.brief) == (6, 1, 4, [4], False)
-    assert (cfg.beta, cfg.model) == (0.0, str(model))
+    assert (cfg.steps, cfg.lr, cfg.group_size, cfg.people) == (6, 1, 4, [4])
+    assert (cfg.brief, cfg.beta, cfg.model) == (False, 0.0, str(model))
+    assert capsys.readouterr().out == ""
     other = grpo_sg.read_settings(["--model", str(model), "--task", "kk"])
     assert (other.steps, other.task) == (350, "kk")  # those for another task are not used
+    assert f"settings in {model} are not used, because they are for --task elsewhere/mine.py" in (
+        capsys.readouterr().out)
+
+
+def test_a_strangers_model_runs_no_file_and_chooses_none(tmp_path, monkeypatch):
+    """Its settings.json could name a task's file, which would be run, or a file to read. A plain
+    name of data is no file."""
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "model")
+    (tmp_path / "evil.py").write_text("raise SystemError('run')")
+    settings = tmp_path / "model" / "settings.json"
+    for name, value in (("task", "./evil.py"), ("task", "evil.py"), ("task", "model/evil"),
+                        ("data", "secret.jsonl"), ("eval_data", "../secret")):
+        settings.write_text(json.dumps({"task": "math", name: value}))
+        status = run_program("--eval_only --model model")
+        assert status == f"error: the model was trained on --{name} {value}: name it"
+    settings.write_text(json.dumps({"task": "math", "data": "gsm8k", "out": "elsewhere",
+                                    "resume": "x", "eval_only": True, "model": "y", "steps": 7}))
+    cfg = grpo_sg.read_settings(["--model", "model", "--data=mine.jsonl"])
+    assert (cfg.task, cfg.data, cfg.steps, cfg.model) == ("math", "mine.jsonl", 7, "model")
+    assert cfg.out.startswith("runs/math") and (cfg.resume, cfg.eval_only) == ("", False)
+    assert grpo_sg.read_settings(["--model", "model"]).data == "gsm8k"
 
 
 @pytest.mark.parametrize("text, words", [
     ("", "no model --model"), ("--modle x", "--modle x"), ("--device tpu", "--device 'tpu'"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr 0 nan"),
-    ("--model x --tau 0", "--tau above 0"), ("--model x --seed -1", "--seed 0 or more -1"),
-    ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps"),
-    ("--model x --updates 0", "--updates"), ("--model x --group_size 1", "--group_size 1"),
-    ("--model x --low 2 --high 1", "--low 2.0 --high 1.0"), ("--model x --out ..", "--out .."),
-    ("--model x --people 9", "--people 9"), ("--model x --eval_every 0", "--eval_every above 0"),
-    ("--model runs/kk/checkpoint-9", "runs/kk/checkpoint-9"), ("--model ./x", "./x"), ("--model ~/x", "~/x"),
-    ("--resume", "--resume expected"), ("--resume nowhere", "nowhere")])
-def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(grpo_sg, "__file__", str(tmp_path / "grpo_sg.py"))  # without support/pretrained/
+    ("--model x --tau 0", "--tau 1e-09 0.0"), ("--model x --seed -1", "--seed 0 -1"),
+    ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps 1 0"),
+    ("--model x --updates 0", "--updates"), ("--model x --group_size 1", "--group_size 2 1"),
+    ("--model x --clip_high inf", "--clip_high inf"), ("--model x --beta -1", "--beta -1.0"),
+    ("--model x --out ..", "--out .."), ("--model x --people 9", "--people 9"),
+    ("--model x --eval_every 0", "--eval_every 1 0"), ("--model ./x", "./x"),
+    ("--model runs/kk/checkpoint-9", "runs/kk/checkpoint-9"), ("--model ~/x", "~/x"),
+    ("--resume", "--resume expected"), ("--resume nowhere", "--resume nowhere"),
+    ("--resume=", "--resume"), ("--model=", "--model"), ("--task=", "--task")])
+def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch,
+                                                           capsys):
+    monkeypatch.setattr(grpo_sg, "__file__", str(tmp_path / "grpo_sg.py"))  # no tiny models
     monkeypatch.setattr(grpo_sg, "load_model", None)  # before a model is loaded
     monkeypatch.chdir(tmp_path)
     status = run_program(text)
     *usage, line = (capsys.readouterr().err if status == 2 else status).strip().split("\n")
     assert "error: " in line and "error" not in " ".join(usage)
     assert all(word in line for word in words.split()), line
-    assert os.listdir(tmp_path) == []  # a failed start leaves no folder
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left <= {"lock"}, "a failed start leaves no files"
 
 
 @pytest.mark.parametrize("file, text, flags, words", [
     ("config.json", "[", "", "cannot load {}"), ("model.safetensors", "[", "", "cannot load {}"),
-    ("tokenizer.json", "[", "", "cannot load {}"), ("settings.json", '{"task": "math", "seed": "x"}', "", "--seed 'x'"),
-    ("settings.json", '{"task": "math", "seed": -1}', "", "--seed 0 or more -1"),
-    ("own.py", "{}", "--max_new_tokens 5000", "--task math no train problems"),
+    ("tokenizer.json", "[", "", "cannot load {}"),
+    *[("settings.json", text, "", "{}/settings.json") for text in ("", "[]", '{"lr": 1,}')],
+    ("settings.json", '{"task": "math", "seed": "x"}', "", "--seed 'x'"),
+    ("settings.json", '{"task": "math", "updates": 2.5}', "", "--updates 2.5"),
+    ("settings.json", '{"task": "math", "seed": -1}', "", "--seed 0 -1"),
+    ("own.py", "{}", "--max_new_tokens 5000", "--task math no train problems --max_new_tokens"),
     ("own.py", "{}", "--out {}/config.json/x", "config.json")])
-def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(file, text, flags, words, tmp_path, capsys):
+def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(
+        file, text, flags, words, tmp_path, capsys):
     save_model(tmp_path)
     (tmp_path / file).write_text(text)
-    status = run_program(f"--model {tmp_path} --task math {SMALL} --out {tmp_path}/run {flags.format(tmp_path)}")
+    flags = f"--model {tmp_path} --task math {SMALL} --out {tmp_path}/run {flags.format(tmp_path)}"
+    status = run_program(flags)
     *usage, error = (capsys.readouterr().err if status == 2 else status).strip().split("\n")
     assert "error: " in error and "error" not in " ".join(usage)
     assert all(word in error for word in words.format(tmp_path).split()), error
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_a_runs_files_are_found_from_any_folder(tmp_path, monkeypatch):
-    for name in ("mine.py", "mine.csv", "kk"):
-        (tmp_path / name).write_text("def make_task(cfg): pass")
-    monkeypatch.chdir(tmp_path)
-    cfg = grpo_sg.read_settings("--task mine.py --model x/y --data mine.csv --eval_data mine.csv".split())
-    assert (cfg.task, cfg.data, cfg.eval_data) == (f"{tmp_path}/mine.py", *[f"{tmp_path}/mine.csv"] * 2)
-    cfg = grpo_sg.read_settings(["--model=x/y", "--eval_data=gone.csv"])
-    assert (cfg.task, cfg.eval_data) == ("kk", "gone.csv")  # a name without a dot is no file
+def test_help_says_what_the_program_does(capsys):
+    assert run_program("--help") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "reinforcement learning with verifiable rewards" in words
+    assert "python grpo_sg.py --model Qwen/" in words and "a tiny model has others" in words
 
 
 @pytest.mark.parametrize("flags, words", [
-    ("--tau 9", "every w is 1: this is GRPO"), ("--tau 9 --shaping none", ""), ("", ""), ("--mu 0", "")])
+    ("--tau 9", "every w is 1: this is GRPO"), ("--low 2 --high 1", "every w is 1: this is GRPO"),
+    ("--tau 9 --shaping none", ""), ("", ""), ("--mu 0", "")])
 def test_a_constant_weight_is_announced(flags, words, capsys):
     grpo_sg.read_settings(f"--model any/name {flags}".split())
     printed = capsys.readouterr().out
@@ -1669,8 +1776,9 @@ def contents_of(out):
     """Return all that a run has written, except for times and the optimizer's state."""
     rows = [{name: value for name, value in row.items() if "second" not in name}
             for row in rows_of(out / "metrics.jsonl")]
-    parameters = parameters_of(grpo_sg.load_model(grpo_sg.newest(out))[0])
-    return rows, rows_of(out / "samples.jsonl"), grpo_sg.list_checkpoints(out), parameters.tolist()
+    newest = grpo_sg.newest(str(out))
+    parameters = parameters_of(grpo_sg.load_model(newest)[0])
+    return rows, rows_of(out / "samples.jsonl"), os.path.basename(newest), parameters.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -1688,51 +1796,43 @@ def finished(folder, tmp_path):
     return shutil.copytree(folder / "whole", tmp_path / "run")
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c_interrupts():
-    """In the background of a shell SIGINT is ignored, and a child inherits this."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 KILLED = SystemExit("killed")
 
 
-def interrupt(where, name, number, *events):
-    """Return a patch: the number-th call of where.name begins with these signals or errors."""
+def interrupt(where, name, number, event):
+    """Return a patch: the number-th call of where.name raises this instead."""
     function, calls = getattr(where, name), itertools.count(1)
 
     def interrupted(*args, **settings):
-        for event in events if next(calls) == number else ():
-            if isinstance(event, BaseException):
-                raise event
-            os.kill(os.getpid(), event)
+        if next(calls) == number:
+            raise event
         return function(*args, **settings)
     return mock.patch.object(where, name, interrupted)
 
 
-@pytest.mark.parametrize("where, name, number, events, status, saved", [
-    (grpo_sg, "evaluate", 3, [signal.SIGINT], 130, 2),  # in the validation after step 2
-    (torch, "save", 2, [signal.SIGTERM], 143, 2),  # as step 2 is saved
-    (grpo_sg, "learn", 3, [signal.SIGINT, signal.SIGINT], "interrupted", 2),
-    (grpo_sg, "learn", 3, [signal.SIGTERM, signal.SIGTERM], 143, 3),
-    (grpo_sg, "learn", 3, [signal.SIGHUP, signal.SIGHUP], 129, 3),  # a closed terminal may send two
-    (grpo_sg, "evaluate", 6, [KILLED], "killed", 4),  # in the last test
-    (torch, "save", 2, [KILLED], "killed", 1),
-    (os, "rename", 2, [KILLED], "killed", 1),        # a checkpoint is whole, but not yet renamed
-    (shutil, "rmtree", 3, [KILLED], "killed", 2)])   # both checkpoints are whole
+@pytest.mark.parametrize("where, name, number, event, saved", [
+    (grpo_sg, "evaluate", 1, KeyboardInterrupt(), None),  # in the first test
+    (grpo_sg, "evaluate", 3, KeyboardInterrupt(), 1),  # in the validation after step 2
+    (grpo_sg, "learn", 3, KeyboardInterrupt(), 2),
+    (torch, "save", 2, KeyboardInterrupt(), 1),  # as step 2 is saved
+    (grpo_sg, "evaluate", 6, KILLED, 4),  # in the last test
+    (torch, "save", 2, OSError(28, "No space left on device"), 1),
+    (os, "rename", 2, KILLED, 1),       # a checkpoint is whole, but not yet renamed
+    (shutil, "rmtree", 3, KILLED, 2)])  # both checkpoints are whole
 def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
-        where, name, number, events, status, saved, folder, tmp_path, capsys, monkeypatch):
+        where, name, number, event, saved, folder, tmp_path, monkeypatch):
     """Bit for bit: on a CPU equal seeds give equal runs. The first attempt to resume is killed."""
-    monkeypatch.setattr(grpo_sg, "SAVE_SECONDS", -1)
-    out, handlers = tmp_path / "run", [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
-    with interrupt(where, name, number, *events):
-        assert start(folder, out) == status
-    assert (f"--resume {out}" in capsys.readouterr().out) == isinstance(status, int)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == handlers
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert grpo_sg.list_checkpoints(out)[-1] == saved
+    out = tmp_path / "run"
+    monkeypatch.setattr(grpo_sg, "SAVE_SHARE", math.inf)  # after each step
+    with interrupt(where, name, number, event):
+        status = start(folder, out)
+    if isinstance(event, KeyboardInterrupt):
+        advice = f"continue by --resume {out}" if saved else "nothing was saved"
+        assert status == f"interrupted: {advice}"
+    assert grpo_sg.list_checkpoints(out)[-1:] == ([saved] if saved else [])
+    if saved is None:
+        assert start(folder, out) is None  # it has no row, so it may begin again
+        return
     for log in ("metrics.jsonl", "samples.jsonl"):  # the computer went down as it wrote a line
         with open(out / log, "a") as file:
             file.write('{"step": 3, "rew')
@@ -1742,9 +1842,11 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(
     assert contents_of(out) == contents_of(folder / "whole")
 
 
-def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp_path, finished, monkeypatch):
-    """Its model may be gone, and its AdamW may have been on a GPU. A killed run may have left an older
-    checkpoint, and an older version settings that are unknown. A tracker that rebinds `log` gets every row."""
+def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(
+        folder, tmp_path, finished, monkeypatch, capsys):
+    """Its model may be gone, and its AdamW may have been on a GPU. An older version may have left
+    settings that are unknown, and checkpoints that it kept. A tracker that rebinds `log` gets
+    every row. RUN/checkpoint-4 is RUN."""
     log, tracked, saved = grpo_sg.log, [], finished / "checkpoint-4"
 
     def track(out, row, completions):
@@ -1757,23 +1859,49 @@ def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(folder, tmp
     with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
         torch.save(state, saved / "training.pt")
     shutil.copytree(saved, finished / "checkpoint-3")
-    (finished / "checkpoint-best").mkdir()  # the user's own
+    for name in ("checkpoint-best", "checkpoint-²"):
+        (finished / name).mkdir()  # the user's own
     settings = json.loads((saved / "settings.json").read_text())
-    (saved / "settings.json").write_text(json.dumps({"keep_every": 2, **settings}))
-    shutil.copytree(finished, tmp_path / "changed")
+    (saved / "settings.json").write_text(json.dumps({"keep_every": 3, **settings}))
     away = (folder / "model").rename(folder / "moved")
-    assert start(folder, finished, "--resume --steps 5") is None
+    capsys.readouterr()
+    try:
+        assert run_program(f"--resume {finished}/checkpoint-3 --steps 5") is None
+    finally:
+        away.rename(folder / "model")
+    printed = capsys.readouterr().out
+    assert f"continuing at the newest checkpoint, {saved}; changed: --steps" in printed
+    assert "left: 1 steps, and the last test" in printed and "answers to the test pro" in printed
     assert contents_of(finished) == contents_of(tmp_path / "long")
-    assert sorted(name for name in os.listdir(finished) if "checkpoint" in name) == ["checkpoint-5", "checkpoint-best"]
-    # Flags that change no result are allowed.
-    flags = "--steps 5 --device cpu --tokens_per_micro_batch 99999 --sample_batch 9999 --gradient_checkpointing"
-    assert start(folder, tmp_path / "changed", f"--resume {flags}") is None
-    away.rename(folder / "model")
+    names = sorted(name for name in os.listdir(finished) if "checkpoint" in name)
+    assert names == ["checkpoint-3", "checkpoint-5", "checkpoint-best", "checkpoint-²"]
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    assert grpo_sg.newest(tmp_path) == f"{tmp_path}/checkpoint-10"
-    rewards = [[row.get("reward") for row in rows_of(out / "metrics.jsonl")] for out in (finished, tmp_path / "changed")]
-    assert rewards[0] == rewards[1]
+    assert grpo_sg.newest(str(tmp_path)) == f"{tmp_path}/checkpoint-10"
+
+
+def test_flags_replace_the_settings_of_a_resumed_run(folder, tmp_path, finished, capsys):
+    """Also --lr, although AdamW's saved state has the old one. A task's file may have moved. With
+    --out, the run is continued in another folder."""
+    moved, fork = tmp_path / "elsewhere.py", tmp_path / "fork"
+    shutil.copy(folder / "own.py", moved)
+    before = parameters_of(grpo_sg.load_model(finished / "checkpoint-4")[0])
+    flags = f"--out {fork} --lr 0 --steps 5 --task {moved} --eval_samples 0 --sample_batch 512"
+    assert start(folder, finished, f"--resume {flags}") is None
+    assert "; changed: --task --lr --steps --eval_samples\n" in capsys.readouterr().out
+    assert before.equal(parameters_of(grpo_sg.load_model(fork / "checkpoint-5")[0]))
+    assert contents_of(finished) == contents_of(folder / "whole")
+    assert rows_of(fork / "metrics.jsonl")[:9] == rows_of(finished / "metrics.jsonl")[:9]
+    settings = json.loads((fork / "settings.json").read_text())
+    assert (settings["lr"], settings["task"]) == (0, str(moved))
+
+
+def test_a_finished_run_that_is_resumed_makes_its_last_test(folder, finished, capsys):
+    assert start(folder, finished, "--resume") is None
+    assert "left: 0 steps, and the last test" in capsys.readouterr().out
+    assert contents_of(finished) == contents_of(folder / "whole")
+    assert start(folder, finished, "--resume --eval_only") is None
+    assert contents_of(finished) == contents_of(folder / "whole")
 
 
 def test_the_kl_is_to_the_initial_policy_also_in_a_resumed_run(folder, tmp_path):
@@ -1784,36 +1912,57 @@ def test_the_kl_is_to_the_initial_policy_also_in_a_resumed_run(folder, tmp_path)
     assert first == 0 and second > 1e-6 and third > 1e-6
 
 
-@pytest.mark.parametrize("lost, words", [
-    ("checkpoint-4", "error: no checkpoint is in"), ("checkpoint-4/training.pt", "training.pt"),
-    ("checkpoint-4/model.safetensors", "checkpoint-4"), *[("", flags) for flags in (
-        "--lr 5", "--temperature 3", "--max_new_tokens 20", "--seed 5", "--eval_problems 5", "--people 4", "--brief false",
-        "--task kk", "--model other/model", "--out elsewhere", "--eval_only", "--steps 2", "--steps 3")]])
-def test_a_run_that_cannot_continue_or_not_with_these_flags_loses_nothing(lost, words, folder, finished):
-    """With other settings its tests before and after training would be two different tests."""
+@pytest.mark.parametrize("lost, flags, words", [
+    ("checkpoint-4", "", "it is no folder with a checkpoint"),
+    ("checkpoint-4/training.pt", "", "training.pt"),
+    ("checkpoint-4/model.safetensors", "", "checkpoint-4"),
+    ("", "--sample_batch 0", "--sample_batch"), ("", "--lr nan", "--lr"),
+    ("", "--task gone.py", "--task gone.py"), ("", "--out {}", "--out {} has files")])
+def test_a_run_that_cannot_continue_loses_nothing(lost, flags, words, folder, finished, tmp_path):
     if lost:
         (finished / lost).rename(finished / "gone")
-    error = start(folder, finished, "--resume" if lost else f"--resume {words}")
-    assert (words if lost else f"error: {words.split()[0]}") in error and "\n" not in error
+    error = start(folder, finished, f"--resume {flags.format(tmp_path)}")
+    assert words.format(tmp_path) in error and "\n" not in error
     for name in ("settings.json", "metrics.jsonl", "samples.jsonl"):
         assert (finished / name).read_text() == (folder / "whole" / name).read_text()
 
 
-def test_a_checkpoint_may_be_somebody_elses(folder, finished):
-    """torch.load would call any function that a pickle names."""
+def test_a_checkpoint_may_be_somebody_elses(folder, finished, tmp_path):
+    """torch.load would call any function that a pickle names. A log that is a link to another file
+    is replaced."""
+    other = tmp_path / "other.txt"
+    for name in ("metrics.jsonl", "settings.json"):
+        (finished / name).unlink()
+        (finished / name).symlink_to(other)
+    other.write_text("mine")
+    assert start(folder, finished, "--resume") is None
+    assert other.read_text() == "mine" and contents_of(finished) == contents_of(folder / "whole")
     torch.save({"optimizer": os.remove}, finished / "checkpoint-4" / "training.pt")
     with pytest.raises(pickle.UnpicklingError):
         start(folder, finished, "--resume --steps 5")
 
 
 def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
-    """A second --resume would lose rows and checkpoints. A run may not have a checkpoint yet."""
+    """A second one would mix its rows with the first one's. It does not even load the model."""
     (tmp_path / "young").mkdir()
-    for out in (finished, tmp_path / "young"):
+    for out, flags in ((finished, "--resume --steps 5"), (tmp_path / "young", "--steps 1")):
         before = sorted(out.rglob("*"))
-        with filelock.FileLock(out / "lock"):
-            assert start(folder, out, "--resume --steps 5") == f"error: another process is using {out}"
+        with filelock.FileLock(out / "lock"), mock.patch.object(grpo_sg, "load_model", None):
+            status = start(folder, out, flags)
+        assert status == f"error: another process is using {out}"
         assert sorted(out.rglob("*")) in (before, [out / "lock"])
+
+
+def test_a_folder_that_was_used_meanwhile_is_refused(folder, tmp_path):
+    """Another process may begin and end a run between the first look and the lock."""
+    out, acquire = tmp_path / "run", filelock.FileLock.acquire
+
+    def acquire_late(lock, *args, **settings):
+        (out / "metrics.jsonl").write_text("mine")
+        return acquire(lock, *args, **settings)
+    with mock.patch.object(filelock.FileLock, "acquire", acquire_late):
+        assert f"--out {out} has files" in start(folder, out)
+    assert (out / "metrics.jsonl").read_text() == "mine"
 
 
 def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
@@ -1821,30 +1970,24 @@ def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
         assert start(folder, tmp_path / "run") == "killed"
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
     assert start(folder, tmp_path / "run", "--eval_only") is None
-    assert "exists: test it by --model, or --resume it" in start(folder, tmp_path / "run", "--eval_only")
+    assert "has files: name a new one, or --resume its run" in start(folder, tmp_path / "run",
+                                                                     "--eval_only")
+
+
+def test_a_run_whose_model_is_destroyed_ends_with_a_line(folder, tmp_path):
+    assert "not finite: try a lower --lr" in start(folder, tmp_path / "run", "--lr 1e30")
+    assert grpo_sg.list_checkpoints(tmp_path / "run") == []  # the validation saw it before
 
 
 def test_an_error_of_the_system_in_a_tasks_function_shows_its_frames(folder, tmp_path):
     """Too little memory is one line."""
     flags = f"--model {folder}/model --task {folder}/own.py --out {tmp_path}/run".split()
-    with mock.patch.object(grpo_sg, "grade", side_effect=[ConnectionError("mine"), torch.OutOfMemoryError]):
+    errors = [ConnectionError("mine"), torch.OutOfMemoryError]
+    with mock.patch.object(grpo_sg, "grade", side_effect=errors):
         with pytest.raises(ConnectionError, match="mine"):
             grpo_sg.main(flags)
         with pytest.raises(SystemExit, match="error: out of memory: lower --sample_batch or"):
             grpo_sg.main(flags)
-
-
-def test_a_run_goes_on_without_its_terminal(folder, tmp_path, monkeypatch):
-    """Nobody may read its lines, as in `python grpo_sg.py | head -2`, and nohup lets it ignore SIGHUP."""
-    reader, writer = os.pipe()
-    monkeypatch.setattr(sys, "stdout", open(writer, "w", encoding="ascii"))
-    os.close(reader)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interrupt(grpo_sg, "learn", 2, signal.SIGHUP):
-            assert start(folder, tmp_path / "run") is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 # ==== Tiny models, tokenizers and a toy task for these tests ====
