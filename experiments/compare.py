@@ -261,7 +261,7 @@ def read_arguments(argv):
         parser.error(f"--seeds must be 1 or more, not {args.seeds}")
     try:
         args.code = hash_files(args)
-    except tasks.UserError as error:
+    except (tasks.UserError, OSError) as error:  # an OSError: of a model's folder
         parser.error(str(error))
     return args
 

@@ -153,6 +153,13 @@ def test_a_setting_may_be_a_list(runs, say):
     assert runs.commands[1] == "grpo_sg.py --steps=5 --people 3 4 --shaping=sg --seed=0" == runs.commands[5]
 
 
+def test_damaged_settings_of_a_model_are_one_line_that_names_them(runs, capsys):
+    pathlib.Path("model").mkdir()
+    pathlib.Path("model/settings.json").write_text("[]")
+    pytest.raises(SystemExit, compare.main, [*ARMS, "--model=model"])
+    assert "model/settings.json" in capsys.readouterr().err.splitlines()[-1] and not runs.commands
+
+
 @pytest.mark.parametrize("flags, message", [
     ("--a shaping=none --b shaping=none", "--a and --b are equal"),
     ("--a shaping=none --b shaping=sg --seeds 0", "--seeds must be 1 or more, not 0"),

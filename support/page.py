@@ -2,8 +2,9 @@
 
     python -m support.page runs/NAME    also of a run that goes on, or was killed
 
-The command samples some groups with the run's first and last model. Controls on the page change
-the weight of their tokens (page.js).
+The command samples some groups with the run's first and last model. For that it runs the task's
+file that the run's settings name, so name your own runs. Controls on the page change the weight of
+the tokens (page.js).
 
 Completions can contain any character: all text goes through `shown`, and the page allows no
 script but its own.

@@ -135,10 +135,13 @@ def test_a_run_whose_tokens_cannot_be_sampled_has_a_page(error, tmp_path, monkey
     assert "<section" not in (run / "report.html").read_text("utf-8")
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path)])
-    with pytest.raises(SystemExit, match=f"^error: {tmp_path} is not a run"):
-        page.main()
+def test_a_folder_that_is_no_run_and_damaged_settings_are_named(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    (run / "settings.json").write_text('{"task": "kk",}')
+    for folder, words in ((tmp_path, "is not a run"), (run, ".*run/settings.json ")):
+        monkeypatch.setattr(sys, "argv", ["page", str(folder)])
+        with pytest.raises(SystemExit, match=f"^error: {'' if folder == run else folder} ?{words}"):
+            page.main()
 
 
 def test_an_axis_is_as_long_as_the_data_and_has_round_numbers():

@@ -64,8 +64,10 @@ def test_the_tiny_model_of_a_script_has_its_settings_and_works_from_any_folder(s
     assert capsys.readouterr().out.endswith(f"python grpo_sg.py --task {script} --model model\n")
     assert "seed" not in json.loads((tmp_path / "model" / "settings.json").read_text())  # it is of this training
     monkeypatch.chdir(tmp_path.parent)
-    cfg = grpo_sg.read_settings(["--model", str(tmp_path / "model"), "--eval_only"])
-    assert (cfg.task, cfg.data) == (str(tmp_path / "short.py"), str(tmp_path / "words.txt"))
+    flags = ["--model", f"{tmp_path}/model", "--data", f"{tmp_path}/words.txt", "--eval_only"]
+    with pytest.raises(SystemExit, match=f"--task {tmp_path}/short.py"):
+        grpo_sg.read_settings(flags)  # a model's folder chooses no file that is run
+    cfg = grpo_sg.read_settings([*flags, "--task", f"{tmp_path}/short.py"])
     assert (cfg.group_size, cfg.prompts, cfg.steps) == (8, 2, 30)  # flags, then the file's, then TINY's
     assert (cfg.lr, cfg.max_new_tokens, cfg.system) == (2e-4, 48, "none")
     policy, task = grpo_sg.load(cfg)
@@ -86,6 +88,10 @@ def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, s
     with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
         tiny.main([name, "--steps", "1"])
     assert json.loads(saved.read_text()) == {"task": made_for}
+    saved.write_text("")
+    with pytest.raises(SystemExit, match=f"^error: .*{name[:-3]}/settings.json") as error:
+        tiny.main([name, "--steps", "1"])
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_folder_is_written_whole_or_not_at_all(script, tmp_path, monkeypatch):
