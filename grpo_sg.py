@@ -547,8 +547,8 @@ def in_bfloat16(device: torch.device) -> torch.autocast:
 def write_completions(policy: Policy, completions: list[Completion], cfg: Config,
                       generator: torch.Generator, temperature: float,
                       stopping_criteria=None) -> list[list[int]]:
-    """Continue each completion with tokens of the policy, at most cfg.sample_batch rows at once.
-    Returns the new tokens of each. stopping_criteria: as for `sample`."""
+    """Let the policy continue the completions, at most cfg.sample_batch at once. Returns the new
+    tokens of each. stopping_criteria: as for `sample`."""
     added = []
     for part in split_groups(completions, cfg.sample_batch):
         contexts = [c.prompt + c.tokens for c in part]
@@ -952,8 +952,7 @@ IN_FILES = vars(Config()).keys() - {"out", "eval_only", "resume"}  # settings th
 
 
 def list_checkpoints(folder: str) -> list[int]:
-    """Return the steps of a run's whole checkpoints, the newest last. (Your own checkpoint-best is
-    left alone.)"""
+    """Return the steps of a run's whole checkpoints, the newest last."""
     names = [path.name for path in Path(folder).glob("checkpoint-*")]
     return sorted(int(name[11:]) for name in names if re.fullmatch("checkpoint-[0-9]+", name))
 
@@ -1018,9 +1017,8 @@ say = functools.partial(print, flush=True)  # at once, also into a file
 
 
 def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
-    """Write a checkpoint under another name, rename it when it is whole, and then remove the one
-    before it. (Older ones are somebody's own.) Random states are not saved, because what a step
-    draws is a function of seed and step."""
+    """Write a checkpoint under another name, rename it when it is whole, and remove the one before.
+    Random states are not saved, because what a step draws is a function of seed and step."""
     new, before = os.path.join(cfg.out, "checkpoint.new"), newest(cfg.out)
     shutil.rmtree(new, ignore_errors=True)
     policy.model.save_pretrained(new)
@@ -1104,8 +1102,8 @@ def find_start(resume: str | None, model: str | None, task: str) -> str:
 
 
 def read_models_settings(model: str, own: dict, given: dict) -> dict:
-    """Return the settings in a model's folder. It may be a stranger's, so it chooses no file (that
-    of a task would be run): only the flags, given, and the task's SETTINGS, own, do."""
+    """Return the settings in a model's folder. It may be a stranger's, and a task's file would be
+    run, so only flags (given) and the task's SETTINGS (own) may name a file."""
     saved = read_saved(model)
     task = str(saved.get("task", ""))
     if "task" in given and task and Path(task).stem != Path(given["task"]).stem:
@@ -1135,7 +1133,8 @@ def check_folder(cfg: Config) -> None:
     """Refuse to start in a folder with files of others. (A run without a row may start again.)"""
     files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
     if files - {"settings.json", "lock"} and cfg.out != os.path.dirname(cfg.resume):
-        raise SystemExit(f"error: --out {cfg.out} has files: name a new one, or --resume its run")
+        advice = f", or --resume {cfg.out}" if list_checkpoints(cfg.out) else ""
+        raise SystemExit(f"error: --out {cfg.out} has files: name a new one{advice}")
 
 
 def load(cfg: Config) -> tuple[Policy, object]:
@@ -1161,8 +1160,7 @@ def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> 
     means = [f"{key[5:]} {row[key]:.3f} ± {row[f'{key}_se']:.3f}" for key in row
              if row.get(f"{key}_se") is not None]  # None: one problem
     say(f"{split}: greedy {', '.join(means)}")
-    c = greedy[0]
-    say(f"its first problem's completion, reward {c.reward:g}: ...{c.transcript[-99:]!r}")
+    say(f"its first completion, reward {greedy[0].reward:g}: ...{greedy[0].transcript[-99:]!r}")
     return row
 
 
@@ -1209,8 +1207,8 @@ def run(policy: Policy, task, cfg: Config) -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """End the program with one line for a user's mistake, errors of these kinds, a destroyed model,
-    and too little memory."""
+    """End the program with one line for a mistake, a destroyed model, or too little memory, and for
+    errors of these kinds."""
     import tasks
     try:
         yield

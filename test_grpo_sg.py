@@ -1597,7 +1597,7 @@ def test_a_step_says_what_is_wrong_and_a_test_shows_a_completion(tmp_path, capsy
     printed = capsys.readouterr().out
     assert re.search(r"^step 1 of 2: reward 1.00, sampled accuracy 0\.\d\d, truncated 0\.\d\d, "
                      r"zero-variance groups 1.00, grad_norm 0.00, ", printed, re.M)
-    assert len(re.findall("^its first problem's completion, reward 1: ", printed, re.M)) == 4
+    assert len(re.findall("^its first completion, reward 1: ", printed, re.M)) == 4
     begin = printed.index("testing: a greedy completion of each test problem")
     assert begin < printed.index("test: greedy accuracy") < printed.index("left: 2 steps")
     policy, task, cfg = build_toy(out=str(tmp_path))
@@ -1970,8 +1970,10 @@ def test_a_folder_without_a_row_may_be_used_again(folder, tmp_path):
         assert start(folder, tmp_path / "run") == "killed"
     assert sorted(os.listdir(tmp_path / "run")) == ["lock", "settings.json"]
     assert start(folder, tmp_path / "run", "--eval_only") is None
-    assert "has files: name a new one, or --resume its run" in start(folder, tmp_path / "run",
-                                                                     "--eval_only")
+    error = start(folder, tmp_path / "run", "--eval_only")
+    assert error.endswith("run has files: name a new one")  # it has no checkpoint
+    (tmp_path / "run" / "checkpoint-1").mkdir()
+    assert f"new one, or --resume {tmp_path}/run" in start(folder, tmp_path / "run")
 
 
 def test_a_run_whose_model_is_destroyed_ends_with_a_line(folder, tmp_path):
