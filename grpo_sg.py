@@ -547,8 +547,8 @@ def in_bfloat16(device: torch.device) -> torch.autocast:
 def write_completions(policy: Policy, completions: list[Completion], cfg: Config,
                       generator: torch.Generator, temperature: float,
                       stopping_criteria=None) -> list[list[int]]:
-    """Continue each completion with tokens of the policy, at most cfg.sample_batch rows at once.
-    Returns the new tokens of each. stopping_criteria: as for `sample`."""
+    """Let the policy continue the completions, at most cfg.sample_batch at once. Returns the new
+    tokens of each. stopping_criteria: as for `sample`."""
     added = []
     for part in split_groups(completions, cfg.sample_batch):
         contexts = [c.prompt + c.tokens for c in part]
@@ -947,12 +947,12 @@ def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
 # with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
 # copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
 LOGS = "metrics.jsonl", "samples.jsonl"
+SAVE_SHARE = 0.02  # of the time, at most, goes into checkpoints
 IN_FILES = vars(Config()).keys() - {"out", "eval_only", "resume"}  # settings that a file keeps
 
 
 def list_checkpoints(folder: str) -> list[int]:
-    """Return the steps of a run's whole checkpoints, the newest last. (Your own checkpoint-best is
-    left alone.)"""
+    """Return the steps of a run's whole checkpoints, the newest last."""
     names = [path.name for path in Path(folder).glob("checkpoint-*")]
     return sorted(int(name[11:]) for name in names if re.fullmatch("checkpoint-[0-9]+", name))
 
@@ -1017,9 +1017,8 @@ say = functools.partial(print, flush=True)  # at once, also into a file
 
 
 def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
-    """Write a checkpoint under another name, rename it when it is whole, and then remove the one
-    before it. (Older ones are somebody's own.) Random states are not saved, because what a step
-    draws is a function of seed and step."""
+    """Write a checkpoint under another name, rename it when it is whole, and remove the one before.
+    Random states are not saved, because what a step draws is a function of seed and step."""
     new, before = os.path.join(cfg.out, "checkpoint.new"), newest(cfg.out)
     shutil.rmtree(new, ignore_errors=True)
     policy.model.save_pretrained(new)
@@ -1070,7 +1069,7 @@ def read_settings(argv: list[str] | None = None) -> Config:
     own = tasks.load_task(given["task"])[1] if "task" in given else {}
     model = given.get("model", own.get("model"))
     start = find_start(given.get("resume"), model, given.get("task", "kk"))
-    saved = read_saved(start) if "resume" in given else read_models_settings(start, given)
+    saved = read_saved(start) if "resume" in given else read_models_settings(start, own, given)
     cfg = Config(**{"task": "kk", **own, **saved, **given})
     if cfg.resume:
         cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
@@ -1102,16 +1101,17 @@ def find_start(resume: str | None, model: str | None, task: str) -> str:
     return model
 
 
-def read_models_settings(model: str, given: dict) -> dict:
-    """Return the settings in a model's folder. It may be a stranger's, so it chooses no file: that
-    of a task would be run."""
+def read_models_settings(model: str, own: dict, given: dict) -> dict:
+    """Return the settings in a model's folder. It may be a stranger's, and a task's file would be
+    run, so only flags (given) and the task's SETTINGS (own) may name a file."""
     saved = read_saved(model)
     task = str(saved.get("task", ""))
     if "task" in given and task and Path(task).stem != Path(given["task"]).stem:
         say(f"the settings in {model} are not used, because they are for --task {task}")
         return {}
     for name in ("task", "data", "eval_data"):
-        if name not in given and set("./\\") & set(str(saved.get(name, ""))):
+        is_path = set("./\\") & set(str(saved.get(name, "")))
+        if is_path and name not in given and saved[name] != own.get(name):
             raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: name it")
     return saved
 
@@ -1122,7 +1122,7 @@ def check_settings(cfg: Config) -> None:
         if type(default) in (int, float):
             value, least = getattr(cfg, name), LEAST.get(name, 1)
             if type(value) not in (int, type(default)) or not least <= value < math.inf:
-                raise SystemExit(f"error: --{name} must be {least} or more, not {value!r}")
+                raise SystemExit(f"error: --{name} must be finite, from {least} on, not {value!r}")
     check_folder(cfg)
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:
@@ -1133,7 +1133,8 @@ def check_folder(cfg: Config) -> None:
     """Refuse to start in a folder with files of others. (A run without a row may start again.)"""
     files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
     if files - {"settings.json", "lock"} and cfg.out != os.path.dirname(cfg.resume):
-        raise SystemExit(f"error: --out {cfg.out} has files: name a new one, or --resume its run")
+        advice = f", or --resume {cfg.out}" if list_checkpoints(cfg.out) else ""
+        raise SystemExit(f"error: --out {cfg.out} has files: name a new one{advice}")
 
 
 def load(cfg: Config) -> tuple[Policy, object]:
@@ -1159,8 +1160,7 @@ def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> 
     means = [f"{key[5:]} {row[key]:.3f} ± {row[f'{key}_se']:.3f}" for key in row
              if row.get(f"{key}_se") is not None]  # None: one problem
     say(f"{split}: greedy {', '.join(means)}")
-    c = greedy[0]
-    say(f"its first problem's completion, reward {c.reward:g}: ...{c.transcript[-99:]!r}")
+    say(f"its first completion, reward {greedy[0].reward:g}: ...{greedy[0].transcript[-99:]!r}")
     return row
 
 
@@ -1190,9 +1190,9 @@ def run(policy: Policy, task, cfg: Config) -> None:
         if done % cfg.eval_every == 0:
             evaluate_split(policy, task, cfg, "valid", done)
         # After the log and the validation, so that a resumed run has nothing to make up for; and
-        # as often as it costs at most 2% of the time, so whatever ends a run, little is lost.
+        # whenever it is cheap, so that little is lost, whatever ends the run.
         now = time.monotonic()
-        if done == cfg.steps or now - saved > 50 * cost:
+        if done == cfg.steps or cost <= SAVE_SHARE * (now - saved):
             save(cfg, done, policy, optimizer)
             saved = time.monotonic()
             cost = saved - now
@@ -1207,8 +1207,8 @@ def run(policy: Policy, task, cfg: Config) -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """End the program with one line for a user's mistake, errors of these kinds, a destroyed model,
-    and too little memory."""
+    """End the program with one line for a mistake, a destroyed model, or too little memory, and for
+    errors of these kinds."""
     import tasks
     try:
         yield

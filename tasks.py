@@ -794,15 +794,26 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
         problems = getattr(task, split)
         questions = [problem.question for problem in problems]
         prompts = questions and encode_prompts(tokenizer, task, questions, cfg.chat_template_kwargs)
-        left = [problem._replace(prompt=prompt, opening=opening)
-                for problem, (prompt, opening) in zip(problems, prompts)
-                if len(prompt) + longest <= context and not control.search(str(problem.question))]
-        if lost := len(problems) - len(left):
-            print(f"dropped {lost} of {len(problems)} {split} problems: with a completion of up to "
-                  f"{longest} tokens they do not fit into the model's context of {context}, or "
-                  "their question has a control token of the model")
+        ids = [token for prompt, _ in prompts for token in prompt]
+        if ids.count(tokenizer.unk_token_id) > len(ids) / 10:
+            raise UserError(f"--task {task.name}: the model cannot read its {split} prompts, of "
+                            f"which more than a tenth is {tokenizer.unk_token}, as in "
+                            f"{tokenizer.decode(prompts[0][0])!r:.60}: name another --model, or "
+                            "the settings that it was trained with")
+        short = [problem._replace(prompt=prompt, opening=opening)
+                 for problem, (prompt, opening) in zip(problems, prompts)
+                 if len(prompt) + longest <= context]
+        left = [problem for problem in short if not control.search(str(problem.question))]
+        too_long, bad = len(problems) - len(short), len(short) - len(left)
+        if too_long:
+            print(f"dropped {too_long} of {len(problems)} {split} problems: with a completion of "
+                  f"{longest} tokens they do not fit into the model's context of {context}")
+        if bad:
+            print(f"dropped {bad} of {len(problems)} {split} problems: their question has a "
+                  "control token of the model")
         if not left:
-            raise UserError(f"--task {task.name} has no {split} problems: give some")
+            advice = "lower --max_new_tokens" if too_long else "give some"
+            raise UserError(f"--task {task.name} has no {split} problems: {advice}")
         encoded[split] = left
     return task._replace(**encoded)
 
