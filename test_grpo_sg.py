@@ -423,7 +423,7 @@ def test_log_probabilities_are_computed_in_float32(dtype):
         assert logps.dtype == torch.float32, f"{dtype} logits give {logps.dtype}, expected float32"
         outside = logps.masked_fill(mask, 0)
         same("a log-probability outside of the mask", outside, torch.zeros(ids.shape),
-             "0 there, by masked_fill or torch.where: -inf times 0 would be nan", 0)
+             "use masked_fill or torch.where: -inf times 0 would be nan", 0)
         full = (table.to(dtype).double() / temperature).log_softmax(-1)
         expected = full[ids[:, :-1], ids[:, 1:]]
         same(f"a log-probability of {dtype} logits at temperature {temperature:.3g}",
