@@ -74,12 +74,13 @@ def check_type(what, found, dtype):
 
 def run_elsewhere(function, *given, **settings):
     """Call a function with its tensors on "meta", where no new tensors are made unless it asks for
-    the input's device. Tensors have no values there: return None if it reads some, as
+    the input's device. Tensors have no values there: return None if the function reads some, as
     `if mask[b, t]` does."""
     try:
         return function(*map(move, given), **{name: move(x) for name, x in settings.items()})
     except RuntimeError as error:
-        assert "expected device" not in str(error), f"make new tensors on the input's device: {error}"
+        hint = f"make new tensors on the input's device: {error}"
+        assert "expected device" not in str(error), hint
 
 
 def move(x):
@@ -123,7 +124,8 @@ def test_weights_against_plain_arithmetic():
         # A weight scales a token's advantage. With a gradient, it would itself be maximized.
         assert not w.requires_grad, "the weight has a gradient: detach pi from the graph"
         assert logps.equal(before), "logps changed: exp, not exp_, because they are the caller's"
-        check_type(f"the weights of {dtype} logps", run_elsewhere(token_weights, logps), torch.float32)
+        elsewhere = run_elsewhere(token_weights, logps, **settings)
+        check_type(f"the weights of {dtype} logps", elsewhere, torch.float32)
         pi = before.double().exp()  # as it was rounded
         expected = torch.tensor([slow_weight(x, **settings) for x in pi.flatten().tolist()])
         same(f"w at pi = {{}} with {settings}", w, expected.reshape(shape),
@@ -178,7 +180,8 @@ def test_advantages_against_plain_arithmetic():
         A = group_advantages(R, **settings)
         assert R.tolist() == groups, "the rewards changed: they are the caller's"
         assert A.shape == R.shape, f"advantages have shape {tuple(A.shape)}, expected (P, G)"
-        check_type(f"advantages of {dtype} rewards", run_elsewhere(group_advantages, R), torch.float32)
+        elsewhere = run_elsewhere(group_advantages, R, **settings)
+        check_type(f"advantages of {dtype} rewards", elsewhere, torch.float32)
         for found, group in zip(A, groups):
             expected = slow_advantages(group, **settings)
             same(f"an advantage in the group {group[:8]}{f' with {settings}' if settings else ''}",
@@ -418,8 +421,9 @@ def test_log_probabilities_are_computed_in_float32(dtype):
         ids[mask] = ids[mask].clamp(min=1)
         logps = token_logps(Bigrams(table.to(dtype)), ids, mask, temperature=temperature)
         assert logps.dtype == torch.float32, f"{dtype} logits give {logps.dtype}, expected float32"
-        same("a log-probability outside of the mask", logps.masked_fill(mask, 0), torch.zeros(ids.shape),
-             "0 there, by masked_fill or torch.where: -inf times 0 would be nan", 0)
+        outside = logps.masked_fill(mask, 0)
+        same("a log-probability outside of the mask", outside, torch.zeros(ids.shape),
+             "use masked_fill or torch.where: -inf times 0 would be nan", 0)
         full = (table.to(dtype).double() / temperature).log_softmax(-1)
         expected = full[ids[:, :-1], ids[:, 1:]]
         same(f"a log-probability of {dtype} logits at temperature {temperature:.3g}",

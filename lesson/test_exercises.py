@@ -85,7 +85,8 @@ LOOPS = """
             if mask[b, t]:
                 A = advantages[b] if advantages.dim() == 1 else advantages[b, t]
                 w = 1.0 if weights is None else weights[b, t].detach()
-                total = total + w * torch.minimum(r[b, t] * A, r[b, t].clamp(1 - clip_low, 1 + clip_high) * A)
+                clipped = r[b, t].clamp(1 - clip_low, 1 + clip_high)
+                total = total + w * torch.minimum(r[b, t] * A, clipped * A)
                 if beta:
                     log_x = ref_logps[b, t].detach() - logps[b, t]
                     total = total - beta * (torch.expm1(log_x) - log_x)
@@ -122,8 +123,8 @@ def test_a_product_with_the_mask_is_named_as_what_it_is(reader):
 def test_a_tensor_on_another_device_than_the_input_is_named(reader):
     body = "\n    return torch.zeros(rewards.shape) + rewards - rewards"
     mine = write_body(reader, "group_advantages", body)
-    failed = [failure for failure in grade.run_tests(mine, test_grpo_sg, "group_advantages") if failure]
-    assert any("make new tensors on the input's device" in line for line in failed), failed
+    failures = grade.run_tests(mine, test_grpo_sg, "group_advantages")
+    assert any("make new tensors on the input's device" in str(line) for line in failures), failures
 
 
 def test_all_cases_run_on_the_readers_functions(reader):

@@ -101,9 +101,9 @@ def summary(settings, rows):
                  for row in rows if row.get("split") == "test" and key in row]
         text += f" Test, {name}, ± standard error: {' → '.join(tests)}." if tests else ""
     if skipped := {row["step"]: row["skipped"] for row in rows if row.get("skipped")}:
-        text += (f"\n{sum(skipped.values())} updates were skipped, because their gradients were not "
-                 f"finite, in {len(skipped)} steps from {min(skipped)} to {max(skipped)}. If it "
-                 "goes on, lower --lr.")
+        text += (f"\nSkipped updates: {sum(skipped.values())}, because their gradients were not "
+                 f"finite (first in step {min(skipped)}, last in step {max(skipped)}). If more "
+                 "follow, lower --lr.")
     return (f'<p class="text">{shown(text)}</p><details><summary>All settings</summary><pre>'
             f"{shown(json.dumps(settings, indent=1))}</pre></details>")
 

@@ -164,8 +164,9 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
         assert prompt.endswith("<|im_start|>assistant\n<think>")
         texts.add((prompt + problem.solution.removeprefix("<think>") + "<|im_end|>",
                    problem.solution.removeprefix("<think>") + "<|im_end|>"))
-    assert rates == pytest.approx([0.0015, *[3e-3] * 9, *(3e-4 * left for left in range(9, -1, -1))],
-                                  abs=1e-9), "it rises for 2 steps of 20, and falls to 0 in the last 10"
+    falling = [3e-4 * left for left in range(9, -1, -1)]
+    assert rates == pytest.approx([0.0015, *[3e-3] * 9, *falling], abs=1e-9), (
+        "it rises for 2 steps of 20, and falls to 0 in the last 10")
     assert len(trained_on) == 80
     for ids, mask in trained_on:
         assert (policy.tokenizer.decode(ids), policy.tokenizer.decode(ids[mask])) in texts
