@@ -13,8 +13,7 @@ from experiments import evidence
 
 ROOT = pathlib.Path(__file__).parents[1]
 LEDGER = ROOT / "experiments/ledger.md"
-PAGES = [ROOT / name for name in ("README.md", "experiments/README.md", "lesson/weight.md",
-                                  "lesson/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "experiments/README.md", "lesson/weight.md")]
 
 
 # ---- Equivalent rates ----
