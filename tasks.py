@@ -521,8 +521,13 @@ FILES = (".jsonl", ".parquet")
 QUESTION = ("question", "problem")
 ANSWER = ("final_answer", "expected_answer", "answer", "solution")
 # What data sets write where there is no answer
-NO_ANSWER = re.compile(r"(?<![\\\w])(proof|none|null|nan|inf|n/?a|unknown|tbd|omitted|not found|"
-                       r"no answer|see solution|answers (may )?vary|略)(?!\w)", re.I)
+NO_ANSWER = re.compile(
+    r"(?<![\\\w])(proof|none|null|nan|inf|n/?a|unknown|tb[ad]|to-?do|omitted|answers?|略|explanation|"
+    r"(free|open|student)[ -](response|ended)|see (solution|above|below)|(no|not|without) "
+    r"(solution )?(found|provided|given|available|applicable|needed))(?!\w)|"
+    # Only if it is all: a type I error may be an answer.
+    r"^(\W|\\text\w*)*(ans|solution|error|prove[dn]|shown|done|verified|verification|varie[sd]|"
+    r"various|missing|blank|pending|skip(ped)?|unsolved|placeholder|qed|q\.e\.d|n\.a)\W*$", re.I)
 # A control character, or the rest of a LaTeX command: "\times" in JSON is a tab and "imes".
 EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
 
@@ -541,11 +546,20 @@ def read_file(path):
             return pyarrow.parquet.read_table(path).to_pylist()
         # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
         # numbers, reads 2020-01-01 as a time, and rounds long numbers.
-        with open(path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.strip()]
+        with open(path, encoding="utf-8-sig") as file:
+            return [read_row(line) for line in file if line.strip()]
     except ValueError as error:
-        line = getattr(error, "doc", "")
-        raise UserError(f"{path} cannot be read: {error} {line!r:.60}") from None
+        raise UserError(f"{path} cannot be read: {error} {getattr(error, 'doc', '')!r:.60}") from None
+
+
+def read_row(line):
+    """Read a line of JSON as a dict. If it has no object, has half an emoji, or is nested too deeply
+    for Python, the dict has no question."""
+    with contextlib.suppress(RecursionError, UnicodeEncodeError):
+        row = json.loads(line)
+        if isinstance(row, dict) and json.dumps(row, ensure_ascii=False).encode():
+            return row
+    return {"line": line[:99]}
 
 
 def find_value(row, columns):
@@ -570,8 +584,7 @@ def load_math(name, places):
     problems, lost = [], []
     for row in tqdm(rows, name, leave=False, delay=2, disable=None):
         question = find_value(row, QUESTION)
-        answers = map(read_answer, as_answers(find_value(row, ANSWER)))
-        golds = [answer for answer in answers if answer]
+        golds = list(filter(None, map(read_answer, as_answers(find_value(row, ANSWER)))))
         if golds and isinstance(question, str) and question.strip():
             problems.append(Problem(question, golds))
         else:
@@ -611,8 +624,7 @@ def kk_published(people):
     """Load (train, test) from the puzzles published with mem-kk-logic (arXiv 2410.23123),
     split as in Logic-RL: the last 100 of each size are the test set. There are 1,000 of
     each size, but only 200 with two people."""
-    train = []
-    test = []
+    train, test = [], []
     for n in people:
         problems = []
         for row in load_hub("K-and-K/knights-and-knaves", "train", f"{n}ppl"):
@@ -629,8 +641,8 @@ def kk_task(cfg):
     Validation puzzles are always generated."""
     published = cfg.data == "published"
     if cfg.eval_data or not published and cfg.data != "synthetic" or published and cfg.brief:
-        raise UserError("--task kk needs --data synthetic or published (without --brief), and no "
-                        "--eval_data: for a file, name --task math")
+        raise UserError("--task kk needs --data synthetic, or published with --brief False (tiny "
+                        "models set it), and no --eval_data: for a file, name --task math")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if published:
         train, test = kk_published(cfg.people)
@@ -758,7 +770,10 @@ def encode_prompts(tokenizer, task, questions, template_kwargs="{}"):
     Returns:
         A list of (token ids, tag): the tag that the prompt ends with, such as <think>, or "".
     """
-    kwargs = {**json.loads(template_kwargs), "add_generation_prompt": True, "tokenize": False}
+    try:
+        kwargs = {**json.loads(template_kwargs), "add_generation_prompt": True, "tokenize": False}
+    except (ValueError, TypeError):
+        raise UserError(f"--chat_template_kwargs: {template_kwargs} is no JSON object") from None
     prompts = [write_prompt(tokenizer, task, question, kwargs)
                for question in tqdm(questions, "prompts", leave=False, delay=2, disable=None)]
     texts = [text for text, _ in prompts]

@@ -108,7 +108,7 @@ UNITS = {"mph": "h^-1 mi", "kmph": "h^-1 km", "kph": "h^-1 km"} | {name: names.s
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
-    "apple|egg|point|path|box boxe|marble|child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|¥ yen|₹ rupee|* red blue green yellow white black old|2 square sq|3 cubic|/ per").split("|")
+    "apple|egg|point|path|box boxe|marble|child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|¥ yen|₹ rupee|red|blue|green|yellow|white|black|* old|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -337,12 +337,19 @@ def undone(op, first, last, constant):
         done = first in POWER_BASES and not (last.rational and d in (0, 1))
         return "" if done else "*"
     if op in ("^", "√"):
-        x, index = (last, 2) if op == "√" else (first, d.denominator)
-        square = x.rational and any(  # k^index divides it, for a small k; k ** index must not be huge
-            part % k ** index == 0 for part in x.factor.as_integer_ratio() if not part or index < part.bit_length()
-            for k in range(2, 32))
-        return "√s" if square else "√"
+        x, index = (last, abs(n.numerator)) if op == "√" else (first, d.denominator)
+        return "√s" if x.rational and has_root(x.factor.as_integer_ratio(), index) else "√"
     return "+" if op == "+" else "f"
+
+
+def has_root(parts, index):
+    """Return True if a small factor comes out of a root of a fraction, as of \\sqrt{12}, or its index can be lowered, as
+    in \\sqrt[6]{25}."""
+    for k in range(2, 32):
+        if any(index < part.bit_length() and part % k ** index == 0 or not part for part in parts):
+            return True  # and k ** index is never huge
+    return any(all(round(abs(part) ** (1 / p)) ** p == abs(part) < 2**50 for part in parts)
+               for p in (2, 3, 5) if index % p == 0)
 
 
 def divisors(op, first, last):
@@ -687,10 +694,11 @@ def relation(sides, signs):
         values = values if x.name else sides
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
         if not (x.name and (x.unit or x.name in value.symbols)) and all(same(value, other) for other in values):
-            named = x.kind == value.kind and (x.kind == "value" or not value.name)
+            named = x.kind == "value" or x.kind == value.kind and not value.name
+            name = x.name if value.kind == "value" else re.sub(r"\\(?:vec|hat)|[{}]", "", x.name)
             equation = value.kind == "value" and not (value.constant or x.argument) and (
                 x is not sides[0] or bool(value.name))
-            return value._replace(name=x.name if named else "", argument=x.argument, equation=equation)
+            return value._replace(name=name if named else "", argument=x.argument, equation=equation)
         difference = each("+", x, minus(value))
         if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
             raise ValueError("no equation")  # 4 = 3 and x = x + 1 say nothing
@@ -775,7 +783,10 @@ def same(a, b):
         if not {a.kind, b.kind} <= {"()", "list"} or len(a.parts) != len(b.parts):
             return False
         a, b = by_name(a, names or golds), by_name(b, golds)
-    both = ({item.name for item in (a, b) if has_label(item)}, {a.argument, b.argument}, {a.unit, b.unit})
+    labels = {item.name for item in (a, b) if has_label(item)}
+    if a.kind in INTERVALS and {name.isupper() for name in labels} == {True, False}:
+        labels = set()  # D = [0, 1] and x \in [0, 1]
+    both = (labels, {a.argument, b.argument}, {a.unit, b.unit})
     changes = not b.unit and (a.unit[:1] in ("K", "T") or a.unit == "%" and not b.constant)  # thousands, trillions
     if a.kind != b.kind or changes or any(len(labels - {""}) > 1 for labels in both):  # one of them may have none
         return False
@@ -835,7 +846,7 @@ SENTENCE = re.compile(  # "The answer is", "So the total area is equal to", "Ans
     r"(?:(?:correct|final|total|exact|minimum|maximum|smallest|largest|greatest|surface)\s+)*"
     rf"(?!(?:{NO_LABELS}|limit|square|cube|root|log|power|exponent|complement|factorial|one|question|problem|there|this|that|these|such|what|which|how|where|nobody|"
     r"nothing)(?!\w))[A-Za-z]+\s*(?:(?<=answer):|(?<!\w)(?:is|are|equals)(?!\w))(?:\s*equal\s+to(?!\w))?[\s:]*", re.I)
-DRESS = re.compile(r"\\(?:text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
+DRESS = re.compile(r"\\(?:boxed|text|math)(?:bf|rm|it)?\s*\{|\\[()\[\],;: ]|[{}$*~]")
 CHOICE = re.compile(r"(?:option|choice)?\s*\(?\s*([A-H])\s*(?:[).:](.*))?", re.S | re.I)
 VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:!](.*))?", re.S | re.I)
 # What takes an answer back, and what denies it: a no may be explained by a not.
@@ -848,7 +859,12 @@ OTHERWISE = {  # another answer
     CHOICE: re.compile(
         r"(?i:(?<!\w)(?:all|both|either|any)(?!\w)|^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would|to)(?!\w))|"
         r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
-        r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])"),
+        r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])|"
+        r"(?<![\w\\])(?!(?:of|point|line|vitamin|type|plan)\W)(?i:[a-z']{2,})[\s:(]+[A-H]\W*\Z|"  # as its last word
+        r"(?i:(?<!\w)(?:(?:answer|option|choice|choose|pick|select)\w*|is)[\s:(]+)[A-H](?!\w)|"
+        r"(?i:(?<!\w)(?:answer|option|choice|choose|pick|select)[\s:(]+(?:is[\s:(]+)?)[a-h]\W*\Z|"
+        r"^\W*[B-H]\s+[a-z]{2,}|(?:^|[.,;:])\W*[A-H]\s+(?:is|was|seems|looks|works|fits)(?!\w)|"
+        r"^\s*(?:[_^'!*/+]|\\(?:cdot|times|div|cup|cap)(?![a-z]))"),  # a calculation
     VERDICT: re.compile(r"^[\s,.;:!]*(?:[\d+-]|or(?!\w))|(?<!\w)(?:yes|no|true|false)(?!\w)", re.I)}
 
 
@@ -871,7 +887,7 @@ def said_first(answer, gold):
     answer, gold = (" ".join(DRESS.sub(" ", text).split()).strip(" .") for text in (answer, gold))
     for pattern, otherwise in OTHERWISE.items():
         said, wanted = pattern.fullmatch(answer), pattern.fullmatch(gold)
-        rest = said and said[2] or ""
+        rest = said and re.sub(rf"(?<!\w){said[1].upper()}(?!\w)", "it", said[2] or "") or ""
         no = wanted and wanted[1].lower() in ("no", "false")
         taken_back = otherwise.search(rest) or DOUBTS.search(rest) or not no and DENIALS.search(rest)
         if said and wanted and not wanted[2] and not taken_back:
@@ -954,6 +970,7 @@ def without_label(tokens, target):
         text = value
     pattern = RATIO_LABEL if target.kind == ":" else LABEL if target.constant else CALL_LABEL
     label = pattern.match(text)
-    if label and not target.name and not names_nothing(label[0]):
+    labeled = target.name or target.kind == "list" and any(part.kind == "=" or has_label(part) for part in target.parts)
+    if label and not labeled and not names_nothing(label[0]):
         text = text[label.end():]
     return text.split()
