@@ -549,17 +549,18 @@ def read_file(path):
         with open(path, encoding="utf-8-sig") as file:
             return [read_row(line) for line in file if line.strip()]
     except ValueError as error:
-        raise UserError(f"{path} cannot be read: {error} {getattr(error, 'doc', '')!r:.60}") from None
+        raise UserError(f"{path} cannot be read: {error} {getattr(error, 'doc', '')!r:.60}; "
+                        "a .jsonl file has a JSON object on each line") from None
 
 
 def read_row(line):
-    """Read a line of JSON as a dict. If it has no object, has half an emoji, or is nested too deeply
-    for Python, the dict has no question."""
+    """Read a line of JSON as a dict. If the line has no object, or half an emoji, or is nested too
+    deeply for Python, the dict has no question."""
     with contextlib.suppress(RecursionError, UnicodeEncodeError):
         row = json.loads(line)
         if isinstance(row, dict) and json.dumps(row, ensure_ascii=False).encode():
             return row
-    return {"line": line[:99]}
+    return {"no object that we can read": line[:99]}
 
 
 def find_value(row, columns):
@@ -641,8 +642,8 @@ def kk_task(cfg):
     Validation puzzles are always generated."""
     published = cfg.data == "published"
     if cfg.eval_data or not published and cfg.data != "synthetic" or published and cfg.brief:
-        raise UserError("--task kk needs --data synthetic, or published with --brief False (tiny "
-                        "models set it), and no --eval_data: for a file, name --task math")
+        raise UserError("--task kk needs --data synthetic, or published with --brief False (a tiny "
+                        "model's is True), and no --eval_data: for a file, name --task math")
     generated = functools.partial(kk_split, people=cfg.people, seed=cfg.seed, brief=cfg.brief)
     if published:
         train, test = kk_published(cfg.people)
