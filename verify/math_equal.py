@@ -108,7 +108,7 @@ UNITS = {"mph": "h^-1 mi", "kmph": "h^-1 km", "kph": "h^-1 km"} | {name: names.s
     "W watt|V volt|K kelvin|Hz hertz|A amp ampere|C coulomb|F farad|T tesla|Pa pascal|Ω ohm|mol mole|eV|"
     "keV|MeV|GeV|kHz|MHz|GHz|kJ|kN|kPa|MPa|kW|MW|mA|mV|mT|nm|pm PM|ms|ns|atm|bar|Å angstrom|rad radian|AU|pc|"
     "Mpc|kpc|ly|amu|dB|am AM|gallon|cup|unit|people|"
-    "apple|egg|point|path|box boxe|marble|child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|¥ yen|₹ rupee|red|blue|green|yellow|white|black|* old|2 square sq|3 cubic|/ per").split("|")
+    "apple|egg|point|path|box boxe|marble|child children|man men|woman women|fish|sheep|deer|mouse mice|goose geese|¥ yen|₹ rupee|* red blue green yellow white black old|2 square sq|3 cubic|/ per").split("|")
     for name in names.split()}
 PREFIXES = dict(kilo="k", mega="M", giga="G", deci="d", centi="c", milli="m", micro="µ", nano="n")
 UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
@@ -296,7 +296,7 @@ class Item(NamedTuple):
     factor: Fraction = Fraction(1)  # the number in front: the 2 of 2x and 2 + 4i; a numeral itself
     factors: tuple = ()  # a product with symbols: (factor, 1), or (factor, -1) if it divides
     named: frozenset = frozenset()  # which of i, e and pi are factors of it or of its terms
-    argument: str = ""  # the x of f(x) = 2x
+    argument: str = ""  # the x of f(x) = 2x, the red of 5 red apples
     symbols: frozenset = frozenset()  # the free symbols in a value as written
     equation: bool = False  # the value is no answer without its name: x = y, y' + 3y = x
 
@@ -526,7 +526,8 @@ def read_side(tokens):
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
     if unit := UNIT.match(" ".join(tokens[::-1])):
         del tokens[len(tokens) - len(unit[0].split()):]
-        item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant))
+        colors = [word for word in sorted(re.findall("[a-z]+", unit[0].lower())) if UNITS.get(word) == "*"]
+        item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant), argument=" ".join(colors))
     return item
 
 
@@ -695,10 +696,10 @@ def relation(sides, signs):
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
         if not (x.name and (x.unit or x.name in value.symbols)) and all(same(value, other) for other in values):
             named = x.kind == "value" or x.kind == value.kind and not value.name
-            name = x.name if value.kind == "value" else re.sub(r"\\(?:vec|hat)|[{}]", "", x.name)
+            name = x.name if x.kind == value.kind else re.sub(r"\\(?:vec|hat)|[{}]", "", x.name) + "="  # P = (1, 2)
             equation = value.kind == "value" and not (value.constant or x.argument) and (
                 x is not sides[0] or bool(value.name))
-            return value._replace(name=name if named else "", argument=x.argument, equation=equation)
+            return value._replace(name=name if named else "", argument=x.argument or value.argument, equation=equation)
         difference = each("+", x, minus(value))
         if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
             raise ValueError("no equation")  # 4 = 3 and x = x + 1 say nothing
@@ -784,7 +785,7 @@ def same(a, b):
             return False
         a, b = by_name(a, names or golds), by_name(b, golds)
     labels = {item.name for item in (a, b) if has_label(item)}
-    if a.kind in INTERVALS and {name.isupper() for name in labels} == {True, False}:
+    if len({name[-1] == "=" for name in labels}) == 2:
         labels = set()  # D = [0, 1] and x \in [0, 1]
     both = (labels, {a.argument, b.argument}, {a.unit, b.unit})
     changes = not b.unit and (a.unit[:1] in ("K", "T") or a.unit == "%" and not b.constant)  # thousands, trillions
