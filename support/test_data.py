@@ -75,11 +75,40 @@ def test_a_row_without_a_question_or_an_answer_is_dropped_and_shown(row, tmp_pat
     assert f"dropped 2 of 3 problems of {tmp_path}/a.jsonl" in (printed := capsys.readouterr().out) and repr(row)[:60] in printed
 
 
+@pytest.mark.parametrize("line", [
+    '[1, 2]', '[{"question": "1?", "answer": "1"}]', '5', 'null', '"text"', '{"question": "half an emoji \\ud83d?", "answer": "1"}',
+    '{"question": "1?", "answer": ' + "[" * 9000 + "1" + "]" * 9000 + "}",
+    '{"question": "1?", "answer": ' + "[" * 400 + "1" + "]" * 400 + "}"],
+    ids=["array", "rows in an array", "number", "null", "text", "half an emoji", "too deep for JSON", "deep"])
+def test_a_line_without_a_row_is_dropped_and_shown(line, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(f'{line}\n{{"question": "2?", "answer": "2"}}\n')
+    assert tasks.load_math(str(tmp_path / "a.jsonl"), {}) == [Problem("2?", ["2"])]
+    printed = capsys.readouterr().out
+    assert f"dropped 1 of 2 problems of {tmp_path}/a.jsonl" in printed and line[:20] in printed.replace("'", '"').replace("None", "null")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "1?", "answer": "1"}', encoding="utf-8-sig")
+    assert tasks.load_math(str(tmp_path / "a.jsonl"), {}) == [Problem("1?", ["1"])]
+
+
+def test_an_array_over_several_lines_is_told_what_a_line_has(tmp_path):
+    (tmp_path / "a.jsonl").write_text('[{"question": "1?", "answer": "1"},\n{"question": "2?", "answer": "2"}]')
+    with pytest.raises(UserError, match="a.jsonl cannot be read: .*a JSON object on each line"):
+        tasks.load_math(str(tmp_path / "a.jsonl"), {})
+
+
+@pytest.mark.parametrize("kwargs", ["{x", "", "[1]", "5"])
+def test_template_variables_that_are_no_object_name_their_flag(kwargs):
+    with pytest.raises(UserError, match="--chat_template_kwargs: .*is no JSON object"):
+        tasks.encode_prompts(None, None, ["1?"], kwargs)
+
+
 @pytest.mark.parametrize("settings, words", [
     (dict(data="gsm8"), "gsm8 must be one of synthetic, gsm8k.*parquet"), (dict(data="no.jsonl"), "--eval_data is missing: it must be one of .*math500"),
     (dict(eval_data="aime"), "aime must be one"), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.csv"), "my.csv must be one .*.jsonl"),
     (dict(task="kk", data="my.jsonl"), "--task math"), (dict(task="kk", eval_data="math500"), "no --eval_data"),
-    (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief")])
+    (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief False .a tiny model's is True")])
 def test_data_that_does_not_exist_is_refused(settings, words):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
     with pytest.raises((UserError, OSError), match=words):
@@ -92,6 +121,7 @@ def test_data_that_does_not_exist_is_refused(settings, words):
     ("1,200", ["1,200"]), ("0.6666666667", ["0.6666666667"]), (0.5, ["0.5"]), (0, ["0"]), ("5(x-y)", ["5(x-y)"]),
     ("2(\\sin x)", ["2(\\sin x)"]), ("2(\\sqrt{3}+1)", ["2(\\sqrt{3}+1)"]), ("f'(x)", ["f'(x)"]), ("5 cm", ["5 cm"]), ("x^2 + 2 x", ["x^2 + 2 x"]),
     ("2^{100}-1", ["2^{100}-1"]), ("m + n = 7", ["m + n = 7"]), ("x = y^2", ["x = y^2"]), ("\\text{No solution}", ["\\text{No solution}"]),
+    ("does not exist", ["does not exist"]), ("varies directly", ["varies directly"]), ("Yes", ["Yes"]), ("Type I error", ["Type I error"]),
     ("\\infty", ["\\infty"]), ("infinity", ["infinity"]), ("C", ["C"]), ("(B)", ["(B)"]), ("Cesar's toothbrush", ["Cesar's toothbrush"]), (" 5\n", ["5"]),
     ("\\begin{cases}\n1\n\\end{cases}", []), (["4", 5], ["4", "5"]), (["4", "proof"], ["4"])])
 def test_a_reference_answer_stays_what_it_is(answer, golds, tmp_path):
@@ -101,7 +131,8 @@ def test_a_reference_answer_stays_what_it_is(answer, golds, tmp_path):
 
 @pytest.mark.parametrize("answer", [
     # words instead of an answer
-    "proof", "not found", "None", "unknown", "nan", "N/A", "", " ", None, float("nan"), ["", None], "Proof.", "\\text{Proof}", "(proof)",
+    "Answers will vary", "[ANS]", "[answer]", "\\text{error}", "TODO", "no solution provided", "free response", "verified", "Proved.",
+    "not applicable", "See above", "your answer here", "proof", "not found", "None", "unknown", "nan", "N/A", "", " ", None, float("nan"), ["", None], "Proof.", "\\text{Proof}", "(proof)",
     "so \\boxed{\\text{Proof.}}", "See solution", "\u7565", "--", "\u2026", "??", "___", "\\ldots", "so it is #### ",
     # sentences, and words with values: a response would give the value alone
     "The function increases on the whole line.", "As is easily seen by induction it holds", "approximately 5", "Vendor 2", "Solution is: $[x=5, y=1]$",
@@ -116,7 +147,7 @@ def test_a_reference_answer_stays_what_it_is(answer, golds, tmp_path):
     # work to be done
     "17-20", "17 - 20 cm", "5-10%", "6/8", "2020-01-18", "11/12/2019",
     # what JSON makes of a command with one backslash, such as "\frac"
-    "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "3 \neq 4", "\begin{cases}1", "7\x00"])
+    "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "2\rho", "3 \neq 4", "\begin{cases}1", "7\x00"])
 def test_an_answer_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", rows), {})
@@ -153,13 +184,19 @@ def test_no_question_is_in_two_splits(tmp_path, capsys):
 
 def test_a_question_with_two_answers_is_dropped(tmp_path, capsys):
     """One of them is wrong, and nothing says which."""
-    rows = [{"question": "Train 3?", "answer": "4"}, *rows_of(20), {"question": "train  5?", "answer": "5"}]
+    rows = [{"question": "Train 3?", "answer": "4"}, *rows_of(20), {"question": "train  5?", "answer": "5"},
+            {"question": "train 3?", "answer": "3"}]
     test = rows_of(12, "test") + [{"question": "TEST 1?", "answer": "7"}]
     task = load(lines(tmp_path / "a.jsonl", rows), lines(tmp_path / "b.jsonl", test))
     assert {problem.question for problem in task.train + task.valid} == {f"train {i}?" for i in range(20)} - {"train 3?"}
     assert [problem.question for problem in task.test] == [f"test {i}?" for i in range(12) if i != 1]
     printed = capsys.readouterr().out
-    assert "dropped 3 of 22 " in printed and "dropped 2 of 13 " in printed
+    assert "dropped 4 of 23 " in printed and "dropped 2 of 13 " in printed
+
+
+def test_puzzles_to_validate_on_are_as_many_as_to_test_on():
+    task = tasks.kk_task(grpo_sg.Config(people=[3], train_problems=6, eval_problems=4))
+    assert [len(task.train), len(task.valid), len(task.test)] == [6, 4, 4]
 
 
 @pytest.mark.parametrize("few", ["a.jsonl", "b.jsonl"])

@@ -345,11 +345,13 @@ def undone(op, first, last, constant):
 def has_root(parts, index):
     """Return True if a small factor comes out of a root of a fraction, as of \\sqrt{12}, or its index can be lowered, as
     in \\sqrt[6]{25}."""
-    for k in range(2, 32):
-        if any(index < part.bit_length() and part % k ** index == 0 or not part for part in parts):
-            return True  # and k ** index is never huge
-    return any(all(round(abs(part) ** (1 / p)) ** p == abs(part) < 2**50 for part in parts)
-               for p in (2, 3, 5) if index % p == 0)
+    small = [part for part in parts if not part or index < part.bit_length()]  # k ** index must not be huge
+    if any(part % k ** index == 0 for part in small for k in range(2, 32)):
+        return True
+    for p in (2, 3, 5):
+        if index % p == 0 and all(abs(part) < 2**50 and round(abs(part) ** (1 / p)) ** p == abs(part) for part in parts):
+            return True
+    return False
 
 
 def divisors(op, first, last):
@@ -526,8 +528,9 @@ def read_side(tokens):
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
     if unit := UNIT.match(" ".join(tokens[::-1])):
         del tokens[len(tokens) - len(unit[0].split()):]
-        colors = [word for word in sorted(re.findall("[a-z]+", unit[0].lower())) if UNITS.get(word) == "*"]
-        item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant), argument=" ".join(colors))
+        words = sorted(re.findall("[a-z]+", unit[0].lower()))
+        colors = " ".join(word for word in words if UNITS.get(word) == "*")
+        item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant), argument=colors)
     return item
 
 
@@ -696,7 +699,9 @@ def relation(sides, signs):
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
         if not (x.name and (x.unit or x.name in value.symbols)) and all(same(value, other) for other in values):
             named = x.kind == "value" or x.kind == value.kind and not value.name
-            name = x.name if x.kind == value.kind else re.sub(r"\\(?:vec|hat)|[{}]", "", x.name) + "="  # P = (1, 2)
+            name = x.name
+            if x.kind != value.kind:  # the label of P = (1, 2)
+                name = re.sub(r"\\(?:vec|hat)|[{}]", "", name) + "="
             equation = value.kind == "value" and not (value.constant or x.argument) and (
                 x is not sides[0] or bool(value.name))
             return value._replace(name=name if named else "", argument=x.argument or value.argument, equation=equation)
@@ -971,7 +976,7 @@ def without_label(tokens, target):
         text = value
     pattern = RATIO_LABEL if target.kind == ":" else LABEL if target.constant else CALL_LABEL
     label = pattern.match(text)
-    labeled = target.name or target.kind == "list" and any(part.kind == "=" or has_label(part) for part in target.parts)
-    if label and not labeled and not names_nothing(label[0]):
+    named = target.kind == "list" and any(part.kind == "=" or has_label(part) for part in target.parts)
+    if label and not target.name and not named and not names_nothing(label[0]):
         text = text[label.end():]
     return text.split()

@@ -134,7 +134,8 @@ PIECES = [*r"""
 |x| |x-9| \lfloor{x}\rfloor \sin 10^{999} 1e999+ 1e-999* 3e300* 9 0 .1 0.1234567+ 1, 1,000 000, 9; \pm9, \pm \mp
 +- - + = < \ne : & \\ \cup (1,2)\cup \{1\} { ( [ | \{ \left( \theta \Theta \pm+e^x+.14143+t+ x(1, x y1 x_ _2 _{9} ' ^{'} f(3) 1\frac12 \overline{3}
 0.\overline{3} ° \% % $ ~ \, is that not and or \text{cm} \text{ \boxed{ \boxed{5} <think> C_{20}^{3} C^2_ {x|x>1 x>1"and" x=3, AB= {\over {1\choose {\bf \begin{cases} \sin9° f(-1, mph {(9)_ A^{-1}B A^TB x^{-1}yx u(t) u(t+ f(x)( \vec{a}\times A\times \frac{dx}{d dx/dx ABC, \angle{AB x_1= ≈1.41 ≠1, \frac{"m" "kg"/ "mph"* 1,000, \{\{ é ﻿
-""".split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & ", "5 \\text{ fives }", "x > 1 and "]
+""".split(), " ", "\n", "is that ", "x = ", "5 cm ", "1 000 ", "A or ", "\\text{and} ", "1 & ", "5 \\text{ fives }", "x > 1 and ",
+          "B. The answer is ", "(B) aa C ", "5 red ", "f(1)=3, ", "P=(1,2), ", "\\sqrt[6]{25}+"]
 
 
 def test_no_answer_of_500_characters_takes_more_than_50_ms():
