@@ -147,7 +147,7 @@ def test_a_reference_answer_stays_what_it_is(answer, golds, tmp_path):
     # work to be done
     "17-20", "17 - 20 cm", "5-10%", "6/8", "2020-01-18", "11/12/2019",
     # what JSON makes of a command with one backslash, such as "\frac"
-    "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "2\rho", "3 \neq 4", "\begin{cases}1", "7\x00"])
+    "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "\rho", "3 \neq 4", "\begin{cases}1", "7\x00"])
 def test_an_answer_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
     rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", rows), {})
@@ -185,7 +185,7 @@ def test_no_question_is_in_two_splits(tmp_path, capsys):
 def test_a_question_with_two_answers_is_dropped(tmp_path, capsys):
     """One of them is wrong, and nothing says which."""
     rows = [{"question": "Train 3?", "answer": "4"}, *rows_of(20), {"question": "train  5?", "answer": "5"},
-            {"question": "train 3?", "answer": "3"}]
+            {"question": "train 3?", "answer": "4"}]
     test = rows_of(12, "test") + [{"question": "TEST 1?", "answer": "7"}]
     task = load(lines(tmp_path / "a.jsonl", rows), lines(tmp_path / "b.jsonl", test))
     assert {problem.question for problem in task.train + task.valid} == {f"train {i}?" for i in range(20)} - {"train 3?"}
