@@ -552,8 +552,8 @@ def write_completions(policy: Policy, completions: list[Completion], cfg: Config
     added = []
     for part in split_groups(completions, cfg.sample_batch):
         contexts = [c.prompt + c.tokens for c in part]
-        # Not entered anew for each token: until it ends, the context keeps the copies in bfloat16
-        # that it has made of the parameters.
+        # Entered once for all tokens: until it ends, the context keeps the copies in bfloat16 that
+        # it has made of the parameters.
         with in_bfloat16(policy.model.device):
             added += sample(policy.model, contexts, max_new_tokens=cfg.max_new_tokens,
                             stop_ids=policy.stop_ids, temperature=temperature,

@@ -820,13 +820,13 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
                  for problem, (prompt, opening) in zip(problems, prompts)
                  if len(prompt) + longest <= context]
         left = [problem for problem in short if not control.search(str(problem.question))]
-        too_long, bad = len(problems) - len(short), len(short) - len(left)
-        if too_long:
-            print(f"dropped {too_long} of {len(problems)} {split} problems: with a completion of "
-                  f"{longest} tokens they do not fit into the model's context of {context}")
-        if bad:
-            print(f"dropped {bad} of {len(problems)} {split} problems: their question has a "
-                  "control token of the model")
+        too_long = len(problems) - len(short)
+        lost = {f"with a completion of {longest} tokens they do not fit into the model's context "
+                f"of {context}": too_long,
+                "their question has a control token of the model": len(short) - len(left)}
+        for reason, count in lost.items():
+            if count:
+                print(f"dropped {count} of {len(problems)} {split} problems: {reason}")
         if not left:
             advice = "lower --max_new_tokens" if too_long else "give some"
             raise UserError(f"--task {task.name} has no {split} problems: {advice}")
