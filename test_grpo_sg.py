@@ -908,6 +908,15 @@ def test_equal_prompts_are_prefilled_once():
     assert rows == [(3, 1), (12, 1), (12, 1)]  # logits of all positions would not fit into memory
 
 
+def test_a_criterion_gets_all_tokens_that_a_row_has_drawn():
+    """A tool's closing tag may be several tokens."""
+    def end_after_three(drawn, scores):
+        return torch.full((len(drawn),), drawn.shape[1] == 3)
+    rows = sample(build_model(), PROMPTS, max_new_tokens=8, stop_ids=[],
+                  stopping_criteria=end_after_three)
+    assert [len(row) for row in rows] == [3, 3, 3]
+
+
 # ==== Training ====
 
 def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
@@ -1508,8 +1517,8 @@ def reward_whys(c):
 
 
 def run_toy(out, **settings):
-    """Train on the toy task as the program does, without samples. Returns the rows of the steps."""
-    policy, task, cfg = build_toy(out=str(out), eval_samples=0, **settings)
+    """Train on the toy task as the program does. Returns the rows of the steps."""
+    policy, task, cfg = build_toy(**{"out": str(out), "eval_samples": 0, **settings})
     out.mkdir()
     grpo_sg.run(policy, task, cfg)
     return [row for row in rows_of(out / "metrics.jsonl") if "split" not in row]
@@ -1518,7 +1527,8 @@ def run_toy(out, **settings):
 def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     """Two of three groups have equal rewards. Of ten prompts each problem is used once."""
     change = {"reward": reward_whys}
-    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, change=change)
+    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, eval_samples=2,
+                   change=change)
     printed = capsys.readouterr().out
     assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
     # In the last step as well, so that a run made longer has it; only a test has samples.
@@ -1555,8 +1565,8 @@ def test_a_clock_tells_how_long_a_step_took_and_when_to_save(tmp_path, monkeypat
     times = {(row["seconds"], row["seconds_sampling"], row["seconds_update"]) for row in rows}
     assert times == {(110, 10, 100)}
     assert saved == [1, 4, 7, 8], "after the first and the last step, and when it costs 2% at most"
-    printed = capsys.readouterr().out
-    assert "110.0 s, 12.8 min left\n2 updates skipped" in printed
+    first = r"^step 1 of 8: .* 110\.0 s, 12\.8 min left\n2 updates skipped"
+    assert re.search(first, capsys.readouterr().out, re.M), "7 steps are left, of 110 s"
     assert max(row["skipped"] for row in rows) == 2
 
 
@@ -1836,7 +1846,7 @@ def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(
     away = (folder / "model").rename(folder / "moved")
     capsys.readouterr()
     try:
-        assert run_program(f"--resume {finished}/checkpoint-3 --steps 5") is None
+        assert run_program(f"--resume {finished}/checkpoint-3/ --steps 5") is None
     finally:
         away.rename(folder / "model")
     printed = capsys.readouterr().out
@@ -1857,7 +1867,7 @@ def test_flags_replace_the_settings_of_a_resumed_run(folder, tmp_path, finished,
     shutil.copy(folder / "own.py", moved)
     before = parameters_of(grpo_sg.load_model(finished / "checkpoint-4")[0])
     flags = f"--out {fork} --lr 0 --steps 5 --task {moved} --eval_samples 0 --sample_batch 512"
-    assert start(folder, finished, f"--resume {flags}") is None
+    assert start(folder, finished / "checkpoint-4", f"--resume {flags}") is None
     assert "; changed: --task --lr --steps --eval_samples\n" in capsys.readouterr().out
     assert before.equal(parameters_of(grpo_sg.load_model(fork / "checkpoint-5")[0]))
     assert contents_of(finished) == contents_of(folder / "whole")
