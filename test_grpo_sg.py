@@ -1540,6 +1540,11 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     assert {type(row["reward"]) for row in trained} == {float}
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (step, question) for step in (3, 6) for question in ("who", "what")]
+    before, after = [row["eval/avg@2"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")
+                     if row.get("split") == "test"]
+    assert before != after
+    assert f"{before:.0%} of the model's answers to the test problems were correct before" in printed
+    assert f"training, and {after:.0%} are now (best constant answer: 33%)" in printed
     grpo_sg.log(tmp_path, {"step": 1}, [grpo_sg.Completion(tasks.Problem("who", {"yes"}), [5])])
     assert rows_of(tmp_path / "samples.jsonl")[0]["answer"] == "{'yes'}"  # JSON has no sets
 
