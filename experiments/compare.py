@@ -136,7 +136,7 @@ def make_run(words, folder):
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            process.terminate()  # it finishes its step and saves
+            process.terminate()  # it goes on at its last checkpoint, seconds ago
             process.wait()
             raise
     if status:

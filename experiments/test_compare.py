@@ -145,7 +145,7 @@ def test_real_runs_are_stopped_continued_and_compared(number, tmp_path, monkeypa
                 os.kill(os.getpid(), number)
 
         def terminate(self):
-            self.wait = int  # the run has saved
+            self.wait = int  # the run has a checkpoint
     runs = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", Process)
