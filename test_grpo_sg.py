@@ -329,8 +329,7 @@ def test_loss_and_gradient_against_loops(part):
         assert found.shape == (), f"the loss has shape {tuple(found.shape)}, expected a scalar"
         found.backward()
         learned = [name for name in learning if given[name].grad is not None]
-        assert learned == ["logps"], (
-            f"a gradient reaches {', '.join(learned)}, expected logps: detach")
+        assert learned == ["logps"], f"a gradient reaches {learned}, expected only logps: detach"
         case = f"with {settings}" if settings else "with the default settings"
         size = sum(map(abs, sum(slope, []))) + abs(loss)
         same(f"the loss is {found:.6g}, expected {loss:.6g}, {case}; the gradient for {{}}",
@@ -390,8 +389,7 @@ def test_log_probabilities_against_the_full_softmax():
                 expected[row, t] = logits[t - 1].log_softmax(-1)[ids[row, t]]
         given = ids.clone(), mask.clone()
         logps = token_logps(model, *given, temperature=temperature)
-        assert given[0].equal(ids) and given[1].equal(mask), (
-            "ids or mask changed: they are the caller's")
+        assert given[0].equal(ids) and given[1].equal(mask), "ids or mask changed: copy them"
         same("a log-probability outside of the mask", logps * ~mask, expected * ~mask, "0 there", 0)
         same(f"a log-probability of {mask.shape[0]} rows of {mask.shape[1]} tokens at temperature "
              f"{temperature:.3g}", logps, expected,
@@ -523,8 +521,7 @@ def test_two_completions_and_their_masks():
     # would lose the stop token, and the policy would never learn to stop.
     batch = make_batch([grpo_sg.Completion(None, [5, 6], [7, 8, 0], [True, False, True]),
                         grpo_sg.Completion(None, [9], [0], [True])], "cpu")
-    same("an entry of ids", batch.ids, [[5, 6, 7, 8, 0], [9, 0, 0, 0, 0]],
-         "prompt, tokens, pads", 0)
+    same("an entry of ids", batch.ids, [[5, 6, 7, 8, 0], [9, 0, 0, 0, 0]], "prompt, tokens, pads")
     at, expected = batch.mask.nonzero().tolist(), [[0, 2], [0, 4], [1, 1]]
     assert at == expected, f"mask is True at {at}, expected {expected}: what the policy wrote"
 
@@ -616,8 +613,7 @@ def watch_learn(policy, completions, cfg, rate=0.1, **more):
     assert found == cfg.updates, f"{found} optimizer steps, expected {cfg.updates}"
     assert all(calls for _, calls in optimizer.steps), "an update did not call grpo_sg_loss"
     assert completions == before, "learn changed its caller's list or completions: shuffle a copy"
-    assert not policy.model.training, (
-        "the model is left in training mode: the sampler needs eval mode")
+    assert not policy.model.training, "the model is left in training mode: sample needs eval mode"
     return returned, optimizer.steps
 
 
@@ -633,8 +629,8 @@ def find_completions(call, completions):
 def minibatches_of(policy, completions, cfg, seed):
     """Return the numbers of the completions in each update."""
     changed = [dataclasses.replace(c, advantage=1.0) for c in completions]  # none is left out
-    _, steps = watch_learn(policy, changed, grpo_sg.Config(updates=cfg.updates), rate=0.0,
-                           seed=seed)
+    cfg = grpo_sg.Config(updates=cfg.updates)
+    _, steps = watch_learn(policy, changed, cfg, rate=0.0, seed=seed)
     return [sum((find_completions(call, completions) for call in calls), []) for _, calls in steps]
 
 
@@ -694,8 +690,7 @@ def check_arguments(call, minibatch, rows, settings, case):
             own = torch.tensor(minibatch[i].mask)
             found = own[own] if call[name] is None else call[name][row, own_positions(minibatch[i])]
             same(f"an entry of {name} {case}", found, torch.tensor(rows[name][i])[own],
-                 "old_logps are those of the policy before the first update; all are at "
-                 "cfg.temperature",
+                 "old_logps are from before the first update; all are at cfg.temperature",
                  2e-4 * (1 + abs(torch.tensor(rows[name][i])).max()))
     found = int(call["denominator"] or call["mask"].sum())
     expected = sum(sum(c.mask) for c in minibatch)
@@ -818,8 +813,7 @@ def test_a_loss_of_exactly_0_is_no_reason_to_skip_an_update():
 @pytest.mark.parametrize("family", ["Qwen2", "GPT2"])
 @torch.no_grad()
 def test_sampling_against_a_plain_forward_pass(family):
-    """Of each row by itself, without a cache or pads, at any temperature. token_logps gives the
-    probability of each token. A completion does not depend on the others in its batch."""
+    """Of each row by itself, without a cache or pads. token_logps gives the same probabilities."""
     model = build_model(family)
     for number in range(16):
         rng = random.Random(number)
@@ -866,9 +860,8 @@ def test_a_rollout_samples_neighbors_and_grades_them():
             completions = grpo_sg.rollout(policy, task, task.train, cfg, seed=number, **how)
         assert max(len(call.args[1]) for call in watched.call_args_list) <= cfg.sample_batch
         prompts = [policy.tokenizer(problem.question)["input_ids"] for problem in task.train]
-        rows = sample(policy.model, prompts, max_new_tokens=cfg.max_new_tokens,
-                      stop_ids=policy.stop_ids, generator=torch.Generator().manual_seed(number),
-                      **how)
+        how |= dict(max_new_tokens=cfg.max_new_tokens, stop_ids=policy.stop_ids)
+        rows = sample(policy.model, prompts, generator=torch.Generator().manual_seed(number), **how)
         assert [c.tokens for c in completions] == rows and not policy.model.training
         assert [c.problem for c in completions] == [p for p in task.train for _ in range(how["n"])]
         for c in completions:
@@ -937,6 +930,15 @@ def test_equal_prompts_are_prefilled_once():
     assert rows == [(3, 1), (12, 1), (12, 1)]  # logits of all positions would not fit into memory
 
 
+def test_a_criterion_gets_all_tokens_that_a_row_has_drawn():
+    """A tool's closing tag may be several tokens."""
+    def end_after_three(drawn, scores):
+        return torch.full((len(drawn),), drawn.shape[1] == 3)
+    rows = sample(build_model(), PROMPTS, max_new_tokens=8, stop_ids=[],
+                  stopping_criteria=end_after_three)
+    assert [len(row) for row in rows] == [3, 3, 3]
+
+
 # ==== Training ====
 
 def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
@@ -973,12 +975,9 @@ def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
 def grade_by_hand(*rewards):
     """Return completions, of 2 tokens of the policy and one of a tool, which are right (3), wrong
     (-0.5), or right and truncated (-3)."""
-    completions = [grpo_sg.Completion(None, [5], [6, 7, 8], [True, False, True], reward=R)
-                   for R in rewards]
-    for c in completions:
-        c.correct, c.formatted, c.truncated = c.reward != -0.5, c.reward > -3, c.reward == -3
-        c.tool_calls = 3
-    return completions
+    return [grpo_sg.Completion(None, [5], [6, 7, 8], [True, False, True], tool_calls=3, reward=R,
+                               correct=R != -0.5, formatted=R > -3, truncated=R == -3)
+            for R in rewards]
 
 
 def test_a_row_has_means_over_its_completions_and_updates():
@@ -1002,8 +1001,7 @@ def test_an_advantage_compares_a_reward_with_those_of_its_group():
     """In float64: in float32 these rewards are equal."""
     completions = grade_by_hand(1e8, 1e8 + 1, 5, 5)
     grpo_sg.set_advantages(completions, 2)
-    found = [c.advantage for c in completions]
-    assert found == pytest.approx([-0.5 ** 0.5, 0.5 ** 0.5, 0, 0], abs=1e-5)
+    same("an advantage", [c.advantage for c in completions], [-0.5 ** 0.5, 0.5 ** 0.5, 0, 0])
     assert grpo_sg.find_equal_groups(completions, 2) == [False, True]
 
 
@@ -1016,8 +1014,8 @@ def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped(factor):
     for totals in learn(policy, optimizer, completions, cfg):
         assert totals["skipped"] and not math.isfinite(totals["norm"])
         assert math.isfinite(totals["loss"])
-    assert before.equal(parameters_of(policy.model)) and not optimizer.steps
-    assert not policy.model.training
+    assert before.equal(parameters_of(policy.model))
+    assert not (optimizer.steps or policy.model.training)
     hook.remove()
     completions[0].advantage = factor  # in one of the two updates
     with mock.patch.object(grpo_sg, "token_logps", wraps=token_logps) as watched:
@@ -1119,10 +1117,9 @@ SAMPLE = dict(model=mock.Mock(training=False), prompts=[[1]], max_new_tokens=2, 
     (group_advantages, {"rewards": torch.zeros(4, 1)}, "[4, 1]"),  # one has no standard deviation
     (group_advantages, {"rewards": torch.zeros(2, 2, 2)}, "[2, 2, 2]"),
     *[(grpo_sg_loss, {**LOSS, name: value}, "") for name, value in (
-        ("old_logps", torch.zeros(1, 7)), ("weights", torch.ones(5, 1)),
-        ("ref_logps", torch.zeros(1, 7)),
-        ("mask", torch.ones(5, 1)), ("advantages", torch.ones(7)), ("advantages", torch.ones(1)),
-        ("advantages", torch.ones(7, 5)), ("beta", 0.1))],
+        ("old_logps", torch.zeros(1, 7)), ("ref_logps", torch.zeros(1, 7)),
+        ("weights", torch.ones(5, 1)), ("mask", torch.ones(5, 1)), ("advantages", torch.ones(7)),
+        ("advantages", torch.ones(1)), ("advantages", torch.ones(7, 5)), ("beta", 0.1))],
     # Packed rows would be averaged over the wrong number of tokens.
     (grpo_sg_loss, {name: torch.ones(5) for name in LOSS}, ""),
     (pass_at_k, dict(n=4, c=5, k=2), "n=4, c=5, k=2"), (pass_at_k, dict(n=4, c=-1, k=2), "c=-1"),
@@ -1542,8 +1539,8 @@ def reward_whys(c):
 
 
 def run_toy(out, **settings):
-    """Train on the toy task as the program does, without samples. Returns the rows of the steps."""
-    policy, task, cfg = build_toy(out=str(out), eval_samples=0, **settings)
+    """Train on the toy task as the program does. Returns the rows of the steps."""
+    policy, task, cfg = build_toy(**{"out": str(out), "eval_samples": 0, **settings})
     out.mkdir()
     grpo_sg.run(policy, task, cfg)
     return [row for row in rows_of(out / "metrics.jsonl") if "split" not in row]
@@ -1552,7 +1549,8 @@ def run_toy(out, **settings):
 def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     """Two of three groups have equal rewards. Of ten prompts each problem is used once."""
     change = {"reward": reward_whys}
-    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, change=change)
+    rows = run_toy(tmp_path / "run", steps=6, eval_every=3, prompts=10, eval_samples=2,
+                   change=change)
     printed = capsys.readouterr().out
     assert re.findall(r"^step (\d) of 6: reward -?\d", printed, re.M) == list("123456")
     # In the last step as well, so that a run made longer has it; only a test has samples.
@@ -1564,6 +1562,10 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     assert {type(row["reward"]) for row in trained} == {float}
     assert [(row["step"], row["question"]) for row in samples if row["split"] == "valid"] == [
         (step, question) for step in (3, 6) for question in ("who", "what")]
+    before, after = [row["eval/avg@2"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")
+                     if row.get("split") == "test"]
+    assert before != after and f"\n{before:.0%} of the model's answers to the test" in printed
+    assert f" training, and {after:.0%} are now (best constant answer: 33%)" in printed
     grpo_sg.log(tmp_path, {"step": 1}, [grpo_sg.Completion(tasks.Problem("who", {"yes"}), [5])])
     assert rows_of(tmp_path / "samples.jsonl")[0]["answer"] == "{'yes'}"  # JSON has no sets
 
@@ -1589,8 +1591,8 @@ def test_a_clock_tells_how_long_a_step_took_and_when_to_save(tmp_path, monkeypat
     times = {(row["seconds"], row["seconds_sampling"], row["seconds_update"]) for row in rows}
     assert times == {(110, 10, 100)}
     assert saved == [1, 4, 7, 8], "after the first and the last step, and when it costs 2% at most"
-    printed = capsys.readouterr().out
-    assert "110.0 s, 12.8 min left\n2 updates skipped" in printed
+    first = r"^step 1 of 8: .* 110\.0 s, 12\.8 min left\n2 updates skipped"
+    assert re.search(first, capsys.readouterr().out, re.M), "7 steps are left, of 110 s"
     assert max(row["skipped"] for row in rows) == 2
 
 
@@ -1761,8 +1763,8 @@ import tasks
 SETTINGS = dict(prompts=2, group_size=4, eval_problems=3, train_problems=20, updates=2,
                 eval_samples=2, max_new_tokens=4, brief=True, system="none", eval_every=1, lr=0.001)
 
-def reward(completion):  # gives an untrained model different rewards
-    return len(completion.response) % 3
+def reward(completion):  # gives an untrained model different rewards in each step
+    return sum(completion.tokens) % 5
 
 def make_task(cfg):
     return tasks.kk_task(cfg)._replace(reward=reward)
@@ -1870,7 +1872,7 @@ def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(
     away = (folder / "model").rename(folder / "moved")
     capsys.readouterr()
     try:
-        assert run_program(f"--resume {finished}/checkpoint-3 --steps 5") is None
+        assert run_program(f"--resume {finished}/checkpoint-3/ --steps 5") is None
     finally:
         away.rename(folder / "model")
     printed = capsys.readouterr().out
@@ -1891,11 +1893,13 @@ def test_flags_replace_the_settings_of_a_resumed_run(folder, tmp_path, finished,
     shutil.copy(folder / "own.py", moved)
     before = parameters_of(grpo_sg.load_model(finished / "checkpoint-4")[0])
     flags = f"--out {fork} --lr 0 --steps 5 --task {moved} --eval_samples 0 --sample_batch 512"
-    assert start(folder, finished, f"--resume {flags}") is None
+    assert start(folder, finished / "checkpoint-4", f"--resume {flags}") is None
     assert "; changed: --task --lr --steps --eval_samples\n" in capsys.readouterr().out
     assert before.equal(parameters_of(grpo_sg.load_model(fork / "checkpoint-5")[0]))
     assert contents_of(finished) == contents_of(folder / "whole")
-    assert rows_of(fork / "metrics.jsonl")[:9] == rows_of(finished / "metrics.jsonl")[:9]
+    rows = rows_of(fork / "metrics.jsonl")
+    assert rows[:9] == rows_of(finished / "metrics.jsonl")[:9]
+    assert rows[9]["grad_norm"] > 0, "without a gradient no learning rate changes the parameters"
     settings = json.loads((fork / "settings.json").read_text())
     assert (settings["lr"], settings["task"]) == (0, str(moved))
 
