@@ -31,7 +31,7 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
 (`rollout` lists what a task needs). With tasks.py next to it, it is a program:
 
     python grpo_sg.py                                              train a tiny model (in a clone)
-    python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk train a real one
+    python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk          train a real one
     python grpo_sg.py --task my_task.py --model NAME               on a task of your own
     python grpo_sg.py --eval_only --model runs/NAME                test what a run has trained
     python grpo_sg.py --resume runs/NAME                           continue an interrupted run
@@ -402,9 +402,9 @@ def setting(default, text):
 @dataclasses.dataclass
 class Config:
     """Train a language model by reinforcement learning with verifiable rewards, and test it before
-    and after, for example: python grpo_sg.py --model Qwen/Qwen2.5-0.5B-Instruct --task kk. These
-    are the settings, each of them a flag. Their defaults are for a real model on a GPU; a tiny
-    model has others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
+    and after, for example: python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk. These are the
+    settings, each of them a flag. Their defaults are for a real model on a GPU; a tiny model has
+    others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
     # Model and task
     model: str = setting("", "folder of a model or a run, or a hub name; else a tiny model")
     task: str = setting("", "kk, math or a .py file with make_task(cfg); else the model's, or kk")
@@ -1122,7 +1122,8 @@ def check_settings(cfg: Config) -> None:
         if type(default) in (int, float):
             value, least = getattr(cfg, name), LEAST.get(name, 1)
             if type(value) not in (int, type(default)) or not least <= value < math.inf:
-                raise SystemExit(f"error: --{name} must be finite, from {least} on, not {value!r}")
+                words = "above 0" if least == 1e-9 else f"{least} or more"
+                raise SystemExit(f"error: --{name} must be {words}, and finite, not {value!r}")
     check_folder(cfg)
     w = weigh(torch.tensor([-100.0, 0.0]), cfg)  # of pi = 0 and 1: w is monotone
     if w is not None and w[0] == w[1]:

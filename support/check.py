@@ -1,7 +1,7 @@
 """Check a model and a task in a minute or two, before hours are spent on a run, or after one that
 learned nothing.
 
-    python -m support.check --model Qwen/Qwen2.5-0.5B-Instruct --task kk
+    python -m support.check --model Qwen/Qwen2.5-0.5B --task kk
 
 Shows what the model reads, warns of rewards that pay for the wrong thing, and measures on training
 problems whether there is something to learn from and how long a run takes. The flags are those of
