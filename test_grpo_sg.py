@@ -1696,7 +1696,7 @@ def test_a_strangers_model_runs_no_file_and_chooses_none(tmp_path, monkeypatch):
     ("", "no model --model"), ("--modle x", "--modle x"), ("--device tpu", "--device 'tpu'"),
     ("--task chess --model x", "chess kk math"), ("--task no.py --model x", "--task no.py"),
     ("--steps x", "--steps 'x'"), ("--model x --lr nan", "--lr 0 nan"),
-    ("--model x --tau 0", "--tau 1e-09 0.0"), ("--model x --seed -1", "--seed 0 -1"),
+    ("--model x --tau 0", "--tau above 0 0.0"), ("--model x --seed -1", "--seed 0 -1"),
     ("--model x --temperature 0", "--temperature"), ("--model x --steps 0", "--steps 1 0"),
     ("--model x --updates 0", "--updates"), ("--model x --group_size 1", "--group_size 2 1"),
     ("--model x --clip_high inf", "--clip_high inf"), ("--model x --beta -1", "--beta -1.0"),
