@@ -1659,6 +1659,7 @@ def test_a_setting_comes_from_flags_then_the_models_folder_then_the_tasks_file(t
     file.write_text("SETTINGS = dict(steps=4, lr=0.1, group_size=4, people=[4])\n"
                     "def make_task(cfg): pass")
     save_model(model)
+    grpo_sg.read_settings(["--model", str(model), "--task", "kk"])  # no settings: not a word
     saved = {"task": "elsewhere/mine.py", "steps": 5, "lr": 1, "brief": True, "unknown": 1}
     (model / "settings.json").write_text(json.dumps(saved))
     flags = f"--task {file} --model {model} --steps 6 --brief false"
