@@ -406,12 +406,12 @@ class Config:
     settings, each of them a flag. Their defaults are for a real model on a GPU; a tiny model has
     others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
     # Model and task
-    model: str = setting("", "folder of a model or a run, or a hub name; else a tiny model")
-    task: str = setting("", "kk, math or a .py file with make_task(cfg); else the model's, or kk")
+    model: str = setting("", "folder of a model or a run, or a hub name; default: a tiny model")
+    task: str = setting("", "kk, math or a .py file with make_task(cfg); default: the model's")
     data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler or a file")
     eval_data: str = setting("", "math: gsm8k, math500, aime24 or a file; else that of --data")
-    train_problems: int = setting(4500, "problems to train on, if they are generated")
-    eval_problems: int = setting(200, "problems to test on, if they are generated; validation's")
+    train_problems: int = setting(4500, "problems to train on, if generated")
+    eval_problems: int = setting(200, "problems to test on and to validate on, if generated")
     people: list[int] = dataclasses.field(
         default_factory=[3].copy,  # a new list for each Config
         metadata={"help": "kk: people in a puzzle, one or several numbers from 2 to 8"})
@@ -958,8 +958,8 @@ def list_checkpoints(folder: str) -> list[int]:
 
 
 def newest(name: str) -> str:
-    """Return the folder of a run's newest checkpoint. Another folder or a hub name stays."""
-    steps = list_checkpoints(name)
+    """Return the folder of a run's newest checkpoint. A model's folder or a hub name stays."""
+    steps = [] if Path(name, "config.json").is_file() else list_checkpoints(name)
     return os.path.join(name, f"checkpoint-{steps[-1]}") if steps else name
 
 
@@ -1036,7 +1036,12 @@ def restore(cfg: Config, optimizer) -> int:
     """Give a resumed run the logs and AdamW's state of its checkpoint. (Steps after it are made and
     logged again.) Returns the number of steps that it has made."""
     # First, because it can fail, and the logs of a finished run have one more row, its last test.
-    saved = torch.load(os.path.join(cfg.resume, "training.pt"), "cpu", weights_only=True)
+    path = os.path.join(cfg.resume, "training.pt")
+    try:
+        saved = torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # missing, or half a file: of many types
+        raise SystemExit(f"error: {path} cannot be read: name an older checkpoint's folder by "
+                         f"--model, with a new --out ({error!s:.80})")
     # Not AdamW's settings, or the old learning rate would replace the one that is given.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["optimizer"]["state"]})
     for name in LOGS:
@@ -1066,11 +1071,12 @@ def read_settings(argv: list[str] | None = None) -> Config:
     run to resume, or of the model; SETTINGS in the task's file; Config."""
     import tasks
     given = parse_flags(argv)
-    own = tasks.load_task(given["task"])[1] if "task" in given else {}
-    model = given.get("model", own.get("model"))
+    tasks_own = tasks.load_task(given["task"])[1] if "task" in given else {}
+    model = given.get("model", tasks_own.get("model"))
     start = find_start(given.get("resume"), model, given.get("task", "kk"))
-    saved = read_saved(start) if "resume" in given else read_models_settings(start, own, given)
-    cfg = Config(**{"task": "kk", **own, **saved, **given})
+    saved = (read_saved(start) if "resume" in given
+             else read_models_settings(start, tasks_own, given))
+    cfg = Config(**{"task": "kk", **tasks_own, **saved, **given})
     if cfg.resume:
         cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
         changed = [f"--{name}" for name in given if given[name] != saved.get(name, given[name])]
@@ -1112,7 +1118,7 @@ def read_models_settings(model: str, own: dict, given: dict) -> dict:
     for name in ("task", "data", "eval_data"):
         is_path = set("./\\") & set(str(saved.get(name, "")))
         if is_path and name not in given and saved[name] != own.get(name):
-            raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: name it")
+            raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: pass it")
     return saved
 
 
@@ -1133,7 +1139,7 @@ def check_settings(cfg: Config) -> None:
 def check_folder(cfg: Config) -> None:
     """Refuse to start in a folder with files of others. (A run without a row may start again.)"""
     files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
-    if files - {"settings.json", "lock"} and cfg.out != os.path.dirname(cfg.resume):
+    if files - {"settings.json", "lock"} and Path(cfg.out) != Path(cfg.resume).parent:
         advice = f", or --resume {cfg.out}" if list_checkpoints(cfg.out) else ""
         raise SystemExit(f"error: --out {cfg.out} has files: name a new one{advice}")
 
@@ -1150,6 +1156,8 @@ def load(cfg: Config) -> tuple[Policy, object]:
     model, tokenizer = load_model(name)
     prepare(model, cfg.device, cfg.gradient_checkpointing)
     policy = Policy(model, tokenizer, find_stop_ids(model, tokenizer))
+    if not policy.stop_ids:  # every completion would be truncated, to the end
+        raise tasks.UserError(f"{name} names no token that ends a text: set its eos_token")
     return policy, tasks.encode_problems(task, tokenizer, policy.stop_ids, model.config, cfg)
 
 
@@ -1173,18 +1181,20 @@ def run(policy: Policy, task, cfg: Config) -> None:
         f"{len(task.train):,} problems to train on, {len(task.test)} to test on\n"
         f"the first one, as the model reads it ({len(problem.prompt)} tokens):\n"
         f"{policy.tokenizer.decode(problem.prompt)}\nits answer: {problem.answer}")
+    # The KL is to the initial policy. It is loaded first, because its folder may be gone.
+    reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
     optimizer = make_optimizer(policy.model, cfg)
     done = restore(cfg, optimizer) if cfg.resume else 0
+    saved = read_saved(cfg.resume) if cfg.resume else {}
+    changed = {name for name in saved if saved[name] != vars(cfg)[name]} - {"steps", "lr", "task"}
     write_settings(cfg.out, cfg)
     if cfg.eval_only or not cfg.resume:
         say(f"testing: a greedy completion of each test problem, and {cfg.eval_samples} samples")
         evaluate_split(policy, task, cfg, "test", done)
     if cfg.eval_only:
         return
-    say(f"left: {cfg.steps - done} steps, and the last test")
-    # The KL is to the initial policy.
-    reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
-    saved, cost = time.monotonic(), 0.0
+    say(f"left: {max(0, cfg.steps - done)} steps, and the last test")
+    last_save, cost = time.monotonic(), 0.0
     for row, completions in train(policy, task, cfg, optimizer, done, reference):
         done = row["step"]
         log_step(cfg, row, completions)
@@ -1193,15 +1203,15 @@ def run(policy: Policy, task, cfg: Config) -> None:
         # After the log and the validation, so that a resumed run has nothing to make up for; and
         # whenever it is cheap, so that little is lost, whatever ends the run.
         now = time.monotonic()
-        if done == cfg.steps or cost <= SAVE_SHARE * (now - saved):
+        if done == cfg.steps or cost <= SAVE_SHARE * (now - last_save):
             save(cfg, done, policy, optimizer)
-            saved = time.monotonic()
-            cost = saved - now
+            last_save = time.monotonic()
+            cost = last_save - now
     after = evaluate_split(policy, task, cfg, "test", done)
     # The first row of the log is that of the first test.
     before = json.loads(Path(cfg.out, "metrics.jsonl").read_text("utf-8").split("\n")[0])
     key = f"eval/avg@{cfg.eval_samples}" if cfg.eval_samples else "eval/accuracy"
-    if key in before:  # not after another --eval_samples
+    if key in before and not changed:  # or the two tests may differ
         say(f"{before[key]:.0%} of the model's answers to the test problems were correct before "
             f"training, and {after[key]:.0%} are now (best constant answer: {task.floor:.0%})")
 

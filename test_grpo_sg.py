@@ -1684,7 +1684,7 @@ def test_a_strangers_model_runs_no_file_and_chooses_none(tmp_path, monkeypatch):
                         ("data", "secret.jsonl"), ("eval_data", "../secret")):
         settings.write_text(json.dumps({"task": "math", name: value}))
         status = run_program("--eval_only --model model")
-        assert status == f"error: the model was trained on --{name} {value}: name it"
+        assert status == f"error: the model was trained on --{name} {value}: pass it"
     settings.write_text(json.dumps({"task": "math", "data": "gsm8k", "out": "elsewhere",
                                     "resume": "x", "eval_only": True, "model": "y", "steps": 7}))
     cfg = grpo_sg.read_settings(["--model", "model", "--data=mine.jsonl"])
@@ -1885,6 +1885,14 @@ def test_a_resumed_run_takes_more_steps_as_if_it_had_begun_with_them(
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
     assert grpo_sg.newest(str(tmp_path)) == f"{tmp_path}/checkpoint-10"
+    (tmp_path / "config.json").touch()  # a model, next to another trainer's checkpoints
+    assert grpo_sg.newest(str(tmp_path)) == str(tmp_path)
+
+
+def test_a_model_that_can_end_no_text_is_refused(folder, tmp_path):
+    with mock.patch.object(grpo_sg, "find_stop_ids", return_value=set()):
+        error = start(folder, tmp_path / "run")
+    assert "names no token that ends a text" in error
 
 
 def test_flags_replace_the_settings_of_a_resumed_run(folder, tmp_path, finished, capsys):
@@ -1911,6 +1919,12 @@ def test_a_finished_run_that_is_resumed_makes_its_last_test(folder, finished, ca
     assert contents_of(finished) == contents_of(folder / "whole")
     assert start(folder, finished, "--resume --eval_only") is None
     assert contents_of(finished) == contents_of(folder / "whole")
+    for flags, comparable in (("--lr 1", True), ("--temperature 2", False)):
+        capsys.readouterr()
+        assert start(folder, finished, f"--resume --steps 3 {flags}") is None
+        printed = capsys.readouterr().out
+        assert "left: 0 steps" in printed
+        assert ("correct before training" in printed) == comparable, "two tests that differ"
 
 
 def test_the_kl_is_to_the_initial_policy_also_in_a_resumed_run(folder, tmp_path):
@@ -1923,7 +1937,7 @@ def test_the_kl_is_to_the_initial_policy_also_in_a_resumed_run(folder, tmp_path)
 
 @pytest.mark.parametrize("lost, flags, words", [
     ("checkpoint-4", "", "it is no folder with a checkpoint"),
-    ("checkpoint-4/training.pt", "", "training.pt"),
+    ("checkpoint-4/training.pt", "", "checkpoint-4/training.pt cannot be read"),
     ("checkpoint-4/model.safetensors", "", "checkpoint-4"),
     ("", "--sample_batch 0", "--sample_batch"), ("", "--lr nan", "--lr"),
     ("", "--task gone.py", "--task gone.py"), ("", "--out {}", "--out {} has files")])

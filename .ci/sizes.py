@@ -4,8 +4,8 @@ import pathlib
 import subprocess
 import sys
 
-BUDGETS = {"grpo_sg.py": 1250, "grpo_sg.py, code": 685, "tasks.py": 880, "tasks.py, code": 530,
-           "test_grpo_sg.py": 2110, "lines of Python": 13450, "files": 112}
+BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 695, "tasks.py": 880, "tasks.py, code": 530,
+           "test_grpo_sg.py": 2130, "lines of Python": 13500, "files": 112}
 
 
 def list_code(text):
