@@ -1036,12 +1036,11 @@ def restore(cfg: Config, optimizer) -> int:
     """Give a resumed run the logs and AdamW's state of its checkpoint. (Steps after it are made and
     logged again.) Returns the number of steps that it has made."""
     # First, because it can fail, and the logs of a finished run have one more row, its last test.
-    path = os.path.join(cfg.resume, "training.pt")
     try:
-        saved = torch.load(path, "cpu", weights_only=True)
+        saved = torch.load(f"{cfg.resume}/training.pt", "cpu", weights_only=True)
     except Exception as error:  # missing, or half a file: of many types
-        raise SystemExit(f"error: {path} cannot be read: name an older checkpoint's folder by "
-                         f"--model, with a new --out ({error!s:.80})")
+        raise SystemExit(f"error: {cfg.resume}/training.pt cannot be read ({error!s:.60}): start "
+                         "a new --out from another checkpoint, by --model")
     # Not AdamW's settings, or the old learning rate would replace the one that is given.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["optimizer"]["state"]})
     for name in LOGS:
@@ -1071,12 +1070,11 @@ def read_settings(argv: list[str] | None = None) -> Config:
     run to resume, or of the model; SETTINGS in the task's file; Config."""
     import tasks
     given = parse_flags(argv)
-    tasks_own = tasks.load_task(given["task"])[1] if "task" in given else {}
-    model = given.get("model", tasks_own.get("model"))
+    own = tasks.load_task(given["task"])[1] if "task" in given else {}  # the file's SETTINGS
+    model = given.get("model", own.get("model"))
     start = find_start(given.get("resume"), model, given.get("task", "kk"))
-    saved = (read_saved(start) if "resume" in given
-             else read_models_settings(start, tasks_own, given))
-    cfg = Config(**{"task": "kk", **tasks_own, **saved, **given})
+    saved = read_saved(start) if "resume" in given else read_models_settings(start, own, given)
+    cfg = Config(**{"task": "kk", **own, **saved, **given})
     if cfg.resume:
         cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
         changed = [f"--{name}" for name in given if given[name] != saved.get(name, given[name])]
@@ -1185,7 +1183,7 @@ def run(policy: Policy, task, cfg: Config) -> None:
     reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
     optimizer = make_optimizer(policy.model, cfg)
     done = restore(cfg, optimizer) if cfg.resume else 0
-    saved = read_saved(cfg.resume) if cfg.resume else {}
+    saved = read_saved(cfg.resume or cfg.out)
     changed = {name for name in saved if saved[name] != vars(cfg)[name]} - {"steps", "lr", "task"}
     write_settings(cfg.out, cfg)
     if cfg.eval_only or not cfg.resume:

@@ -254,7 +254,7 @@ def tabulate_added():
                                               for key in ("accuracy", "avg@32", "pass@16"))]
                  for model, why in models.items()]
     real = select("real16").values()
-    rows.append(["sums, SmolLM2", "pretrained, nothing planted",
+    rows.append([f"sums, SmolLM2 ({len(real)} seeds)", "pretrained, nothing planted",
                  *(" → ".join(f"{mean(row[key][i] for row in real):.3f}" for i in (0, 1))
                    for key in ("greedy", "avg@16", "pass@16"))])
     return tabulate(["model", "its fine-tuning", "greedy", "avg@32 (SmolLM2: avg@16)", "pass@16"],
