@@ -416,11 +416,11 @@ class Config:
         default_factory=[3].copy,  # a new list for each Config
         metadata={"help": "kk: people in a puzzle, one or several numbers from 2 to 8"})
     brief: bool = setting(False, "kk: puzzles without a story, for tiny models")
-    system: str = setting("", "replaces the task's system prompt; none: only the question")
+    system: str = setting("", "replaces the task's system prompt; the word none: without one")
     chat_template_kwargs: str = setting("{}", "variables of the chat template, as JSON")
 
     # The weight
-    shaping: Literal["sg", "none", "ar"] = setting("sg", "none: GRPO; ar: AR-Lopti")
+    shaping: Literal["sg", "none", "ar"] = setting("sg", "sg: GRPO-SG; none: GRPO; ar: AR-Lopti")
     alpha: float = setting(2.0, "scale of GRPO-SG's weight")
     tau: float = setting(1/9, "temperature of the weight's sigmoid: higher is flatter")
     mu: float = setting(0.25, "offset of the weight")
@@ -453,7 +453,7 @@ class Config:
     seed: int = setting(0, "equal seeds give equal runs on a machine")
     out: str = setting("", "new folder for the run's files; without one, a folder in runs/")
     eval_only: bool = setting(False, "test the model and end")
-    resume: str = setting("", "folder of a run to continue; flags replace its settings")
+    resume: str = setting("", "run to continue, at its newest checkpoint; flags replace settings")
 
 
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
@@ -1010,7 +1010,7 @@ def log_step(cfg: Config, row: dict, completions: list[Completion]) -> None:
         f"{row['equal_groups']:.2f}, {w}grad_norm {row['grad_norm']:.2f}, "
         f"{row['seconds']:.1f} s, {minutes:.1f} min left")
     if row["skipped"]:
-        say(f"{row['skipped']} updates skipped: not finite")
+        say(f"{row['skipped']} updates skipped: the gradient's norm was not finite")
 
 
 say = functools.partial(print, flush=True)  # at once, also into a file
@@ -1116,7 +1116,7 @@ def read_models_settings(model: str, own: dict, given: dict) -> dict:
     for name in ("task", "data", "eval_data"):
         is_path = set("./\\") & set(str(saved.get(name, "")))
         if is_path and name not in given and saved[name] != own.get(name):
-            raise SystemExit(f"error: the model was trained on --{name} {saved[name]}: pass it")
+            raise SystemExit(f"error: the model's settings name a file: add --{name} {saved[name]}")
     return saved
 
 
@@ -1226,8 +1226,8 @@ def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
     except (tasks.UserError, FloatingPointError, *kinds) as error:
         raise SystemExit(f"error: {error}")
     except torch.OutOfMemoryError:
-        raise SystemExit("error: out of memory: lower --sample_batch or "
-                         "--tokens_per_micro_batch, or add --gradient_checkpointing")
+        raise SystemExit("error: out of memory: lower --sample_batch, --tokens_per_micro_batch or "
+                         "--max_new_tokens, or add --gradient_checkpointing")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -19,7 +19,6 @@ import itertools
 import json
 import math
 import os
-import pickle
 import random
 import re
 import shutil
@@ -1684,7 +1683,7 @@ def test_a_strangers_model_runs_no_file_and_chooses_none(tmp_path, monkeypatch):
                         ("data", "secret.jsonl"), ("eval_data", "../secret")):
         settings.write_text(json.dumps({"task": "math", name: value}))
         status = run_program("--eval_only --model model")
-        assert status == f"error: the model was trained on --{name} {value}: pass it"
+        assert status == f"error: the model's settings name a file: add --{name} {value}"
     settings.write_text(json.dumps({"task": "math", "data": "gsm8k", "out": "elsewhere",
                                     "resume": "x", "eval_only": True, "model": "y", "steps": 7}))
     cfg = grpo_sg.read_settings(["--model", "model", "--data=mine.jsonl"])
@@ -1961,8 +1960,8 @@ def test_a_checkpoint_may_be_somebody_elses(folder, finished, tmp_path):
     assert start(folder, finished, "--resume") is None
     assert other.read_text() == "mine" and contents_of(finished) == contents_of(folder / "whole")
     torch.save({"optimizer": os.remove}, finished / "checkpoint-4" / "training.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        start(folder, finished, "--resume --steps 5")
+    error = start(folder, finished, "--resume --steps 5")
+    assert "training.pt cannot be read (Weights only load failed" in error
 
 
 def test_a_folder_has_one_process_at_a_time(folder, finished, tmp_path):
@@ -2011,7 +2010,7 @@ def test_an_error_of_the_system_in_a_tasks_function_shows_its_frames(folder, tmp
     with mock.patch.object(grpo_sg, "grade", side_effect=errors):
         with pytest.raises(ConnectionError, match="mine"):
             grpo_sg.main(flags)
-        with pytest.raises(SystemExit, match="error: out of memory: lower --sample_batch or"):
+        with pytest.raises(SystemExit, match="error: out of memory: lower --sample_batch, "):
             grpo_sg.main(flags)
 
 
