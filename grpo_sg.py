@@ -24,7 +24,7 @@ Low-probability tokens have the largest gradients (their norms grow with 1 - pi)
 makes them count for less than the others, whose w is 1.4. The loop is `train`, in section 5:
 sample, compare, learn.
 
-Sections 1 to 6 are the method, sections 7 to 10 the program around it. Simplicity has a price: one
+Sections 1 to 6 are the method, sections 7 to 11 the program around it. Simplicity has a price: one
 GPU, slow sampling (an inference engine is faster), no value network, no learned reward.
 
 Imported, this file needs torch, transformers and tqdm: bring a model, a tokenizer and a task
@@ -36,6 +36,9 @@ Imported, this file needs torch, transformers and tqdm: bring a model, a tokeniz
     python grpo_sg.py --eval_only --model runs/NAME                test what a run has trained
     python grpo_sg.py --resume runs/NAME                           continue an interrupted run
 """
+from __future__ import annotations
+
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -46,11 +49,11 @@ import os
 import random
 import re
 import shutil
-import sys
+import textwrap
 import time
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Literal
@@ -94,17 +97,28 @@ def token_weights(logps: Tensor, *, alpha: float = 2.0, tau: float = 1/9, mu: fl
     return (alpha * (torch.sigmoid(pi / tau) - mu)).clamp(low, high)
 
 
+def are_equal(rewards):
+    """Return whether the rewards of each group are equal up to the rounding of their dtype, as
+    0.1 * 3 and 0.3 are. rewards: (P, G), a group in each row; the result is (P, 1)."""
+    rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
+    R = rewards.double()
+    spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
+    # 1e-12, because a reward in float64 may be a sum of many terms, each of them rounded.
+    return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
+
+
 def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Compute A = (R - mean R) / (std R + eps) in each group, as GRPO does (arXiv 2402.03300).
 
     Args:
-        rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64; not NaN.
+        rewards: (P, G) with G >= 2, of any numeric dtype, on a device with float64; finite.
         eps: added to the sample standard deviation (over G - 1, as in TRL and verl).
 
     Returns:
         (P, G) float32. Exactly 0 in a group whose rewards are equal up to rounding.
     """
     assert rewards.dim() == 2 and rewards.shape[1] > 1, f"(P, G >= 2), not {rewards.shape}"
+    assert rewards.isfinite().all(), "a reward is infinite or NaN"
     # The mean is subtracted in float64: in float32, 1e9 and 1e9 + 1 are equal.
     R = rewards.double()
     # The group is the baseline. A reward of 3 is good only if the policy usually gets less for
@@ -116,16 +130,6 @@ def group_advantages(rewards: Tensor, *, eps: float = 1e-6) -> Tensor:
     # A is set to exactly 0 if all rewards are equal, because the division would otherwise turn
     # rounding errors into advantages.
     return A.masked_fill(are_equal(rewards), 0.0)
-
-
-def are_equal(rewards):
-    """Return whether the rewards of each group are equal up to the rounding of their dtype, as
-    0.1 * 3 and 0.3 are. rewards: (P, G), a group in each row; the result is (P, 1)."""
-    rounding = torch.finfo(rewards.dtype).eps if rewards.is_floating_point() else 0.0
-    R = rewards.double()
-    spread = R.amax(1, keepdim=True) - R.amin(1, keepdim=True)
-    # 1e-12, because a reward in float64 may be a sum of many terms, each of them rounded.
-    return spread <= max(1e-12, 2 * rounding) * R.abs().amax(1, keepdim=True)
 
 
 def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *,
@@ -304,7 +308,8 @@ def prefill(model, prompts):
     logits = next_logits(model, ids, attention, position, cache)
     # The largest one, because some models mask tokens with -inf.
     if not logits.amax(-1).isfinite().all():
-        raise FloatingPointError("the model's logits are not finite: try a lower --lr")
+        raise FloatingPointError("the model's logits are not finite: training destroyed it (lower "
+                                 "--lr, and remove this run's newest checkpoint), or it has NaN")
     index = torch.tensor([different.index(tuple(p)) for p in prompts]).to(model.device)  # (B,)
     cache.reorder_cache(index)  # a row for each of the B prompts
     return logits[index], attention[index], position[index, -1:], cache
@@ -370,8 +375,7 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
     alive = torch.arange(len(prompts), device=model.device)  # (B,): unfinished rows
     drawn = alive.new_zeros(len(alive), 0)  # (B, t): their tokens so far
     completions = [[] for _ in prompts]
-    # disable=None: there is a bar only in a terminal
-    for t in tqdm(range(max_new_tokens), "sampling", leave=False, delay=2, disable=None):
+    for t in show_progress(max_new_tokens, "sampling"):
         token = draw(logits, u[alive, t].unsqueeze(1), temperature)  # (B, 1)
         drawn = torch.cat([drawn, token], 1)
         ends = torch.isin(token[:, 0], stops) | (t + 1 == max_new_tokens)
@@ -391,69 +395,6 @@ def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
         position = position + 1
         logits = next_logits(model, token, attention, position, cache)  # (B, V)
     return completions
-
-# ---- Settings: skim them, because the sections below name those that they use ----
-
-def setting(default, text):
-    """Return a field of Config with its default and its line in --help."""
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
-@dataclasses.dataclass
-class Config:
-    """Train a language model by reinforcement learning with verifiable rewards, and test it before
-    and after, for example: python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk. These are the
-    settings, each of them a flag. Their defaults are for a real model on a GPU; a tiny model has
-    others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
-    # Model and task
-    model: str = setting("", "folder of a model or a run, or a hub name; default: a tiny model")
-    task: str = setting("", "kk, math or a .py file with make_task(cfg); default: the model's")
-    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler or a file")
-    eval_data: str = setting("", "math: gsm8k, math500, aime24 or a file; else that of --data")
-    train_problems: int = setting(4500, "problems to train on, if generated")
-    eval_problems: int = setting(200, "problems to test on and to validate on, if generated")
-    people: list[int] = dataclasses.field(
-        default_factory=[3].copy,  # a new list for each Config
-        metadata={"help": "kk: people in a puzzle, one or several numbers from 2 to 8"})
-    brief: bool = setting(False, "kk: puzzles without a story, for tiny models")
-    system: str = setting("", "replaces the task's system prompt; the word none: without one")
-    chat_template_kwargs: str = setting("{}", "variables of the chat template, as JSON")
-
-    # The weight
-    shaping: Literal["sg", "none", "ar"] = setting("sg", "sg: GRPO-SG; none: GRPO; ar: AR-Lopti")
-    alpha: float = setting(2.0, "scale of GRPO-SG's weight")
-    tau: float = setting(1/9, "temperature of the weight's sigmoid: higher is flatter")
-    mu: float = setting(0.25, "offset of the weight")
-    low: float = setting(1.0, "the smallest weight, L")
-    high: float = setting(1.4, "the largest weight, U")
-
-    # The loss
-    clip_low: float = setting(0.2, "the ratio of probabilities is clipped at 1 - clip_low")
-    clip_high: float = setting(0.24, "the ratio of probabilities is clipped at 1 + clip_high")
-    beta: float = setting(0.0, "coefficient of the KL to the initial model; 0: no KL")
-
-    # Training
-    lr: float = setting(1e-6, "learning rate of AdamW")
-    steps: int = setting(350, "training steps, each with a rollout and its updates")
-    prompts: int = setting(64, "prompts in a rollout")
-    group_size: int = setting(8, "completions of each prompt")
-    updates: int = setting(2, "updates of the model in a step")
-    temperature: float = setting(0.7, "for sampling and for all log-probabilities")
-    max_new_tokens: int = setting(2048, "most tokens in a completion; with a tool, in a turn")
-
-    # Memory and evaluation
-    tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass")
-    sample_batch: int = setting(512, "most completions sampled at once")
-    gradient_checkpointing: bool = setting(False, "less memory, more time")
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda if PyTorch can use it")
-    eval_every: int = setting(10, "steps between two validations")
-    eval_samples: int = setting(4, "k of avg@k and pass@k in the test; 0: greedy only")
-
-    # The run
-    seed: int = setting(0, "equal seeds give equal runs on a machine")
-    out: str = setting("", "new folder for the run's files; without one, a folder in runs/")
-    eval_only: bool = setting(False, "test the model and end")
-    resume: str = setting("", "run to continue, at its newest checkpoint; flags replace settings")
 
 
 # ---- 4. Rollouts: completions, their masks, verdicts and rewards ----
@@ -563,20 +504,29 @@ def write_completions(policy: Policy, completions: list[Completion], cfg: Config
     return added
 
 
+VERDICTS = [[False, False], [False, True], [True, False], [True, True]]
+
+
 def grade(c: Completion, policy: Policy, task) -> None:
     """Set the completion's texts, the verdict on what the policy wrote, and the reward."""
     c.truncated = c.tokens[-1] not in policy.stop_ids
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
-    correct, formatted = task.verify(c.response, c.problem.answer)
-    c.correct, c.formatted = bool(correct), bool(formatted) and not c.truncated
+    verdict = task.verify(c.response, c.problem.answer)
+    if not isinstance(verdict, Iterable) or [*verdict] not in VERDICTS:
+        raise ValueError("verify must return two bools, (correct, formatted), not "
+                         f"{verdict!r:.99}; for the response {c.response!r:.99}")
+    c.correct, c.formatted = map(bool, verdict)
+    c.formatted = c.formatted and not c.truncated
     # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
-    c.reward = float(task.reward(c))
+    reward = task.reward(c)
     # A reward that is NaN would take the updates of its whole step with it.
-    if not {correct, formatted} <= {True, False} or not math.isfinite(c.reward):
-        raise ValueError(f"verify must return two bools, not {correct!r} and {formatted!r}; reward "
-                         f"a finite number, not {c.reward}; for the response {c.response!r:.99}")
+    if not math.isfinite(reward):
+        raise ValueError(f"reward must return a finite number, not {reward}; for the response "
+                         f"{c.response!r:.99}")
+    c.reward = float(reward)
+
 
 
 def set_advantages(completions: list[Completion], group_size: int) -> None:
@@ -607,9 +557,10 @@ def train(policy: Policy, task, cfg: Config, optimizer=None, done: int = 0,
         (row, completions) after each step up to cfg.steps: see `make_step_row`.
     """
     assert reference is not None or not cfg.beta, "beta > 0 needs a reference model"
+    assert cfg.updates >= 1 and cfg.group_size >= 2, "updates >= 1, group_size >= 2"
     optimizer = optimizer or make_optimizer(policy.model, cfg)
     for step in range(done + 1, cfg.steps + 1):
-        started = time.time()
+        started = time.monotonic()
         # What is sampled depends only on this number, so there is no random state to
         # save. With the factor 1_000_003, two values of cfg.seed never share such a number.
         seed = cfg.seed * 1_000_003 + step
@@ -620,10 +571,10 @@ def train(policy: Policy, task, cfg: Config, optimizer=None, done: int = 0,
         # Compare: each completion with its group.
         set_advantages(completions, cfg.group_size)
         # Learn: make the better ones more likely, and the others less likely.
-        sampled = time.time()
+        sampled = time.monotonic()
         updates = learn(policy, optimizer, completions, cfg, reference, seed)
         yield make_step_row(step, completions, updates, cfg.group_size, sampled - started,
-                            time.time() - sampled), completions
+                            time.monotonic() - sampled), completions
 
 
 def make_optimizer(model: torch.nn.Module, cfg: Config) -> torch.optim.Optimizer:
@@ -682,17 +633,17 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
 
     In the first update r = 1, because nothing has changed since the rollout; in later
     ones the policy has moved. (With cfg.updates = 1, r is always 1 and the clip never
-    acts.) A group may be split across minibatches: its advantages sum to 0 over all
-    minibatches together, but not in each of them. Returns a list of what `update` returns.
+    acts.) A group may be split across minibatches, so that each minibatch has completions of many
+    prompts. With whole groups, the gradient of a minibatch would be further from that of the
+    rollout: 1.6 to 1.8 times as far, as a mean square. Returns a list of what `update` returns.
     """
     model = policy.model.eval()  # without dropout: r is 1 in the first update
     shuffled = random.Random(seed).sample(completions, len(completions))
     minibatches = [shuffled[i::cfg.updates] for i in range(cfg.updates)]
-    # Split each minibatch into micro-batches, which fit into memory, and leave out the
-    # completions that have no gradient (A = 0, if beta is 0).
-    split = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
+    # The micro-batches of each minibatch, which fit into memory
+    parts = [micro_batches(minibatch, cfg, model.device) for minibatch in minibatches]
     with torch.no_grad():
-        for number, batches in enumerate(split):
+        for number, batches in enumerate(parts):
             for batch in batches:
                 # pi_old, before any update changes the policy. It comes from token_logps, as
                 # pi_theta does, because the sampler rounds differently. The first update needs no
@@ -702,7 +653,7 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
                 if cfg.beta:
                     batch.ref_logps = compute_logps(reference, batch, cfg)
     updates = []
-    for minibatch, batches in zip(minibatches, split):
+    for minibatch, batches in zip(minibatches, parts):
         # Tokens with A = 0 count as well. Otherwise a minibatch with many zero-variance groups
         # would have an equally large gradient, based only on its few other groups.
         count = sum(sum(c.mask) for c in minibatch)
@@ -817,9 +768,69 @@ def mean_and_error(name: str, values: list[float]) -> dict:
     return {name: values.mean().item(), f"{name}_se": error}
 
 
-# From here on it is rows, loading, files and flags: a reader of the method can stop.
+# ---- 7. Settings ----
 
-# ---- 7. What is logged ----
+def setting(default, text):
+    """Return a field of Config with its default and its line in --help."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass
+class Config:
+    """The settings, each of them a flag. The defaults are for a real model on a GPU. A tiny model
+    has others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
+    # Model and task
+    model: str = setting("", "folder of a model or a run, or a hub name; default: a tiny model")
+    task: str = setting("", "kk, math or a .py file with make_task(cfg); default: the model's")
+    data: str = setting("synthetic", "kk: published; math: gsm8k, math, deepscaler or a file")
+    eval_data: str = setting("", "math: gsm8k, math500, aime24 or a file; else that of --data")
+    train_problems: int = setting(4500, "problems to train on, if generated")
+    eval_problems: int = setting(200, "problems to test on and to validate on, if generated")
+    people: list[int] = dataclasses.field(
+        default_factory=[3].copy,  # a new list for each Config
+        metadata={"help": "kk: people in a puzzle, one or several numbers from 2 to 8"})
+    brief: bool = setting(False, "kk: puzzles without a story, for tiny models")
+    system: str = setting("", "replaces the task's system prompt; the word none: without one")
+    chat_template_kwargs: str = setting("{}", "variables of the chat template, as JSON")
+
+    # The weight
+    shaping: Literal["sg", "none", "ar"] = setting("sg", "sg: GRPO-SG; none: GRPO; ar: AR-Lopti")
+    alpha: float = setting(2.0, "scale of GRPO-SG's weight")
+    tau: float = setting(1/9, "temperature of the weight's sigmoid: higher is flatter")
+    mu: float = setting(0.25, "offset of the weight")
+    low: float = setting(1.0, "the smallest weight, L")
+    high: float = setting(1.4, "the largest weight, U")
+
+    # The loss
+    clip_low: float = setting(0.2, "the ratio of probabilities is clipped at 1 - clip_low")
+    clip_high: float = setting(0.24, "the ratio of probabilities is clipped at 1 + clip_high")
+    beta: float = setting(0.0, "coefficient of the KL to the initial model; 0: no KL")
+
+    # Training
+    lr: float = setting(1e-6, "learning rate of AdamW")
+    steps: int = setting(350, "training steps, each with a rollout and its updates")
+    prompts: int = setting(64, "prompts in a rollout")
+    group_size: int = setting(8, "completions of each prompt")
+    updates: int = setting(2, "updates of the model in a step")
+    temperature: float = setting(0.7, "for sampling and for all log-probabilities")
+    max_new_tokens: int = setting(2048, "most tokens in a completion; with a tool, in a turn")
+
+    # Memory and evaluation
+    tokens_per_micro_batch: int = setting(3072, "most tokens in a backward pass")
+    sample_batch: int = setting(512, "most completions sampled at once")
+    gradient_checkpointing: bool = setting(False, "less memory, more time")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda if PyTorch can use it")
+    eval_every: int = setting(10, "steps between two validations")
+    eval_samples: int = setting(4, "k of avg@k and pass@k in the test; 0: greedy only")
+
+    # The run
+    seed: int = setting(0, "equal seeds give equal runs on a machine")
+    out: str = setting("", "new folder for the run's files; without one, a folder in runs/")
+    eval_only: bool = setting(False, "test the model and end")
+    resume: str = setting("", "a run to continue, by its settings; the task's file there is run")
+
+
+# ---- 8. The log: its rows, and what is printed ----
 
 def make_step_row(step: int, completions: list[Completion], updates: list[dict],
                   group_size: int, seconds_sampling: float, seconds_update: float) -> dict:
@@ -846,139 +857,6 @@ def average_updates(updates: list[dict]) -> dict:
         value /= max(1, len(updates) if key == "loss" else count)
         means[key] = value if updates and math.isfinite(value) else None  # JSON has no NaN
     return {"grad_norm": max(norms, default=0.0), "skipped": len(updates) - len(norms), **means}
-
-
-# ---- 8. The model: loading, its stop tokens, its device, its number types ----
-
-def load_model(name: str) -> tuple:
-    """Load (model, tokenizer) from a folder written by save_pretrained or from the hub: a causal
-    language model of transformers, in float32. Code that comes with a model is never run. Raises
-    OSError with the reason."""
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype="float32", trust_remote_code=False)
-        # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's.
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
-    except Exception as error:  # no network, half a download: of many types
-        reason = str(error).strip().split("\n")[0]
-        raise OSError(f"cannot load the model {name}: {reason} (a folder needs all its files, with "
-                      "tokenizer.json, and a hub name needs a network)")
-    # Others, such as Mamba and RWKV, would sample from the wrong context.
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise OSError(f"cannot sample from {name}, which keeps no past_key_values")
-    return model, tokenizer
-
-
-def find_stop_ids(model: torch.nn.Module, tokenizer) -> set[int]:
-    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
-    generation_config name, and the token that ends a turn in the chat template, which many
-    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
-    turns in <|im_end|>: stop on both."""
-    words = tokenizer.get_vocab()
-    configured = model.generation_config.eos_token_id
-    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
-             find_turn_end(tokenizer)}
-    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
-
-
-def find_turn_end(tokenizer) -> int | None:
-    """Return the id of the added token that the chat template writes after an assistant's
-    text, such as Llama 3's <|eot_id|>; None if there is none. Some templates, such as
-    GLM-4's, write it only if another turn follows."""
-    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."},
-            {"role": "user", "content": "Bye."}]
-    for messages in (chat[:2], chat):
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception:  # it has no template, or one that refuses this chat
-            continue
-        _, said, after = text.rpartition("Hello.")
-        ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
-        if said and ends:
-            return tokenizer.convert_tokens_to_ids(max(ends, key=len))
-
-
-def prepare(model: torch.nn.Module, device: str,
-            gradient_checkpointing: bool = False) -> torch.nn.Module:
-    """Move a causal language model to a device ("auto" is cuda if PyTorch can use it) and set it up
-    for this file: eval mode and, on a GPU, logits in float32. Returns the model.
-
-    Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
-    round most updates away. Settings of the whole process change: on a GPU cuDNN's attention
-    is off and float32 products may use TF32; a tiny model on a CPU gets one thread. With
-    gradient_checkpointing, a backward pass recomputes the activations of each layer.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if gradient_checkpointing:
-        from transformers.modeling_layers import GradientCheckpointingLayer
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                # transformers itself would do so only in training mode, with dropout.
-                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False,
-                                                  preserve_rng_state=False)
-    if torch.device(device).type == "cuda":
-        # PyTorch prefers cuDNN's attention on H100, H200 and B200. It makes a new plan
-        # for each shape, and every decode step has a new shape: minutes per training step
-        # (modelscope/FunASR#3704). On B200 it is silently wrong for models with
-        # fewer than 8 key-value heads (pytorch/pytorch#193893).
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        # for what stays in float32: the vocabulary matrix. With bfloat16 logits the ratio r
-        # would be off by more than the clip allows.
-        torch.set_float32_matmul_precision("high")
-        head = model.get_output_embeddings()
-        # A method, because copy.deepcopy binds it to the copy's head.
-        head.forward = types.MethodType(multiply_in_float32, head)
-    elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
-        # A tiny model runs thousands of small operations, in which threads mostly wait for
-        # each other. One thread is as fast, and gives the same sums on any number of cores.
-        torch.set_num_threads(1)
-    return model.to(device).eval()
-
-
-def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        return type(head).forward(head, hidden.float())
-
-
-# ---- 9. A run's folder ----
-
-# settings.json; metrics.jsonl, a row of numbers for each step and evaluation; samples.jsonl, texts
-# with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
-# copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
-LOGS = "metrics.jsonl", "samples.jsonl"
-SAVE_SHARE = 0.02  # of the time, at most, goes into checkpoints
-IN_FILES = vars(Config()).keys() - {"out", "eval_only", "resume"}  # settings that a file keeps
-
-
-def list_checkpoints(folder: str) -> list[int]:
-    """Return the steps of a run's whole checkpoints, the newest last."""
-    names = [path.name for path in Path(folder).glob("checkpoint-*")]
-    return sorted(int(name[11:]) for name in names if re.fullmatch("checkpoint-[0-9]+", name))
-
-
-def newest(name: str) -> str:
-    """Return the folder of a run's newest checkpoint. A model's folder or a hub name stays."""
-    steps = [] if Path(name, "config.json").is_file() else list_checkpoints(name)
-    return os.path.join(name, f"checkpoint-{steps[-1]}") if steps else name
-
-
-def read_saved(folder: str) -> dict:
-    """Read settings.json in the folder of a model or a run, {} if there is none. Left out are
-    settings that only other versions know, and those that only flags may give. Raises OSError."""
-    path = Path(folder, "settings.json")
-    try:
-        saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return {name: value for name, value in saved.items() if name in IN_FILES}
-    except (ValueError, AttributeError) as error:
-        raise OSError(f"{path} is no JSON object of settings: {error}")
-
-
-def write_settings(folder: str, cfg: Config) -> None:
-    kept = {name: value for name, value in vars(cfg).items() if name in IN_FILES}
-    path = Path(folder, "settings.json")
-    path.unlink(missing_ok=True)  # or, if it were a link, another file would be overwritten
-    path.write_text(json.dumps(kept, indent=1), "utf-8")
 
 
 def log(out: str, row: dict, completions: list[Completion]) -> None:
@@ -1010,99 +888,286 @@ def log_step(cfg: Config, row: dict, completions: list[Completion]) -> None:
         f"{row['equal_groups']:.2f}, {w}grad_norm {row['grad_norm']:.2f}, "
         f"{row['seconds']:.1f} s, {minutes:.1f} min left")
     if row["skipped"]:
-        say(f"{row['skipped']} updates skipped: the gradient's norm was not finite")
+        say(f"{row['skipped']} updates skipped, because the gradient's norm was not finite: the "
+            "step is not saved, and a lower --lr may help")
 
 
-say = functools.partial(print, flush=True)  # at once, also into a file
+def say(text: str) -> None:
+    """Print at once, also into a file, and escape control characters: the text may be a model's."""
+    print("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), flush=True)
+
+
+def show_progress(count: int, words: str) -> Iterator[int]:
+    """Yield 0, 1, ... below count, with a bar in a terminal, and elsewhere with a line a minute."""
+    bar = tqdm(range(count), words, leave=False, delay=2, disable=None)
+    minute = time.monotonic() // 60
+    for i in bar:
+        yield i
+        if bar.disable and time.monotonic() // 60 > minute:
+            minute = time.monotonic() // 60
+            say(f"{words}: {i + 1} of at most {count} tokens")
+
+
+# ---- 9. The model: loading, its stop tokens, its device, its number types ----
+
+def load_model(name: str) -> tuple:
+    """Load (model, tokenizer) from a folder written by save_pretrained or from the hub: a causal
+    language model of transformers, in float32. Code that comes with a model is never run. Raises
+    OSError with the reason."""
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype="float32", trust_remote_code=False)
+        # For a Qwen2 model, AutoTokenizer would replace the rules in tokenizer.json by Qwen2's.
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name)
+    except Exception as error:  # no network, half a download: of many types
+        reason = str(error).strip().split("\n")[0]
+        raise OSError(f"cannot load the model {name}: {reason} (a folder needs all its files, with "
+                      "tokenizer.json, and a hub name needs a network: without one, python -m "
+                      "support.smollm FOLDER makes a real model)")
+    # Others, such as Mamba and RWKV, would sample from the wrong context.
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise OSError(f"cannot sample from {name}, which keeps no past_key_values")
+    return model, tokenizer
+
+
+def find_stop_ids(model: torch.nn.Module, tokenizer) -> set[int]:
+    """Return the ids that end a completion: all end tokens that the tokenizer and the model's
+    generation_config name, and the token that ends a turn in the chat template, which many
+    uploads name nowhere else. Texts of Qwen's base models end in <|endoftext|>, and their
+    turns in <|im_end|>: stop on both."""
+    words = tokenizer.get_vocab()
+    configured = model.generation_config.eos_token_id
+    stops = {words.get("<|im_end|>"), words.get("<|endoftext|>"), tokenizer.eos_token_id,
+             find_turn_end(tokenizer)}
+    return (stops | set(configured if isinstance(configured, list) else [configured])) - {None}
+
+
+def find_turn_end(tokenizer) -> int | None:
+    """Return the id of the added token that the chat template writes after an assistant's
+    text, such as Llama 3's <|eot_id|>; None if there is none."""
+    chat = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # it has no template, or one that refuses this chat
+        return None
+    _, said, after = text.rpartition("Hello.")
+    ends = [word for word in tokenizer.get_added_vocab() if after.lstrip().startswith(word)]
+    return tokenizer.convert_tokens_to_ids(max(ends, key=len)) if said and ends else None
+
+
+def prepare(model: torch.nn.Module, device: str,
+            gradient_checkpointing: bool = False) -> torch.nn.Module:
+    """Move a causal language model to a device ("auto" is cuda if PyTorch can use it) and set it up
+    for this file: eval mode and, on a GPU, logits in float32. Returns the model.
+
+    Load it with dtype="float32": at a learning rate of 1e-6 bfloat16 parameters would
+    round most updates away. Settings of the whole process change: on a GPU cuDNN's attention
+    is off and float32 products may use TF32; a tiny model on a CPU gets one thread. With
+    gradient_checkpointing, a backward pass recomputes the activations of each layer.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if gradient_checkpointing:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                # transformers itself would do so only in training mode, with dropout.
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False,
+                                                  preserve_rng_state=False)
+    if torch.device(device).type == "cuda":
+        # cuDNN's attention makes a new plan for each shape, and every decode step has a new one:
+        # minutes per training step (modelscope/FunASR#3704).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        # for what stays in float32: the vocabulary matrix. With bfloat16 logits the ratio r
+        # would be off by more than the clip allows.
+        torch.set_float32_matmul_precision("high")
+        head = model.get_output_embeddings()
+        # A method, because copy.deepcopy binds it to the copy's head.
+        head.forward = types.MethodType(multiply_in_float32, head)
+    elif torch.device(device).type == "cpu" and model.num_parameters() < 1_000_000:
+        # A tiny model runs thousands of small operations, in which threads mostly wait for
+        # each other. One thread is as fast, and gives the same sums on any number of cores.
+        torch.set_num_threads(1)
+    return model.to(device).eval()
+
+
+def multiply_in_float32(head: torch.nn.Module, hidden: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        return type(head).forward(head, hidden.float())
+
+
+# ---- 10. A run's folder ----
+
+# settings.json; metrics.jsonl, a row of numbers for each step and evaluation; samples.jsonl, texts
+# with their verdicts; and checkpoint-STEP/, model and tokenizer as transformers writes them, with
+# copies of these files and AdamW's state. --model RUN and --resume RUN use the newest one.
+LOGS = "metrics.jsonl", "samples.jsonl"
+SAVE_SHARE = 0.02  # of the time, at most, goes into checkpoints
+
+
+def list_checkpoints(folder: str) -> list[int]:
+    """Return the steps of a run's whole checkpoints, the newest last."""
+    names = [path.name for path in Path(folder).glob("checkpoint-*")]
+    return sorted(int(name[11:]) for name in names if re.fullmatch("checkpoint-[0-9]+", name))
+
+
+def newest(name: str) -> str:
+    """Return the folder of a run's newest checkpoint. A model's folder or a hub name stays."""
+    steps = [] if Path(name, "config.json").is_file() else list_checkpoints(name)
+    return os.path.join(name, f"checkpoint-{steps[-1]}") if steps else name
+
+
+def read_saved(folder: str) -> dict:
+    """Read settings.json in the folder of a model or a run, {} if there is none. Left out are
+    settings that only other versions know, and those that only flags may give. Raises OSError."""
+    path = Path(folder, "settings.json")
+    known = vars(Config()).keys() - {"out", "eval_only", "resume"}
+    try:
+        saved = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return {name: value for name, value in saved.items() if name in known}
+    except (ValueError, AttributeError) as error:
+        raise OSError(f"{path} is no JSON object of settings: {error}")
+
+
+def write_settings(folder: str, cfg: Config) -> None:
+    kept = {name: value for name, value in vars(cfg).items() if name not in ("out", "resume")}
+    path = Path(folder, "settings.json")
+    path.unlink(missing_ok=True)  # or, if it were a link, another file would be overwritten
+    path.write_text(json.dumps(kept, indent=1), "utf-8")
+
+
+def check_folder(cfg: Config) -> None:
+    """Refuse to start in a folder with files of others. A run that ended without a checkpoint may
+    start again, but not over the results of --eval_only."""
+    if cfg.resume and Path(cfg.out) == Path(cfg.resume).parent:
+        return
+    files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
+    settings = Path(cfg.out, "settings.json")
+    if settings.is_file() and '"eval_only": false' in settings.read_text("utf-8"):
+        files -= {*LOGS, "checkpoint.new"}
+    if files - {"settings.json", "lock"}:
+        advice = f", or --resume {cfg.out}" if list_checkpoints(cfg.out) else ""
+        raise SystemExit(f"error: --out {cfg.out} has files: name a new one{advice}")
 
 
 def save(cfg: Config, step: int, policy: Policy, optimizer) -> None:
-    """Write a checkpoint under another name, rename it when it is whole, and remove the one before.
-    Random states are not saved, because what a step draws is a function of seed and step."""
-    new, before = os.path.join(cfg.out, "checkpoint.new"), newest(cfg.out)
+    """Write a checkpoint under another name, and rename it when it is whole. The one before is kept
+    until the next, because an update may have destroyed the model. Random states are not saved,
+    because what a step draws is a function of seed and step."""
+    new = os.path.join(cfg.out, "checkpoint.new")
+    if os.path.islink(new):  # it would lead to files of others
+        os.unlink(new)
     shutil.rmtree(new, ignore_errors=True)
-    policy.model.save_pretrained(new)
-    policy.tokenizer.save_pretrained(new)
-    write_settings(new, cfg)
-    for name in LOGS:
-        shutil.copy(os.path.join(cfg.out, name), new)
-    torch.save({"optimizer": optimizer.state_dict()}, os.path.join(new, "training.pt"))
-    os.rename(new, os.path.join(cfg.out, f"checkpoint-{step}"))
-    if before != cfg.out:
-        shutil.rmtree(before)
+    try:
+        policy.model.save_pretrained(new)
+        policy.tokenizer.save_pretrained(new)
+        write_settings(new, cfg)
+        for name in LOGS:
+            shutil.copy(os.path.join(cfg.out, name), new)
+        torch.save({"optimizer": optimizer.state_dict()}, os.path.join(new, "training.pt"))
+        os.rename(new, os.path.join(cfg.out, f"checkpoint-{step}"))
+    except Exception as error:  # of many types
+        raise SystemExit(f"error: cannot write checkpoint-{step} in {cfg.out}: {error!s:.99} "
+                         "(is the disk full?)")
+    for older in list_checkpoints(cfg.out)[:-2]:
+        shutil.rmtree(os.path.join(cfg.out, f"checkpoint-{older}"), ignore_errors=True)
 
 
 def restore(cfg: Config, optimizer) -> int:
     """Give a resumed run the logs and AdamW's state of its checkpoint. (Steps after it are made and
-    logged again.) Returns the number of steps that it has made."""
-    # First, because it can fail, and the logs of a finished run have one more row, its last test.
-    try:
-        saved = torch.load(f"{cfg.resume}/training.pt", "cpu", weights_only=True)
-    except Exception as error:  # missing, or half a file: of many types
-        raise SystemExit(f"error: {cfg.resume}/training.pt cannot be read ({error!s:.60}): start "
-                         "a new --out from another checkpoint, by --model")
-    # Not AdamW's settings, or the old learning rate would replace the one that is given.
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["optimizer"]["state"]})
+    logged again.) Returns the number of steps that it has made. A new run has no logs."""
+    done = 0
+    if cfg.resume:
+        try:
+            state = torch.load(f"{cfg.resume}/training.pt", "cpu", weights_only=True)
+            logs = {name: Path(cfg.resume, name).read_bytes() for name in LOGS}
+        except Exception as error:  # missing, or half a file: of many types
+            raise SystemExit(f"error: {cfg.resume} has a file that cannot be read ({error!s:.60}): "
+                             "start a new --out from another checkpoint, by --model")
+        # Not AdamW's settings, or the old learning rate would replace the one that is given.
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state["optimizer"]["state"]})
+        done = int(cfg.resume.rpartition("-")[2])
     for name in LOGS:
         Path(cfg.out, name).unlink(missing_ok=True)  # as in write_settings
-        shutil.copy(os.path.join(cfg.resume, name), cfg.out)
-    return int(cfg.resume.rpartition("-")[2])
+        if cfg.resume:
+            Path(cfg.out, name).write_bytes(logs[name])
+    return done
 
 
-# ---- 10. The program ----
+# ---- 11. The program ----
 
 # The least value of a number. Others are 1 or more.
 LEAST = dict(alpha=0, mu=0, low=0, clip_low=0, clip_high=0, beta=0, lr=0, seed=0, eval_samples=0,
              tau=1e-9, high=1e-9, temperature=1e-9, group_size=2)
 
 
+@contextlib.contextmanager
+def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """End the program with one line for a mistake, a destroyed model, or too little memory, and for
+    errors of these kinds. A context, or a decorator."""
+    import tasks
+    try:
+        yield
+    except filelock.Timeout as error:
+        raise SystemExit(f"error: another process is using {Path(error.lock_file).parent}")
+    except (tasks.UserError, FloatingPointError, *kinds) as error:
+        raise SystemExit(f"error: {error}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: out of memory: lower --sample_batch, --tokens_per_micro_batch or "
+                         "--max_new_tokens, or add --gradient_checkpointing")
+
+
 def parse_flags(argv: list[str] | None = None) -> dict:
     """Return the settings that are given as flags, a list of words."""
     parser = transformers.HfArgumentParser(
-        Config, allow_abbrev=False, usage="[--flag value ...]", description=Config.__doc__)
+        Config, allow_abbrev=False, formatter_class=argparse.HelpFormatter,
+        usage="python grpo_sg.py [--model NAME] [--task TASK] [--flag value ...]",
+        description="Train a language model by reinforcement learning with verifiable rewards, and "
+        "test it before and after: python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk")
+    for action in parser._actions:  # in --help, each flag once, and its default if it is not empty
+        action.option_strings = action.option_strings[:1]
+        action.metavar = {int: "N", float: "X", str: "TEXT"}.get(action.type)
+        if action.default not in ("", None, argparse.SUPPRESS):
+            form = ".4g" if isinstance(action.default, float) else ""
+            action.help += f" (default: {action.default:{form}})"
     # A setting stays None if there is no flag for it.
     flags = parser.parse_args(argv, types.SimpleNamespace(**dict.fromkeys(vars(Config()))))
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 
+@errors_in_one_line(OSError)
 def read_settings(argv: list[str] | None = None) -> Config:
     """Return the settings. Each comes from the first that has it: the flags; settings.json of the
     run to resume, or of the model; SETTINGS in the task's file; Config."""
     import tasks
     given = parse_flags(argv)
-    own = tasks.load_task(given["task"])[1] if "task" in given else {}  # the file's SETTINGS
-    model = given.get("model", own.get("model"))
-    start = find_start(given.get("resume"), model, given.get("task", "kk"))
-    saved = read_saved(start) if "resume" in given else read_models_settings(start, own, given)
-    cfg = Config(**{"task": "kk", **own, **saved, **given})
-    if cfg.resume:
-        cfg.resume, cfg.out = start, cfg.out or os.path.dirname(start)
-        changed = [f"--{name}" for name in given if given[name] != saved.get(name, given[name])]
-        say(f"continuing at the newest checkpoint, {start}; changed: {' '.join(changed) or '-'}")
+    run, task = given.get("resume"), given.get("task", "kk")
+    own = tasks.load_task(task)[1] if "task" in given else {}  # the file's SETTINGS
+    if run is None:
+        model = find_model(given.get("model", own.get("model")), task)
+        saved, places = read_models_settings(model, own, given), {"model": model}
+    elif "model" in given or "eval_only" in given or not list_checkpoints(run):
+        raise SystemExit(f"error: --resume {run}: name the folder of a run with a checkpoint, but "
+                         f"no --model or --eval_only (to test it: --eval_only --model {run})")
     else:
-        cfg.model = start
-        cfg.out = cfg.out or time.strftime(f"runs/{Path(cfg.task).stem}-{cfg.shaping}-"
-                                           f"seed{cfg.seed}-%Y%m%d-%H%M%S")
+        saved = read_saved(newest(run))
+        places = {"resume": newest(run), "out": given.get("out", run)}
+        say(f"continuing at the newest checkpoint, {newest(run)}")
+    cfg = Config(**{"task": "kk", **own, **saved, **given, **places})
+    cfg.out = cfg.out or time.strftime(f"runs/{Path(cfg.task).stem}-{cfg.shaping}-seed{cfg.seed}"
+                                       "-%Y%m%d-%H%M%S")
     check_settings(cfg)
     return cfg
 
 
-def find_start(resume: str | None, model: str | None, task: str) -> str:
-    """Return the folder or the hub name from which the parameters come: of a run, its newest
-    checkpoint; without a name, the tiny model of the task."""
-    if resume is not None:
-        run = re.sub("/checkpoint-[0-9]+/?$", "", resume)  # RUN/checkpoint-3 is RUN
-        if not list_checkpoints(run):
-            raise SystemExit(f"error: --resume {resume}: it is no folder with a checkpoint")
-        return newest(run)
-    if model is None:
-        model = str(Path(__file__).parent / "support/pretrained" / Path(task).stem)
-    if os.path.isdir(model):
-        return newest(model)
-    if not model or model[0] in "./~" or model.count("/") > 1:  # no name on the hub
-        raise SystemExit(f"error: there is no model {model}: name another with --model "
-                         f"(python -m support.tiny {task} makes a tiny one)")
-    return model
+def find_model(name: str | None, task: str) -> str:
+    """Return the folder of a model, of a run its newest checkpoint, or a hub name; without a name,
+    the tiny model of the task."""
+    tiny = Path(__file__).parent / "support/pretrained" / Path(task).stem
+    if not name and not tiny.is_dir():
+        raise SystemExit(f"error: --task {task} has no tiny model: name a --model (or make one: "
+                         f"python -m support.tiny {task})")
+    return newest(name or str(tiny))
 
 
 def read_models_settings(model: str, own: dict, given: dict) -> dict:
@@ -1134,14 +1199,7 @@ def check_settings(cfg: Config) -> None:
         say(f"warning: with these settings every w is {w[0]:.4g}: this is GRPO")
 
 
-def check_folder(cfg: Config) -> None:
-    """Refuse to start in a folder with files of others. (A run without a row may start again.)"""
-    files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
-    if files - {"settings.json", "lock"} and Path(cfg.out) != Path(cfg.resume).parent:
-        advice = f", or --resume {cfg.out}" if list_checkpoints(cfg.out) else ""
-        raise SystemExit(f"error: --out {cfg.out} has files: name a new one{advice}")
-
-
+@errors_in_one_line(OSError)
 def load(cfg: Config) -> tuple[Policy, object]:
     """Make the problems, load the model, and encode the prompts. Returns (policy, task)."""
     import tasks
@@ -1160,14 +1218,23 @@ def load(cfg: Config) -> tuple[Policy, object]:
 
 
 def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> dict:
-    """Evaluate on the problems of "valid" or "test". Returns the row, which it logs and prints."""
-    row, greedy = evaluate(policy, task, getattr(task, split), cfg,
+    """Evaluate on the problems of "valid" or "test", log and print. Returns the row. It shows the
+    first problem that was wrong in this split's first evaluation, so that one sees what changes."""
+    problems = getattr(task, split)
+    row, greedy = evaluate(policy, task, problems, cfg,
                            samples=cfg.eval_samples if split == "test" else 0)
+    # Two evaluations are compared only if this is equal. (Numbers have the same hash everywhere.)
+    row["same"] = hash((cfg.seed, cfg.temperature, cfg.eval_samples, cfg.max_new_tokens,
+                        *(tuple(problem.prompt) for problem in problems)))
     log(cfg.out, {"step": step, "split": split, **row}, greedy)
-    means = [f"{key[5:]} {row[key]:.3f} ± {row[f'{key}_se']:.3f}" for key in row
-             if row.get(f"{key}_se") is not None]  # None: one problem
+    means = [f"{key[5:]} {row[key]:.3f}" + ("" if error is None else f" +- {error:.3f}")
+             for key in row if (error := row.get(f"{key}_se", "")) != ""]
     say(f"{split}: greedy {', '.join(means)}")
-    say(f"its first completion, reward {greedy[0].reward:g}: ...{greedy[0].transcript[-99:]!r}")
+    with open(os.path.join(cfg.out, "samples.jsonl"), encoding="utf-8") as file:
+        solved = [each["solved"] for each in map(json.loads, file) if each["split"] == split]
+    shown = solved.index(False) % len(greedy) if False in solved else 0
+    end = textwrap.shorten(greedy[shown].transcript[::-1], 200, placeholder="...")[::-1]
+    say(f"problem {shown + 1}, reward {greedy[shown].reward:g}: {end}")
     return row
 
 
@@ -1182,16 +1249,15 @@ def run(policy: Policy, task, cfg: Config) -> None:
     # The KL is to the initial policy. It is loaded first, because its folder may be gone.
     reference = prepare(load_model(cfg.model)[0], cfg.device) if cfg.beta else None
     optimizer = make_optimizer(policy.model, cfg)
-    done = restore(cfg, optimizer) if cfg.resume else 0
-    saved = read_saved(cfg.resume or cfg.out)
-    changed = {name for name in saved if saved[name] != vars(cfg)[name]} - {"steps", "lr", "task"}
+    done = restore(cfg, optimizer)
+    cfg.steps = max(cfg.steps, done)  # as settings.json should say
     write_settings(cfg.out, cfg)
-    if cfg.eval_only or not cfg.resume:
+    if not cfg.resume:
         say(f"testing: a greedy completion of each test problem, and {cfg.eval_samples} samples")
-        evaluate_split(policy, task, cfg, "test", done)
+        evaluate_split(policy, task, cfg, "test", 0)
     if cfg.eval_only:
         return
-    say(f"left: {max(0, cfg.steps - done)} steps, and the last test")
+    say(f"left: {cfg.steps - done} steps, and the last test")
     last_save, cost = time.monotonic(), 0.0
     for row, completions in train(policy, task, cfg, optimizer, done, reference):
         done = row["step"]
@@ -1201,55 +1267,46 @@ def run(policy: Policy, task, cfg: Config) -> None:
         # After the log and the validation, so that a resumed run has nothing to make up for; and
         # whenever it is cheap, so that little is lost, whatever ends the run.
         now = time.monotonic()
-        if done == cfg.steps or cost <= SAVE_SHARE * (now - last_save):
+        if not row["skipped"] and (done == cfg.steps or cost <= SAVE_SHARE * (now - last_save)):
             save(cfg, done, policy, optimizer)
             last_save = time.monotonic()
             cost = last_save - now
-    after = evaluate_split(policy, task, cfg, "test", done)
+    say_result(cfg, evaluate_split(policy, task, cfg, "test", done), task.floor)
+
+
+def say_result(cfg: Config, after: dict, floor: float) -> None:
+    """Print how the last test compares with the first, and what to do next."""
     # The first row of the log is that of the first test.
     before = json.loads(Path(cfg.out, "metrics.jsonl").read_text("utf-8").split("\n")[0])
-    key = f"eval/avg@{cfg.eval_samples}" if cfg.eval_samples else "eval/accuracy"
-    if key in before and not changed:  # or the two tests may differ
-        say(f"{before[key]:.0%} of the model's answers to the test problems were correct before "
-            f"training, and {after[key]:.0%} are now (best constant answer: {task.floor:.0%})")
-
-
-@contextlib.contextmanager
-def errors_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """End the program with one line for a mistake, a destroyed model, or too little memory, and for
-    errors of these kinds."""
-    import tasks
-    try:
-        yield
-    except filelock.Timeout as error:
-        raise SystemExit(f"error: another process is using {Path(error.lock_file).parent}")
-    except (tasks.UserError, FloatingPointError, *kinds) as error:
-        raise SystemExit(f"error: {error}")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: out of memory: lower --sample_batch, --tokens_per_micro_batch or "
-                         "--max_new_tokens, or add --gradient_checkpointing")
+    if before.get("same") == after["same"]:
+        key = f"eval/avg@{cfg.eval_samples}"
+        sampled = f"sampled: {before[key]:.0%} and {after[key]:.0%}; " if key in after else ""
+        was, now = before["eval/accuracy"], after["eval/accuracy"]
+        say(f"{was:.0%} of the model's greedy answers to the test problems were correct before "
+            f"training, and {now:.0%} are now ({sampled}best constant answer: {floor:.0%})")
+    if os.path.isfile("lesson/reasons.py"):  # in a clone
+        say(f"curves and tokens: python -m support.page {cfg.out}")
+        if cfg.task == "kk" and cfg.brief:
+            say(f"do the steps prove the answers? python -m lesson.reasons {cfg.out}")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line. argv: a list of flags; by default those of the process."""
-    # For terminals that don't know "±". A notebook's stdout has no such method.
-    with contextlib.suppress(AttributeError):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    cfg = read_settings(argv)
+    made = not os.path.isdir(cfg.out)
     with errors_in_one_line(OSError):
-        cfg = read_settings(argv)
         os.makedirs(cfg.out, exist_ok=True)
-    try:
-        # Two processes would mix their logs and remove each other's checkpoints.
-        with errors_in_one_line(), filelock.FileLock(f"{cfg.out}/lock", timeout=0):
-            check_folder(cfg)  # again, because another process may have used it meanwhile
-            with errors_in_one_line(OSError):
-                policy, task = load(cfg)
-            # From here on an OSError may be that of a user's task, and keeps its traceback.
-            run(policy, task, cfg)
-    except KeyboardInterrupt:
-        saved = list_checkpoints(cfg.out)
-        advice = f"continue by --resume {cfg.out}" if saved else "nothing was saved"
-        raise SystemExit(f"interrupted: {advice}")
+    # Two processes would mix their logs and remove each other's checkpoints.
+    with errors_in_one_line(), filelock.FileLock(f"{cfg.out}/lock", timeout=0):
+        try:
+            run(*load(cfg), cfg)
+        except KeyboardInterrupt:
+            saved = list_checkpoints(cfg.out)
+            advice = f"continue by --resume {cfg.out}" if saved else "there is no checkpoint yet"
+            raise SystemExit(f"interrupted: {advice}")
+        finally:
+            if made and os.listdir(cfg.out) == ["lock"]:  # a start that failed
+                shutil.rmtree(cfg.out)
 
 
 if __name__ == "__main__":

@@ -540,6 +540,7 @@ def load_hub(name, configuration, split):
 
 def read_file(path):
     """Read the rows of a file. A .jsonl file has a JSON object on each line."""
+    number, rows = 0, []
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet  # comes with datasets, which would write a copy into its cache
@@ -547,10 +548,13 @@ def read_file(path):
         # Not with datasets, which guesses a type for each column: it refuses "5/2" after 10,000
         # numbers, reads 2020-01-01 as a time, and rounds long numbers.
         with open(path, encoding="utf-8-sig") as file:
-            return [read_row(line) for line in file if line.strip()]
+            for number, line in enumerate(file, 1):
+                rows += [read_row(line)] if line.strip() else []
+        return rows
     except ValueError as error:
-        raise UserError(f"{path} cannot be read: {error} {getattr(error, 'doc', '')!r:.60}; "
-                        "a .jsonl file has a JSON object on each line") from None
+        where = (f"line {number}, {getattr(error, 'doc', '')!r:.60} (a .jsonl file has a JSON "
+                 "object on each line): ") if number else ""
+        raise UserError(f"{path} cannot be read: {where}{getattr(error, 'msg', error)}") from None
 
 
 def read_row(line):
@@ -565,7 +569,8 @@ def read_row(line):
 
 def find_value(row, columns):
     """Return the value of the first of these columns that a row has, or None."""
-    return next((row[name] for name in columns if row.get(name) not in (None, "", [])), None)
+    return next((row[name] for name in columns
+                 if str(row.get(name, "")).strip() not in ("", "None", "[]")), None)
 
 
 def read_answer(text):
@@ -610,7 +615,8 @@ def drop_repeats(problems, name, test=()):
     for problem in test:
         asked.pop(words_of(problem), None)
     left = [first for first, *others in asked.values()
-            if all(other.answer == first.answer for other in others)]
+            if all(verify_math(f"\\boxed{{{gold}}}", first.answer).correct
+                   for other in others for gold in other.answer)]
     if lost := len(problems) - len(left):
         print(f"dropped {lost} of {len(problems)} problems of {name}: repeats, questions with "
               "different answers, and questions of the test set")
@@ -815,21 +821,22 @@ def encode_problems(task, tokenizer, stop_ids, config, cfg):
             raise UserError(f"--task {task.name}: the model cannot read its {split} prompts, of "
                             f"which more than a tenth is {tokenizer.unk_token}, as in "
                             f"{tokenizer.decode(prompts[0][0])!r:.60}: name another --model, or "
-                            "the settings that it was trained with")
+                            "the settings that it was trained with, such as --system none")
+        if max(ids, default=0) >= getattr(config.get_text_config(), "vocab_size", math.inf):
+            raise UserError(f"--task {task.name}: a prompt has token {max(ids)}, but the model's "
+                            "embedding ends before it: name a --model that fits its tokenizer")
         short = [problem._replace(prompt=prompt, opening=opening)
                  for problem, (prompt, opening) in zip(problems, prompts)
                  if len(prompt) + longest <= context]
         left = [problem for problem in short if not control.search(str(problem.question))]
         too_long = len(problems) - len(short)
-        lost = {f"with a completion of {longest} tokens they do not fit into the model's context "
-                f"of {context}": too_long,
-                "their question has a control token of the model": len(short) - len(left)}
-        for reason, count in lost.items():
-            if count:
-                print(f"dropped {count} of {len(problems)} {split} problems: {reason}")
+        if lost := len(problems) - len(left):
+            print(f"dropped {lost} of {len(problems)} {split} problems: {too_long} do not fit into "
+                  f"the model's context of {context} with a completion of {longest} tokens, and "
+                  f"{lost - too_long} have a control token of the model in their question")
         if not left:
-            advice = "lower --max_new_tokens" if too_long else "give some"
-            raise UserError(f"--task {task.name} has no {split} problems: {advice}")
+            raise UserError(f"--task {task.name} has no {split} problems: give some, lower "
+                            "--max_new_tokens, or take a --model with a longer context")
         encoded[split] = left
     return task._replace(**encoded)
 

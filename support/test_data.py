@@ -55,7 +55,7 @@ def test_answers_may_have_different_types_and_stay_as_they_are_written(tmp_path)
 
 
 @pytest.mark.parametrize("name, text, words", [
-    ("a.jsonl", '{"question": "1?", "answer": "1"}\n\n{"question": "2?', "Unterminated string .*2[?]"),
+    ("a.jsonl", '{"question": "1?", "answer": "1"}\n\n{"question": "2?', "line 3, .*2[?].*Unterminated string"),
     ("a.jsonl", "question,answer\n1?,1", "question,answer"), ("a.jsonl", "caf\u00e9".encode("cp1252"), "'utf-8'"),
     ("a.parquet", "PAR1", "")])
 def test_a_file_that_cannot_be_read_is_one_line_with_its_name(name, text, words, tmp_path):
