@@ -260,11 +260,10 @@ def read_arguments(argv):
 
 
 def main(argv=None):
-    with grpo_sg.errors_in_one_line():
-        with grpo_sg.errors_in_one_line(OSError):  # a weight's own errors show their lines
-            path, count, cfg = read_arguments(argv)
-            weight = load_weight(path) if path else functools.partial(grpo_sg.weigh, cfg=cfg)
-            policy, task = grpo_sg.load(cfg)
+    with grpo_sg.errors_in_one_line():  # a weight's own errors show their lines
+        path, count, cfg = read_arguments(argv)
+        weight = load_weight(path) if path else functools.partial(grpo_sg.weigh, cfg=cfg)
+        policy, task = grpo_sg.load(cfg)
         name = path or {"sg": "GRPO-SG", "ar": "AR-Lopti"}[cfg.shaping]
         print(f"{count} rollouts of {cfg.prompts} groups, each with {cfg.updates} updates")
         first = cfg.seed * 1_000_003 + 1000  # no early step of a run has this seed

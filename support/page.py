@@ -314,6 +314,7 @@ def write(folder, tokens=""):
         summary=summary(settings, rows), figures=figures, last=last)
     page += tokens + after.substitute(transcripts=transcripts(folder), script=script)
     path = folder / "report.html"
+    path.unlink(missing_ok=True)  # or, if it were a link, another file would be overwritten
     path.write_text(page, encoding="utf-8")
     return path
 

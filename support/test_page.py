@@ -274,3 +274,13 @@ def test_in_a_browser_the_sliders_change_weights_and_colors_as_grpo_sg_does_and_
                 (now["shades"], (scale * (w * A).abs()).clamp(max=100), 0.1),
                 ([float(point.split()[1]) for point in now["curve"].split("L")], 100 - 44 * curve, 0.01)):
             assert seen_now == pytest.approx(expected.tolist(), abs=error)
+
+
+def test_a_page_that_is_a_link_is_replaced(tmp_path):
+    """A stranger's run could lead to somebody's file."""
+    other = tmp_path / "other.txt"
+    other.write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "accuracy": 0.5, "seconds": 1}\n')
+    (tmp_path / "report.html").symlink_to(other)
+    page.write(tmp_path)
+    assert other.read_text() == "mine" and "<html" in (tmp_path / "report.html").read_text()
