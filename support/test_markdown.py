@@ -1,4 +1,4 @@
-"""Check the pages' links, anchors, commands and lines to copy, who imports whom, and the
+"""Check the pages' links, anchors, commands, code and calculation, who imports whom, and the
 requirements."""
 import json
 import os
@@ -23,7 +23,6 @@ NAMES = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split(
 TEXTS = {name: (ROOT / name).read_text("utf-8") for name in NAMES
          if name.endswith((".md", ".py")) and (ROOT / name).exists()}
 PAGES = [name for name in TEXTS if name.endswith(".md")]
-RULES = "experiments/results/rules.md"  # stands as it was committed before the runs
 ENGINES = "support/bridges/"  # these commands need other packages
 
 
@@ -44,22 +43,26 @@ def test_links_and_anchors_exist(page):
             assert anchor in anchors_of(str(read.resolve().relative_to(ROOT))), f"{path}#{anchor}"
 
 
-OLD_WORDS = (r"\b(in place of|beside|hardly|anew|surer|well[- ]formed|badly formed|points? better|"
-             r"as printed|what you lose)\b|, too[.,;)]|^#+ (Before|After)\b")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_whole_lines_of_code(page):
+    """GitHub cuts off what is longer."""
+    for code in re.findall(r"^```.*?^```", TEXTS[page], re.M | re.S):
+        assert not [line for line in code.splitlines() if len(line) > 95]
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if "test_" not in name
-                                  and name not in ("verify/math_equal.py", RULES)])
-def test_pages_and_programs_use_the_words_of_the_field(name):
-    assert not re.search(OLD_WORDS, TEXTS[name], re.I | re.M)
+def test_the_hours_of_a_night_are_those_of_its_calculation(capsys):
+    page = TEXTS["support/gpu.md"]
+    exec(re.search(r"```python\n(# night.py.*?)```", page, re.S)[1], {})
+    computed = re.findall(r"([\d.]+) hours$", capsys.readouterr().out, re.M)
+    told = re.findall(r"\| (\d+) hours", page)
+    assert len(told) == 8 and [f"{float(hours):.1g}" for hours in computed] == [f"{int(hours):.1g}" for hours in told]
 
 
 def find_commands():
     """Return (page, words after "python") of each command, without comments."""
     commands = []
     for page in PAGES:
-        skipped = page.startswith(ENGINES) or page == RULES
-        text = "" if skipped else TEXTS[page].replace("\\\n", " ")
+        text = "" if page.startswith(ENGINES) else TEXTS[page].replace("\\\n", " ")
         for pair in re.findall(r"^python ([^\n#]+)|(?<!`)`python\s([^`]+)`", text, re.M):
             for part in f"python {''.join(pair)}".split("&&"):
                 if part.strip().startswith("python "):
