@@ -777,8 +777,9 @@ def setting(default, text):
 
 @dataclasses.dataclass
 class Config:
-    """The settings, each of them a flag. The defaults are for a real model on a GPU. A tiny model
-    has others in its settings.json, such as 60 steps of 32 prompts at lr 2e-4."""
+    """Train a language model by reinforcement learning with verifiable rewards, and test it before
+    and after, for example: python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk. The defaults are
+    for a real model on a GPU. A tiny model has others, in its settings.json."""
     # Model and task
     model: str = setting("", "folder of a model or a run, or a hub name; default: a tiny model")
     task: str = setting("", "kk, math or a .py file with make_task(cfg); default: the model's")
@@ -1121,9 +1122,7 @@ def parse_flags(argv: list[str] | None = None) -> dict:
     """Return the settings that are given as flags, a list of words."""
     parser = transformers.HfArgumentParser(
         Config, allow_abbrev=False, formatter_class=argparse.HelpFormatter,
-        usage="python grpo_sg.py [--model NAME] [--task TASK] [--flag value ...]",
-        description="Train a language model by reinforcement learning with verifiable rewards, and "
-        "test it before and after: python grpo_sg.py --model Qwen/Qwen2.5-0.5B --task kk")
+        usage="python grpo_sg.py [--flag value ...]", description=Config.__doc__)
     for action in parser._actions:  # in --help, each flag once, and its default if it is not empty
         action.option_strings = action.option_strings[:1]
         action.metavar = {int: "N", float: "X", str: "TEXT"}.get(action.type)
@@ -1294,8 +1293,6 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line. argv: a list of flags; by default those of the process."""
     cfg = read_settings(argv)
     made = not os.path.isdir(cfg.out)
-    with errors_in_one_line(OSError):
-        os.makedirs(cfg.out, exist_ok=True)
     # Two processes would mix their logs and remove each other's checkpoints.
     with errors_in_one_line(), filelock.FileLock(f"{cfg.out}/lock", timeout=0):
         try:

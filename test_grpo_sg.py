@@ -1575,7 +1575,8 @@ def test_a_run_logs_a_group_with_a_signal_and_its_validations(tmp_path, capsys):
     assert (f"\n{before:.0%} of the model's greedy answers to the test problems were correct before "
             f"training, and {after:.0%} are now (sampled: {was:.0%} and {now:.0%}; best constant "
             "answer: 33%)\n") in printed
-    assert printed.endswith(f"curves and tokens: python -m support.page {tmp_path}/run\n")
+    if os.path.isfile("lesson/reasons.py"):  # in a clone
+        assert printed.endswith(f"curves and tokens: python -m support.page {tmp_path}/run\n")
     grpo_sg.log(tmp_path, {"step": 1}, [grpo_sg.Completion(tasks.Problem("who", {"yes"}), [5])])
     assert rows_of(tmp_path / "samples.jsonl")[0]["answer"] == "{'yes'}"  # JSON has no sets
 
@@ -1766,8 +1767,7 @@ def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path
     ("settings.json", '{"task": "math", "seed": "x"}', "", "--seed 'x'"),
     ("settings.json", '{"task": "math", "updates": 2.5}', "", "--updates 2.5"),
     ("settings.json", '{"task": "math", "seed": -1}', "", "--seed 0 -1"),
-    ("own.py", "{}", "--max_new_tokens 5000", "--task math no train problems --max_new_tokens"),
-    ("own.py", "{}", "--out {}/config.json/x", "config.json")])
+    ("own.py", "{}", "--max_new_tokens 5000", "--task math no train problems --max_new_tokens")])
 def test_a_model_or_a_setting_in_a_file_that_cannot_be_used_is_one_line(
         file, text, flags, words, tmp_path, capsys):
     save_model(tmp_path)
@@ -1784,7 +1784,7 @@ def test_help_says_what_the_program_does(capsys):
     assert run_program("--help") == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "reinforcement learning with verifiable rewards" in words
-    assert "usage: python grpo_sg.py [--model NAME]" in words and "--task kk" in words
+    assert words.startswith("usage: python grpo_sg.py [") and "Qwen2.5-0.5B --task kk" in words
     assert "--train_problems N problems to train on, if generated (default: 4500)" in words
     assert "(default: )" not in words and "0.11111" not in words and "train-problems" not in words
 
