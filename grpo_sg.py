@@ -337,6 +337,17 @@ def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     return token.clamp(max=cdf.shape[1] - 1)
 
 
+def show_progress(count: int, words: str) -> Iterator[int]:
+    """Yield 0, 1, ... below count, with a bar in a terminal, and elsewhere with a line a minute."""
+    bar = tqdm(range(count), words, leave=False, delay=2, disable=None)
+    minute = time.monotonic() // 60
+    for i in bar:
+        yield i
+        if bar.disable and time.monotonic() // 60 > minute:
+            minute = time.monotonic() // 60
+            print(f"{words}: {i + 1} of at most {count} tokens", flush=True)
+
+
 @torch.no_grad()
 def sample(model: torch.nn.Module, prompts: list[list[int]], *, n: int = 1,
            max_new_tokens: int, stop_ids, temperature: float = 1.0, generator=None,
@@ -896,17 +907,6 @@ def log_step(cfg: Config, row: dict, completions: list[Completion]) -> None:
 def say(text: str) -> None:
     """Print at once, also into a file, and escape control characters: the text may be a model's."""
     print("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), flush=True)
-
-
-def show_progress(count: int, words: str) -> Iterator[int]:
-    """Yield 0, 1, ... below count, with a bar in a terminal, and elsewhere with a line a minute."""
-    bar = tqdm(range(count), words, leave=False, delay=2, disable=None)
-    minute = time.monotonic() // 60
-    for i in bar:
-        yield i
-        if bar.disable and time.monotonic() // 60 > minute:
-            minute = time.monotonic() // 60
-            say(f"{words}: {i + 1} of at most {count} tokens")
 
 
 # ---- 9. The model: loading, its stop tokens, its device, its number types ----

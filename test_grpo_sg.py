@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "tqdm==4.70.1",
+#                 "pytest==9.2.0"]
+# # `uv run test_grpo_sg.py` reads these lines, and runs all tests.
+# ///
 """Tests of grpo_sg.py and tasks.py: offline, on a CPU, in any order.
 
 The first part is a lesson. Each of its sections begins with an example that you can work out by
@@ -2163,3 +2169,7 @@ def parameters_of(model):
 def rows_of(path):
     with open(path) as file:
         return [json.loads(line) for line in file]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q"]))
