@@ -6,27 +6,24 @@ A and B are settings of grpo_sg.py; all other flags go to both. Each run is one 
 grpo_sg.py`, with the seeds 0, 1, ... Both arms run at each rate of --lr and are compared at equal
 rates, because a method with a rate of its own may owe its lead to the rate.
 
---rows gets a line for each run. Ctrl-C, kill and a closed terminal also end the run that is being
-made. The same command then continues that run at its newest checkpoint. Rows are used again only if
-nothing has changed: the settings, the program, the model, the data, the task's file, and the local
-files that it imports at its top. (Those that a function imports or opens later are not watched.)
-Once all runs are made, the command only prints the result.
+A run has a folder in runs/compare and, once it is finished, a line in --rows. Whatever ends a
+comparison, the same command goes on, with an unfinished run at its newest checkpoint. A run counts
+only if the program, the model, the data, the task's file and the local files that it imports at its
+top are the same before and after the run. (An edit that is undone before the run ends isn't seen,
+nor are files that a function imports or opens later.)
 """
 import argparse
-import datetime
-import functools
 import hashlib
 import json
 import math
-import pathlib
 import re
+import shlex
 import shutil
-import signal
-import statistics
 import subprocess
 import sys
 import sysconfig
-import time
+from pathlib import Path
+from statistics import fmean, stdev
 
 import filelock
 import torch
@@ -34,10 +31,8 @@ import torch
 import grpo_sg
 import tasks
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-FOLDERS = pathlib.Path("runs/compare")
-OUTCOMES = {"end": "accuracy of samples, after training", "reward": "reward, mean over training"}
 
 
 # ---- Rows ----
@@ -66,44 +61,19 @@ def name_commit():
 
 # ---- Runs ----
 
-def list_jobs(args):
-    """List the runs. Seeds change last, so that whoever stops early has pairs."""
-    return [{"arm": arm, "lr": lr, "seed": seed}
-            for seed in range(args.seeds) for lr in args.lr or [None] for arm in (args.a, args.b)]
-
-
-def write_flags(arm):
-    """Return the settings of an arm as flags: "beta=0 people=3 4" is --beta=0 --people 3 4."""
-    flags = " ".join(f"--{word}" if "=" in word else word for word in arm.split())
-    return re.sub(r"=(\S+)(?= [^-])", r" \1", flags).split()
-
-
-def write_command(args, job):
-    """Return the words of a run's command, without python and --out."""
-    rate = [] if job["lr"] is None else [f"--lr={job['lr']}"]
-    return ["grpo_sg.py", *args.flags, *write_flags(job["arm"]), *rate, f"--seed={job['seed']}"]
-
-
-def hash_files(args):
-    """Return a hash of the program, and of the task, its imports, the model and the data of both
-    arms."""
-    paths = {ROOT / "grpo_sg.py", ROOT / "tasks.py"}
-    paths |= {*(ROOT / "verify").rglob("*.py"), *(ROOT / "support").rglob("*.py")}
-    for arm in (args.a, args.b):
-        cfg = grpo_sg.read_settings([*args.flags, *write_flags(arm)])
-        for path in map(pathlib.Path, filter(None, (cfg.task, cfg.model, cfg.data, cfg.eval_data))):
-            paths |= {path.absolute(), *path.absolute().rglob("*")}
-    paths |= list_imported()  # now that the tasks' files have been run
-    hashes = sorted(make_hash(path.read_bytes()) for path in paths if path.is_file())
-    return make_hash(" ".join(hashes).encode())
-
-
-def list_imported():
-    """Return the files of all modules but this one, and those of Python and of packages."""
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    paths = {pathlib.Path(file) for file in files if file and file != __file__}
-    return {path for path in paths if not path.is_relative_to(sysconfig.get_path("stdlib"))
-            and not {"site-packages", "dist-packages"}.intersection(path.parts)}
+def hash_files(configs):
+    """Return a hash of all that runs with these settings depend on, as it is on the disk: their
+    models and data, the program, and what their tasks import, which must have been loaded."""
+    paths = [path for cfg in configs for path in (cfg.model, cfg.data, cfg.eval_data) if path]
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or __file__)
+        packages = {"site-packages", "dist-packages"}.intersection(path.parts)
+        if not packages and not path.is_relative_to(sysconfig.get_path("stdlib")):
+            paths.append(path)
+    paths = {*map(Path, paths), *ROOT.glob("verify/*.py"), *ROOT.glob("support/*.py")}
+    paths.remove(Path(__file__))
+    files = {file for path in paths for file in (path, *path.rglob("*")) if file.is_file()}
+    return make_hash(" ".join(sorted(make_hash(file.read_bytes()) for file in files)).encode())
 
 
 def make_hash(content):
@@ -111,52 +81,60 @@ def make_hash(content):
 
 
 def make_runs(args):
-    """Make the runs that have no row yet, and return the rows of all."""
-    jobs = {" ".join(write_command(args, job)): job for job in list_jobs(args)}
-    rows = {row["command"]: row for row in read_rows(args.rows)
-            if row["command"] in jobs and row["code"] == args.code}
-    missing = [command for command in jobs if command not in rows]
-    print(f"{len(missing)} of {len(jobs)} runs to make; results: {args.rows}", flush=True)
-    started = time.time()
-    for i, command in enumerate(missing, 1):
-        folder = FOLDERS / make_hash(f"{command} {args.code}".encode())
-        make_run(write_command(args, jobs[command]), folder)
-        row = {**jobs[command], **read_run(folder), "command": command, "code": args.code,
-               "commit": name_commit(), "date": str(datetime.date.today())}
-        append_rows(args.rows, [row])
-        rows[command] = row
-        left = datetime.timedelta(seconds=round((time.time() - started) / i * (len(missing) - i)))
-        print(f"run {i} of {len(missing)}: {row['arm']}, lr {row['lr']:g}, seed {row['seed']}: "
-              f"{row['end']:.3f}; about {left} left", flush=True)
-    return rows.values()
+    """Make the runs that have no row yet. Returns the rows of all."""
+    made = {(row.get("command"), row.get("code")): row for row in read_rows(args.rows)}
+    # Seeds change last, so that whoever stops early has pairs.
+    runs = [(seed, lr, arm) for seed in range(args.seeds) for lr in args.lr or [None]
+            for arm in (args.a, args.b)]
+    rows = []
+    for seed, lr, arm in runs:
+        rate = [] if lr is None else [f"--lr={lr}"]
+        words = ["grpo_sg.py", *args.flags, *write_flags(arm), *rate, f"--seed={seed}"]
+        command = shlex.join(words)
+        row = made.get((command, args.code))
+        if not row:
+            folder = Path("runs/compare", make_hash(f"{command} {args.code}".encode()))
+            make_run(words, folder, args)
+            row = {"arm": arm, "seed": seed, **read_run(folder), "command": command,
+                   "code": args.code, "commit": name_commit()}
+            append_rows(args.rows, [row])
+            for checkpoint in folder.glob("checkpoint*"):
+                shutil.rmtree(checkpoint)
+            print(f"run {len(rows) + 1} of {len(runs)}: {arm}, lr {row['lr']:g}, seed {seed}: "
+                  f"{row['end']:.3f}", flush=True)
+        rows.append(row)
+    return rows
 
 
-def make_run(words, folder):
-    """Run the command, or continue the run in its folder, and delete its checkpoints."""
+def write_flags(arm):
+    """Return the settings of an arm as flags: "beta=0 people=3 4" is --beta 0 --people 3 4."""
+    return re.sub(r"(?<!\S)(\w+)=", r"--\1 ", arm).split()
+
+
+def make_run(words, folder, args):
+    """Run a command, or continue the run in its folder. Raises SystemExit if it fails, or if a file
+    has changed."""
+    words, log = [*words, f"--out={folder}"], folder.with_suffix(".log")
     try:
         with filelock.FileLock(folder / "lock", timeout=0):
-            words = [*words, f"--out={folder}"]
             if grpo_sg.list_checkpoints(folder):
                 words = [words[0], f"--resume={folder}"]
             else:
                 shutil.rmtree(folder)
-    except filelock.Timeout:  # kill -9 ends a comparison, but not its run
+    except filelock.Timeout:  # a comparison that was killed leaves its run alive
         raise SystemExit(f"error: another process is using {folder}")
-    log = folder.with_suffix(".log")
     with open(log, "w", encoding="utf-8") as file:
-        process = subprocess.Popen([sys.executable, ROOT / words[0], *words[1:]], stdout=file,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            process.terminate()  # its newest checkpoint is a few seconds old
-            process.wait()
-            raise
+        status = subprocess.call([sys.executable, ROOT / words[0], *words[1:]], stdout=file,
+                                 stderr=subprocess.STDOUT)
+    # The files before this run are those after the run before it.
+    if hash_files(args.configs) != args.code:
+        shutil.rmtree(folder, ignore_errors=True)  # or the run would count once the edit is undone
+        raise SystemExit("error: the program or a file of the task, the model or the data has "
+                         "changed during this run, so the run doesn't count: start again")
     if status:
-        text = log.read_text("utf-8").strip()[-2000:]
-        raise SystemExit(f"{text}\nerror: this run failed: python {' '.join(words)}")
-    for checkpoint in folder.glob("checkpoint*"):
-        shutil.rmtree(checkpoint)
+        last = re.split(r"[\r\n]", log.read_text("utf-8", errors="replace").strip())[-1]
+        raise SystemExit(f"error: a run ended with status {status}: {last.removeprefix('error: ')} "
+                         f"(python {shlex.join(words)}, log: {log}); start again to go on")
 
 
 def read_run(folder):
@@ -166,7 +144,7 @@ def read_run(folder):
     k = settings["eval_samples"]
     test = [row for row in rows if row.get("split") == "test"][-1]
     return {"lr": settings["lr"], "end": test[f"eval/avg@{k}" if k else "eval/accuracy"],
-            "reward": statistics.fmean(row["reward"] for row in rows if "split" not in row)}
+            "reward": fmean(row["reward"] for row in rows if "split" not in row)}
 
 
 # ---- What the rows say ----
@@ -176,51 +154,41 @@ def describe(args, rows):
     lines = [f"A: {args.a}; B: {args.b}. Differences are paired by seed, with a CI by Student's t. "
              "Each run's value is listed in the order of the seeds."]
     for lr in args.lr or [None]:
-        a, b = ({row["seed"]: row for row in rows
-                 if row["arm"] == arm and lr in (None, row["lr"])} for arm in (args.a, args.b))
-        rates = sorted({row["lr"] for row in (*a.values(), *b.values())})
-        lines += [f"lr {' and '.join(f'{rate:g}' for rate in rates)}:", *compare_arms(a, b)]
+        a, b = ([row for row in rows if row["arm"] == arm and lr in (None, row["lr"])]
+                for arm in (args.a, args.b))
+        rates = sorted({row["lr"] for row in a + b})
+        lines += [f"lr {' and '.join(f'{rate:g}' for rate in rates)}:",
+                  *compare_arms(a, b, args.answers)]
     return lines
 
 
-def compare_arms(a, b):
-    """Return lines that compare the runs of B with those of A, each {seed: row}."""
-    seeds = sorted(a)
-    if len(seeds) < 2:
-        return ["  fewer than two seeds: nothing to say"]
+def compare_arms(a, b, answers):
+    """Return lines that compare the rows of B with those of A, both in the order of the seeds.
+    answers: those that the accuracy is of."""
     lines = []
-    for key, name in OUTCOMES.items():
-        ours, theirs = ([runs[seed][key] for seed in seeds] for runs in (b, a))
-        mean, low, high = interval([y - x for x, y in zip(theirs, ours)])
-        lines.append(f"  {name}: A {statistics.fmean(theirs):.3f}, B {statistics.fmean(ours):.3f}, "
-                     f"B minus A {mean:+.3f}, 95% CI [{low:+.3f}, {high:+.3f}]")
+    for key, name in (("end", f"accuracy of {answers}, after training"),
+                      ("reward", "reward, mean over training")):
+        A, B = ([row[key] for row in arm] for arm in (a, b))
+        mean, low, high = interval([y - x for x, y in zip(A, B)])
         if key == "end":
-            end = low, high
+            low, high = end = max(-1.0, low), min(1.0, high)  # accuracies differ by at most 1
+        lines.append(f"  {name}: A {fmean(A):.3f}, B {fmean(B):.3f}, B minus A {mean:+.3f}, "
+                     f"95% CI [{low:+.3f}, {high:+.3f}]")
+        if key == "end":
             lines += [f"    {arm}: {' '.join(f'{value:.3f}' for value in values)}"
-                      for arm, values in (("A", theirs), ("B", ours))]
-    equal = all(a[seed][key] == b[seed][key] for seed in seeds for key in OUTCOMES)
-    return [*lines, f"  {interpret(*end, len(seeds), equal)}"]
+                      for arm, values in (("A", A), ("B", B))]
+    if all(x[key] == y[key] for x, y in zip(a, b) for key in ("end", "reward")):
+        return [*lines, f"  A and B are equal for each of {len(a)} seeds: does the setting have an "
+                        "effect?"]
+    verdict = "B is better" if end[0] > 0 else "B is worse" if end[1] < 0 else "we can't tell"
+    return [*lines, f"  {verdict}: the true difference is probably between {end[0]:+.3f} and "
+                    f"{end[1]:+.3f} ({len(a)} seeds)"]
 
 
-def interpret(low, high, n, equal):
-    """Say what an interval of B minus A means. equal: the arms are, in every outcome."""
-    if equal:
-        return f"A and B are equal for each of {n} seeds: does the setting have an effect?"
-    if low > 0 or high < 0:
-        return (f"B is {'better' if low > 0 else 'worse'}: the true difference is probably "
-                f"{low:.3f} to {high:.3f} ({n} seeds)")
-    return (f"{n} seeds cannot tell: the true difference is probably between {low:+.3f} and "
-            f"{high:+.3f}")
-
-
-# ---- Statistics ----
-
-@functools.cache
-def t_quantile(p, degrees, steps=1_000_000):
-    """Return Student's t quantile, for p of at least 0.5.
-
-    With x = sqrt(n) tan(a), the density over the angle a is proportional to cos(a)^(n-1)."""
-    angles = torch.linspace(0, math.pi / 2, steps, dtype=torch.float64)
+def t_quantile(degrees, p=0.975):
+    """Return Student's t quantile. With x = sqrt(n) tan(a), the density over the angle a is
+    proportional to cos(a)^(n-1)."""
+    angles = torch.linspace(0, math.pi / 2, 1_000_000, dtype=torch.float64)
     area = (angles.cos() ** (degrees - 1)).cumsum(0)
     angle = angles[torch.searchsorted(area, (2 * p - 1) * area[-1])]
     return math.sqrt(degrees) * angle.tan().item()
@@ -228,8 +196,8 @@ def t_quantile(p, degrees, steps=1_000_000):
 
 def interval(values):
     """Return (mean, low, high): the 95% confidence interval by Student's t."""
-    n, average = len(values), statistics.fmean(values)
-    half = t_quantile(0.975, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    n, average = len(values), fmean(values)
+    half = t_quantile(n - 1) * stdev(values) / math.sqrt(n)
     return average, average - half, average + half
 
 
@@ -244,35 +212,33 @@ def read_arguments(argv):
     parser.add_argument("--b", nargs="+", required=True, help="settings of B: shaping=sg")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="learning rates of both")
     parser.add_argument("--seeds", type=int, default=8, help="runs of each arm at each rate")
-    parser.add_argument("--rows", type=pathlib.Path, default="runs/compare.jsonl", help="results")
+    parser.add_argument("--rows", type=Path, default="runs/compare.jsonl", help="results")
     args, args.flags = parser.parse_known_args(argv)
-    for setting in args.a + args.b:
-        if "=" not in setting and not setting.isdigit():
-            parser.error(f"{setting}: write a setting as NAME=VALUE, such as shaping=none")
-    flags = [flag[2:] for flag in args.flags if flag.startswith("--")]
-    for flag in (*flags, *args.a, *args.b):
-        name = flag.partition("=")[0].replace("-", "_")
+    for word in args.flags + args.a + args.b:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
         if name in ("seed", "out", "resume", "eval_only") or name == "lr" and args.lr:
             parser.error(f"--{name}: compare sets it")
+    if args.seeds < 2:
+        parser.error(f"--seeds must be 2 or more, not {args.seeds}")
     args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
-    if args.a == args.b:
-        parser.error("--a and --b are equal")
-    if args.seeds < 1:
-        parser.error(f"--seeds must be 1 or more, not {args.seeds}")
     try:
-        args.code = hash_files(args)
+        args.configs = a, b = [grpo_sg.read_settings([*args.flags, *write_flags(arm)])
+                               for arm in (args.a, args.b)]
+        args.code = hash_files(args.configs)
     except (tasks.UserError, OSError) as error:  # an OSError: of a model's folder
         parser.error(str(error))
+    if {**vars(a), "out": b.out} == vars(b):
+        parser.error("--a and --b are equal")
+    if a.eval_samples != b.eval_samples:
+        parser.error("--eval_samples must be the same for --a and --b")
+    args.answers = "samples" if a.eval_samples else "greedy answers"
     return args
 
 
 def main(argv=None):
     args = read_arguments(sys.argv[1:] if argv is None else argv)
     args.rows.parent.mkdir(parents=True, exist_ok=True)
-    # kill and a closed terminal stop a comparison as Ctrl-C does, so that its run ends as well.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(number, signal.default_int_handler)
+    print(f"results: {args.rows}", flush=True)
     try:
         print("\n".join(describe(args, make_runs(args))))
     except KeyboardInterrupt:

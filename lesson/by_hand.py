@@ -2,15 +2,12 @@
 
     python -m lesson.by_hand group         one group, from its rewards to an update of a model
     python -m lesson.by_hand derivation    what the derivation asks you to predict
-    python -m lesson.by_hand pictures      draws the group into experiments/figures
 
 Write your numbers down first.
 """
 import argparse
 import copy
-import html
 import pathlib
-import re
 
 import grpo_sg
 import torch
@@ -85,84 +82,6 @@ def silence(p, G=8):
     return p ** G + (1 - p) ** G
 
 
-# ---- The pictures of the group ----
-
-FIGURES = pathlib.Path(__file__).parents[1] / "experiments" / "figures"
-# name -> its width in pixels, and which completions it shows. The small one breaks lines at each
-# speaker, so that one sees who is missing, and can be read on a telephone.
-PICTURES = {"group": (860, (2, 8, 1, 7)), "group_small": (368, (2, 1))}
-LETTER, MARGIN = 7.6, 14  # in pixels; a letter is as wide in every font
-UP, DOWN, INK, GRAY = "#2a86cc", "#d55e00", "#222222", "#555555"
-
-
-def write_text(x, y, words, color=INK, size=12.5, weight="normal"):
-    length = f' textLength="{len(words) * LETTER:.1f}"' if size == 12.5 else ""
-    return (f'<text x="{x:.1f}" y="{y}" font-size="{size}" fill="{color}" xml:space="preserve" '
-            f'font-weight="{weight}"{length}>{html.escape(words)}</text>')
-
-
-def split_lines(words, width):
-    """Split the words of a completion into lines. Returns a list of lists of their numbers."""
-    lines, room = [[]], width - 2 * MARGIN
-    for i, word in enumerate(words):
-        small = width < 500 and word.strip() in ("Alice,", "Amir,", "<answer>")
-        used = sum(len(words[k]) for k in lines[-1]) + len(word)
-        if small or used * LETTER > room:
-            lines.append([])
-        lines[-1].append(i)
-    return lines
-
-
-def draw_completion(words, c, logps, width, y, title):
-    """Draw a completion from the height y on. logps: of its tokens. Returns (SVG, the height
-    below it)."""
-    color, way = (UP, "up") if c.advantage > 0 else (DOWN, "down")
-    title += f"{'correct' if c.correct else 'wrong'}: R = {c.reward:g}, A = {c.advantage:+.2f}, "
-    parts = [write_text(MARGIN, y, f"{title}pushed {way}", color, weight="bold")]
-    pi, w = logps.exp().tolist(), token_weights(logps).tolist()
-    y += 19
-    for line in split_lines(words, width):
-        x = MARGIN
-        for i in line:
-            word = words[i].lstrip() if i == line[0] else words[i]
-            opacity = abs(w[i] * c.advantage) / 3
-            parts += [f'<rect x="{x:.1f}" y="{y - 13}" width="{len(word) * LETTER:.1f}" '
-                      f'height="17" fill="{color}" fill-opacity="{opacity:.2f}"/>',
-                      write_text(x, y, word)]
-            if pi[i] < 1 / 3:
-                parts.append(write_text(x + LETTER, y + 13, f"π {pi[i]:.2f}", GRAY, 9))
-            x += len(word) * LETTER
-        y += 30 if any(pi[i] < 1 / 3 for i in line) else 21
-    return "\n".join(parts), y + 10
-
-
-def draw_group(name):
-    """Return a picture of the puzzle and of some completions, as SVG."""
-    width, shown = PICTURES[name]
-    model, tokenizer, completions = load_group()
-    batch = grpo_sg.make_batch(completions, "cpu")
-    with torch.no_grad():
-        logps = token_logps(model, batch.ids, batch.mask)
-    parts, y = [], 24
-    for line in re.split(r"(?<=\.) ", PUZZLE) if width < 500 else [PUZZLE]:
-        parts.append(write_text(MARGIN, y, line, weight="bold"))
-        y += 19
-    y += 8
-    for number in shown:
-        c = completions[number - 1]
-        words = [tokenizer.decode([token]) for token in c.tokens[:-1]]  # without the stop token
-        of_tokens = logps[number - 1, batch.mask[number - 1]]
-        title = "" if width < 500 else f"completion {number}, "
-        drawn, y = draw_completion(words, c, of_tokens, width, y, title)
-        parts.append(drawn)
-    y -= 14
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" '
-        f'viewBox="0 0 {width} {y}" font-family="Menlo, Consolas, monospace">',
-        "<!-- Drawn by `python -m lesson.by_hand pictures`. -->",
-        f'<rect width="{width}" height="{y}" fill="#ffffff"/>', *parts, "</svg>\n"])
-
-
 # ---- What it prints ----
 
 def print_group():
@@ -222,13 +141,7 @@ def print_derivation():
         print(f"    p = {p}: {silence(p):.3f}")
 
 
-def save_pictures():
-    for name in PICTURES:
-        (FIGURES / f"{name}.svg").write_text(draw_group(name), "utf-8")
-        print(f"drew {name}.svg")
-
-
-PARTS = {"group": print_group, "derivation": print_derivation, "pictures": save_pictures}
+PARTS = {"group": print_group, "derivation": print_derivation}
 
 
 def main(argv=None):

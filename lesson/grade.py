@@ -9,22 +9,31 @@
 
 The first command copies lesson/exercises.py to my_exercises.py, next to grpo_sg.py. Write your
 bodies there: git ignores that file, and nothing overwrites it. The exit status is 0 if all that was
-asked for is done, and 1 if something is missing. lesson/test_core.py tests the core
-with usual numbers, and test_grpo_sg.py the rest: number types, integer rewards, the KL, parts of a
-batch, nan at padding. A heading "# ---- 5. draw: ..." begins the tests that call your `draw`.
+asked for is done, and 1 if something is missing. A process of its own runs the file, so a file that
+exits, crashes, hangs or prints without end is not done. (A forger can still pass, because the file
+can replace the tests.) lesson/test_core.py tests the core with usual numbers, and test_grpo_sg.py
+the rest: number types, integer rewards, the KL, parts of a batch, nan at padding. A heading
+"# ---- 5. draw: ..." begins the tests that call your `draw`.
 """
 import argparse
+import faulthandler
 import os
 import pathlib
 import re
 import runpy
+import secrets
 import shutil
+import signal
+import subprocess
 import sys
+import time
 import traceback
 from types import SimpleNamespace
 
 LESSON = pathlib.Path(__file__).resolve().parent
-MINE = LESSON.parent / "my_exercises.py"
+FOLDER = LESSON.parent  # of the reader's files
+SECONDS = 120         # for a file: a right one takes ten
+CHARACTERS = 100_000  # that a file may print
 HINTS = {
     "token_weights":
         "detach logps and make them float32, then exp; the formula is one line with torch.sigmoid "
@@ -103,8 +112,9 @@ def run_tests(mine, tests, function):
 
 # ---- The reader's file ----
 
-def copy_blank(blank, path):
+def copy_blank(blank):
     """Copy a file of the lesson to the reader's, which nothing overwrites. Returns its path."""
+    path = FOLDER / f"my_{blank}"
     if not path.exists():
         shutil.copy(LESSON / blank, path)
         print(f"copied lesson/{blank} to {path.name}: write your bodies there")
@@ -114,8 +124,6 @@ def copy_blank(blank, path):
 def load_file(path, blank, functions):
     """Run the reader's file. Returns its names. Raises SystemExit if it lacks a function of
     `blank`, the lesson's own file."""
-    if not os.path.isfile(path):
-        raise SystemExit(f"error: --file {path}: there is no such file")
     mine = runpy.run_path(str(path))
     if missing := [function for function in functions if function not in mine]:
         raise SystemExit(f"error: {os.path.basename(path)} has no function {missing[0]}: copy its "
@@ -154,6 +162,52 @@ def grade(mine, part):
     return done
 
 
+# ---- A process for the reader's file ----
+
+def grade_in_child(token, part, path, seconds):
+    """Grade a file, and only then print the token and whether all is done. After some seconds the
+    process ends, and shows the line that it is at."""
+    faulthandler.dump_traceback_later(int(seconds), exit=True)
+    if part == "verify":
+        from lesson import examine
+        done = examine.main(load_file(path, "verifier.py", ["verify", "reward"]))
+    else:
+        done = grade(load_file(path, "exercises.py", HINTS), part)
+    print(f"{token} {bool(done)}")
+
+
+def grade_apart(part, path):
+    """Grade a file in a child, and print what it prints. Returns whether all is done."""
+    code = "import sys; from lesson import grade; grade.grade_in_child(input(), *sys.argv[1:])"
+    words = ["-X", "utf8", "-u", "-c", code, part, os.path.abspath(path), str(SECONDS)]
+    started = time.monotonic()
+    child = subprocess.Popen([sys.executable, *words], cwd=LESSON.parent, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+                             errors="replace")
+    token, size = secrets.token_hex(), 0
+    child.stdin.write(f"{token}\n")
+    child.stdin.close()
+    while line := child.stdout.readline(CHARACTERS):
+        size += len(line)
+        if token in line or size > CHARACTERS:
+            child.kill()
+            break
+        print(line, end="", flush=True)
+    status = child.wait()
+    if token in line:
+        return line.endswith("True\n")
+    if size > CHARACTERS:
+        why = f"printed more than {CHARACTERS:,} characters"
+    elif time.monotonic() - started > SECONDS:
+        why = f"took longer than {SECONDS} seconds"
+    elif status < 0:
+        why = f"crashed with {signal.Signals(-status).name}"
+    else:
+        why = f"ended with exit status {status} before all was graded"
+    print(f"not done: {os.path.basename(path)} {why}")
+    return False
+
+
 def main(argv=None):
     """Run the command line. Returns whether nothing is missing."""
     parser = argparse.ArgumentParser(
@@ -168,12 +222,10 @@ def main(argv=None):
     if args.hint:
         print(HINTS.get(args.part, f"name one function: {', '.join(HINTS)}"))
         return args.part in HINTS
-    if args.part == "verify":
-        from lesson import examine
-        path = args.file or copy_blank("verifier.py", MINE.with_name("my_verifier.py"))
-        return examine.main(load_file(path, "verifier.py", ["verify", "reward"]))
-    path = args.file or copy_blank("exercises.py", MINE)
-    return grade(load_file(path, "exercises.py", HINTS), args.part)
+    if args.file and not os.path.isfile(args.file):
+        raise SystemExit(f"error: --file {args.file}: there is no such file")
+    blank = "verifier.py" if args.part == "verify" else "exercises.py"
+    return grade_apart(args.part, args.file or copy_blank(blank))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,16 @@ NAMES = [name for name, value in vars(exercises).items() if inspect.isfunction(v
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     """The reader's file, which does not exist yet. Afterwards the tests call grpo_sg again."""
-    monkeypatch.setattr(grade, "MINE", tmp_path / "mine.py")
+    monkeypatch.setattr(grade, "FOLDER", tmp_path)
     for tests in test_core, test_grpo_sg:
         for name in grade.HINTS.keys() & vars(tests).keys():
             monkeypatch.setattr(tests, name, getattr(tests, name))
-    return grade.MINE
+    return tmp_path / "my_exercises.py"
+
+
+def grade_here(reader, part="core"):
+    """Grade in this process, which takes less time than one of its own."""
+    return grade.grade(grade.load_file(reader, "exercises.py", NAMES), part)
 
 
 def test_the_signatures_are_the_projects_and_each_exercise_has_tests_and_a_hint():
@@ -34,17 +39,37 @@ def test_the_signatures_are_the_projects_and_each_exercise_has_tests_and_a_hint(
 
 
 def test_blank_exercises_fail_and_the_readers_file_is_made_once(reader, capsys):
-    grade.main([])
+    assert not grade.main([])
     copied, _, done, first, failure, hint, *others = capsys.readouterr().out.splitlines()
-    assert copied.startswith("copied lesson/exercises.py to mine.py") and done == "0 of 2: core not done yet"
+    assert copied.startswith("copied lesson/exercises.py to my_exercises.py") and done == "0 of 2: core not done yet"
     assert first.strip() == "group_advantages: 0 of 2 tests pass" and len(others) == 1
-    assert re.search(r": NotImplementedError: group_advantages \(line \d+ of mine\.py\)$", failure)
+    assert re.search(r": NotImplementedError: group_advantages \(line \d+ of my_exercises\.py\)$", failure)
     assert hint.endswith("python -m lesson.grade group_advantages --hint")
     reader.write_text("# my work")
-    with pytest.raises(SystemExit, match="mine.py has no function token_weights"):
-        grade.main([])
+    assert not grade.main([])
+    assert capsys.readouterr().out.startswith("error: my_exercises.py has no function token_weights: copy its head from")
     grade.main(["draw", "--hint"])
     assert capsys.readouterr().out.startswith("take the first token")
+
+
+@pytest.mark.parametrize("end, said", [
+    ("exit()", "ended with exit status 0 before all was graded"),
+    ("import os; os._exit(0)", "ended with exit status 0 before all was graded"),
+    ("def group_advantages(*_):\n    exit()", "ended with exit status 0 before all was graded"),
+    ("raise ValueError('here')", "ended with exit status 1 before all was graded"),
+    ("import ctypes; ctypes.string_at(0)", "crashed with SIGSEGV"),
+    ("while True: pass", "took longer than 3 seconds"),
+    ("while True: print('line')", "printed more than 100,000 characters"),
+    ("while True: print('x', end='')", "printed more than 100,000 characters")])
+def test_a_file_that_ends_the_process_or_does_not_end_is_not_done(end, said, reader, monkeypatch, capsys):
+    """Though its core is right."""
+    monkeypatch.setattr(grade, "SECONDS", 3 if "seconds" in said else 120)
+    write_core(reader)
+    reader.write_text(f"{reader.read_text()}\n{end}\n")
+    assert not grade.main([])
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].endswith(f"not done: my_exercises.py {said}") and len(printed) < 110_000
+    assert ("ValueError: here" in printed) == ("ValueError" in end)  # with its traceback
 
 
 def test_the_exit_status_says_whether_something_is_missing_in_a_file_that_is_named(
@@ -73,7 +98,7 @@ def test_a_failure_names_the_innermost_line_of_the_readers_file(reader):
     reader.write_text(f"def help():\n    raise ValueError('here')\n\n\n{text}\n")
     mine = grade.load_file(reader, "exercises.py", NAMES)
     failure, *_ = grade.run_tests(mine, test_core, "group_advantages")
-    assert failure.endswith("ValueError: here (line 2 of mine.py)")
+    assert failure.endswith("ValueError: here (line 2 of my_exercises.py)")
 
 
 # Right, but written so that it reads single values, or with nan outside of the mask.
@@ -154,13 +179,13 @@ def write_core(reader, change=("", "")):
 
 def test_the_hour_ends_with_the_core_done_and_the_long_way_with_all(reader, monkeypatch, capsys):
     write_core(reader)
-    grade.main([])
+    assert grade_here(reader)
     _, done, end = capsys.readouterr().out.splitlines()
     assert done == "2 of 2: core done" and end.endswith("python -m lesson.grade all")
-    grade.main(["token_weights"])
+    assert not grade_here(reader, "token_weights")
     assert capsys.readouterr().out.splitlines()[1] == "0 of 1: the rest, on which others rely, not done yet"
     monkeypatch.setattr(grade, "run_tests", lambda mine, tests, name: [None])
-    grade.main(["all"])
+    assert grade_here(reader, "all")
     _, core, rest, end = capsys.readouterr().out.splitlines()
     assert core == "2 of 2: core done" and rest.startswith("8 of 8: ") and "whole method" in end
 
@@ -180,5 +205,5 @@ LACKS = [("formula", "std + 1e-6", "1"), ("formula", ".std(1, keep", ".std(1, Fa
 @pytest.mark.parametrize("part, right, wrong", LACKS)
 def test_a_core_that_lacks_a_part_fails_there(part, right, wrong, reader, capsys):
     write_core(reader, (right, wrong))
-    grade.main([])
+    grade_here(reader)
     assert re.search(rf"1 of 2: core not .*\n.*\n +test_the_(loss\['{part}'|{part})|test_{part}", capsys.readouterr().out)

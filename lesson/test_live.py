@@ -162,7 +162,7 @@ def test_each_rung_runs_is_answered_after_the_run_and_ends_where_its_answer_says
     for i, rung in enumerate(seen["rungs"]):
         assert rung["before"].startswith("The answer appears") and rung["past"] > i
         assert rung["runs"].startswith(f"Rung {rung['name']} (")
-        assert f"): {rung['last']:.2f}, ten seeds {ten[rung['name']]:.3f}" in rung["runs"]
+        assert f"): last five steps {rung['last']:.2f}, of ten seeds {ten[rung['name']]:.3f}" in rung["runs"]
         for objective in rung["objectives"]:
             check_objective(*objective)
     assert any("held" in classes for _, _, _, classes, *_ in seen["rungs"][4]["objectives"])
@@ -172,6 +172,24 @@ def test_each_rung_runs_is_answered_after_the_run_and_ends_where_its_answer_says
     text = " ".join(PAGE.read_text("utf-8").split())
     assert f"1/8, w is {token_weights(torch.tensor(1 / 8).log()):.2f}" in text
     assert f"ten seeds end at {ten['4']:.2f}" in text
+
+
+NARROW = """const frame = document.body.appendChild(document.createElement("iframe"));
+frame.style.width = "360px";
+frame.srcdoc = %s;
+await new Promise(done => frame.onload = done);
+const inside = frame.contentDocument;
+inside.getElementById("finish").click();
+while (!inside.getElementById("runs").textContent) await new Promise(done => setTimeout(done, 100));
+const lines = [...inside.querySelectorAll("#group li")].map(
+  item => new Set([...item.querySelectorAll("button")].map(button => button.offsetTop)).size);
+return [inside.documentElement.scrollWidth, lines, ...["rungs", "settings"].map(id => inside.getElementById(id).offsetWidth)];"""
+
+
+def test_a_telephone_shows_each_completion_in_a_line_and_nothing_beyond_its_edge(tmp_path):
+    text = json.dumps(PAGE.read_text("utf-8")).replace("</", "<\\/")
+    width, lines, rungs, settings = browse(tmp_path, NARROW % text)
+    assert width <= 360 and set(lines) == {1} and rungs == settings
 
 
 def test_the_page_needs_no_network():

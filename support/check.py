@@ -7,6 +7,7 @@ Shows what the model reads, warns of rewards that pay for the wrong thing, and m
 problems whether there is something to learn from and how long a run takes. The flags are those of
 grpo_sg.py. Nothing is trained or written.
 """
+import argparse
 import datetime
 import operator
 import time
@@ -35,8 +36,7 @@ def describe_prompt(policy, task):
     say("; ".join(filter(None, [f"chat template: {'yes' if tokenizer.chat_template else 'none'}",
                                 system, opening])))
     stops = [f"{tokenizer.decode([i])} ({i})" for i in sorted(policy.stop_ids)]
-    say(f"a completion ends with {' or '.join(stops)}" if stops else "warning: no token ends a "
-        "completion: set eos_token_id in the model's generation_config.json")
+    say(f"a completion ends with {' or '.join(stops)}")
 
 
 # ---- Does the model compute what training needs? ----
@@ -87,6 +87,7 @@ FORMS = [("\\boxed{", "}"), ("<think> Hm. </think> <answer> ", " </answer>"), ("
 OFTEN = 0.25   # verify accepts too much if it accepts such responses more often
 GIVE_UP = 0.1  # of the reward between a wrong and a correct answer: giving up may earn this much
 FILLER = "so " * 333
+CALLS = 20     # of verify and reward with the same response
 
 
 def write_answer(problem, other):
@@ -104,6 +105,20 @@ def score(task, problem, response):
     c.add([0] * max(1, len(response)), own=True)
     c.correct, c.formatted = task.verify(response, problem.answer)
     return c.solved, float(task.reward(c))
+
+
+def check_repeats(task):
+    """Return a warning, in a list, if a response isn't graded the same in each call."""
+    problem = task.test[0]
+    answers = [write_answer(problem, one) for one in (problem, task.train[0])]
+    for response in (problem.solution, *(one.join(form) for form in FORMS for one in answers)):
+        verdicts, rewards = zip(*(score(task, problem, response) for _ in range(CALLS)))
+        if min(verdicts) < max(verdicts) or min(rewards) < max(rewards):
+            what = "reward" if min(verdicts) == max(verdicts) else "verdict"
+            return [f"warning: the {what} of the same response isn't the same from call to call "
+                    f"({response!r:.60} earns {min(rewards):+.2f} to {max(rewards):+.2f}), so RL "
+                    "would reward luck: let it depend on the completion alone"]
+    return []
 
 
 def find_form(task):
@@ -157,6 +172,8 @@ def score_answers(task, form):
 def check_reward(task):
     """Return what is wrong with verify and reward: lines about responses to the test problems that
     earn much without reasoning, or about what could not be tried."""
+    if lines := check_repeats(task):
+        return lines  # because what follows would be luck as well
     form = find_form(task)
     if not form:
         answer = write_answer(task.train[0], task.train[0])
@@ -294,15 +311,20 @@ def estimate_time(policy, task, completions, seconds, cfg):
 
 
 def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m support.check", usage="%(prog)s [--flag value ...]", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        epilog="The flags: python grpo_sg.py --help")
+    _, flags = parser.parse_known_args(argv)
     with grpo_sg.errors_in_one_line():
         with grpo_sg.errors_in_one_line(OSError):  # later ones may be those of a user's task
-            cfg = grpo_sg.read_settings(argv)
+            cfg = grpo_sg.read_settings(flags)
             policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)
         say(f"the best constant answer is correct in {task.floor:.0%} of the test problems: a "
             "policy that is no better has learned nothing")
-        for line in check_reward(task):
+        for line in (lines := check_reward(task)):
             say(line)
         started = time.time()
         completions = grpo_sg.rollout(policy, task, task.train[:PROBLEMS], cfg, n=SAMPLES,
@@ -316,7 +338,9 @@ def main(argv=None):
         say(f"{begin}{mean(map(repeats_itself, completions)):.0%} repeat themselves until they are "
             f"cut off, {row[f'avg@{SAMPLES}']:.0%} are correct")
         estimate_time(policy, task, completions, seconds, cfg)
-        say(advise(row, completions, task, cfg))
+        warned = any(line.startswith("warning") for line in lines)
+        say("fix first what the warnings say, and then check again" if warned else
+            advise(row, completions, task, cfg))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Test check.py: what it measures, and what it advises."""
 import math
 import os
+import random
 import re
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 import grpo_sg
 import tasks
 from support import check
-from test_grpo_sg import build_model, byte_tokenizer
+from test_grpo_sg import build_model
 
 SMALL = "--train_problems 40 --eval_problems 8".split()
 
@@ -32,10 +33,17 @@ def test_a_check_describes_prompt_model_and_rates_and_writes_nothing(tmp_path, m
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_names_no_end_of_a_completion_is_warned_of(capsys):
-    policy = grpo_sg.Policy(None, byte_tokenizer(None), set())
-    check.describe_prompt(policy, SimpleNamespace(train=[tasks.Problem("1?", "1", prompt=[65])], system=""))
-    assert "warning: no token ends a completion: set eos_token_id" in capsys.readouterr().out
+def test_after_a_warning_the_last_line_is_no_go_ahead(monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "verify_kk", accepts_all)
+    check.main(["--task", "kk", *SMALL])
+    *_, warning, last = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert warning.startswith("warning: verify accepts the answers of other problems")
+    assert last == "fix first what the warnings say, and then check again"
+
+
+def test_help_is_about_check(capsys):
+    pytest.raises(SystemExit, check.main, ["--help"])
+    assert check.__doc__.splitlines()[0] in capsys.readouterr().out
 
 
 def accepts_a_list(response, answer):
@@ -78,6 +86,22 @@ def pays_silence(completion):
     return 3.0 * completion.correct - (completion.transcript != "")
 
 
+def pays_silence_a_little(completion):
+    return 300 * tasks.reward(completion) + (completion.transcript == "")
+
+
+def pays_silence_by_cents(completion):
+    return 0.01 * pays_silence(completion)
+
+
+def rolls_dice(response, answer):
+    return tasks.Verdict(random.random() < 0.5, True)
+
+
+def pays_luck(completion):
+    return tasks.reward(completion) + random.random()
+
+
 OTHERS = [tasks.Problem(f"{2 * n}?", str(n)) for n in (17, 18)]  # no training problem's answer
 
 
@@ -86,6 +110,10 @@ OTHERS = [tasks.Problem(f"{2 * n}?", str(n)) for n in (17, 18)]  # no training p
     ({"verify": finds_it, "test": OTHERS}, ["a wrong answer next to the right one in 100%"]),
     ({"verify": reads_the_first, "test": OTHERS}, []),
     ({"reward": pays_silence}, ["without an answer earns +0.00, and a wrong answer -1.00"]),
+    ({"reward": pays_silence_by_cents}, ["without an answer earns +0.00, and a wrong answer -0.01"]),
+    ({"reward": pays_silence_a_little}, []),
+    ({"verify": rolls_dice}, ["warning: the verdict of the same response isn't the same from call to call"]),
+    ({"reward": pays_luck}, ["warning: the reward of the same response isn't the same from call to call"]),
     ({"reward": pays_length}, ["1998 characters of filler earns +19.49, and a right answer +3.01"]),
     ({"reward": pays_tokens}, ["filler earns +1999.00, and", "+1.00, and a right one +1.00, but"]),
     ({"reward": pays_mistakes}, ["a wrong answer earns +0.50, and a right one -3.00, but wrong"]),
