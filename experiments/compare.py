@@ -29,7 +29,6 @@ import filelock
 import torch
 
 import grpo_sg
-import tasks
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -221,12 +220,9 @@ def read_arguments(argv):
     if args.seeds < 2:
         parser.error(f"--seeds must be 2 or more, not {args.seeds}")
     args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
-    try:
-        args.configs = a, b = [grpo_sg.read_settings([*args.flags, *write_flags(arm)])
-                               for arm in (args.a, args.b)]
-        args.code = hash_files(args.configs)
-    except (tasks.UserError, OSError) as error:  # an OSError: of a model's folder
-        parser.error(str(error))
+    args.configs = a, b = [grpo_sg.read_settings([*args.flags, *write_flags(arm)])
+                           for arm in (args.a, args.b)]
+    args.code = hash_files(args.configs)
     if {**vars(a), "out": b.out} == vars(b):
         parser.error("--a and --b are equal")
     if a.eval_samples != b.eval_samples:

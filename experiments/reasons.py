@@ -9,7 +9,6 @@ import concurrent.futures
 import functools
 import json
 import os
-import pathlib
 import resource
 import shutil
 import subprocess
