@@ -317,9 +317,8 @@ def main(argv=None):
         epilog="The flags: python grpo_sg.py --help")
     _, flags = parser.parse_known_args(argv)
     with grpo_sg.errors_in_one_line():
-        with grpo_sg.errors_in_one_line(OSError):  # later ones may be those of a user's task
-            cfg = grpo_sg.read_settings(flags)
-            policy, task = grpo_sg.load(cfg)
+        cfg = grpo_sg.read_settings(flags)
+        policy, task = grpo_sg.load(cfg)
         describe_prompt(policy, task)
         check_passes(policy.model, task.train[0].prompt)
         say(f"the best constant answer is correct in {task.floor:.0%} of the test problems: a "
