@@ -1145,9 +1145,11 @@ def read_settings(argv: list[str] | None = None) -> Config:
     if run is None:
         model = find_model(given.get("model", own.get("model")), task)
         saved, places = read_models_settings(model, own, given), {"model": model}
-    elif "model" in given or "eval_only" in given or not list_checkpoints(run):
-        raise SystemExit(f"error: --resume {run}: name the folder of a run with a checkpoint, but "
-                         f"no --model or --eval_only (to test it: --eval_only --model {run})")
+    elif not list_checkpoints(run):
+        raise SystemExit(f"error: --resume {run}: it is no run's folder with a checkpoint in it")
+    elif "model" in given or "eval_only" in given:
+        raise SystemExit(f"error: --resume {run} goes on with its own model: leave out --model and "
+                         f"--eval_only (to test it: --eval_only --model {run})")
     else:
         saved = read_saved(newest(run))
         places = {"resume": newest(run), "out": given.get("out", run)}

@@ -1985,10 +1985,10 @@ def test_the_kl_is_to_the_initial_policy_also_in_a_resumed_run(folder, tmp_path)
 
 
 @pytest.mark.parametrize("lost, flags, words", [
-    ("checkpoint-4", "", "name the folder of a run with a checkpoint"),
+    ("checkpoint-4", "", "it is no run's folder with a checkpoint"),
     ("checkpoint-4/training.pt", "", "checkpoint-4 has a file that cannot be read"),
     ("checkpoint-4/samples.jsonl", "", "checkpoint-4 has a file that cannot be read"),
-    ("", "--model x", "but no --model"), ("", "--eval_only", "to test it: --eval_only --model"),
+    ("", "--model x", "leave out --model"), ("", "--eval_only", "to test it: --eval_only --model"),
     ("checkpoint-4/model.safetensors", "", "checkpoint-4"),
     ("", "--sample_batch 0", "--sample_batch"), ("", "--lr nan", "--lr"),
     ("", "--task gone.py", "--task gone.py"), ("", "--out {}", "--out {} has files")])
