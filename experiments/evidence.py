@@ -15,7 +15,7 @@ from statistics import fmean as mean
 
 import torch
 
-from experiments import figures
+from experiments import figures, reasons
 from experiments.compare import RESULTS, interval, read_rows
 
 SAMPLES = 10_000  # of a bootstrap
@@ -583,8 +583,8 @@ TABLES = {"README.md": [tabulate_gains],
 
 def list_numbers():
     """Yield the numbers that stand in sentences, or on no page."""
-    for part in (list_again, list_added, list_real, list_choice, list_pairs, list_errors,
-                 list_rates, list_progress):
+    for part in (list_again, list_added, reasons.list_outcomes, list_real, list_choice, list_pairs,
+                 list_errors, list_rates, list_progress):
         yield from part()
 
 
