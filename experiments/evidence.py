@@ -8,15 +8,19 @@ hold 95% intervals: of the rule `rates` by a bootstrap over seeds, else by Stude
 """
 import argparse
 import functools
+import itertools
 import math
 import re
+from collections import Counter
 from operator import itemgetter
 from statistics import fmean as mean
 
 import torch
 
+import tasks
 from experiments import figures, reasons
 from experiments.compare import RESULTS, interval, read_rows
+from lesson import real_model
 
 SAMPLES = 10_000  # of a bootstrap
 FIGURES, LEDGER = RESULTS.parent / "figures", RESULTS.parent / "ledger.md"
@@ -351,6 +355,32 @@ def list_real():
                f"{len(rows)} seeds")
 
 
+def guess(chances):
+    """Return avg, pass@4 and pass@16 of guesses that are right with these chances."""
+    return ", ".join(f"{mean(1 - (1 - chance) ** k for chance in chances):.3f}" for k in (1, 4, 16))
+
+
+def list_floors():
+    """Yield what guessing reaches, and two numbers that sentences about verdicts need."""
+    lists = [re.findall(r": ([KN ]+)\.", puzzle.solution) for seed in range(4600, 4624)
+             for puzzle in tasks.kk_split("test", 200, [3], seed, brief=True)]
+    for said in (0, 2):
+        left = [len(words[said - 1].split()) if said else 8 for words in lists]
+        yield (f"puzzles, seeds 4600 to 4623: guessing among what is left after {said} statements, "
+               f"avg, pass@4, pass@16: {guess([1 / count for count in left])}")
+    pairs = {*itertools.combinations_with_replacement(range(2, 25), 2)} - {(7, 12)}
+    sums = Counter(map(sum, pairs))
+    test = [int(problem.answer) for problem in real_model.make_task(None).test]
+    yield ("the real model's 64 test sums: guessing from the distribution of sums, avg, pass@4, "
+           f"pass@16: {guess([sums[answer] / len(pairs) for answer in test])}; of them "
+           f"{test.count(19)} is 19, the answer of the prompt's example")
+    _, low, high = interval(compare_early(find_runs("again"), "GRPO-SG", "GRPO x 1.036"))
+    yield f"again, outcome 3, with six digits: [{low:+.6f}, {high:+.6f}]"
+    before, after = (select_added("kk", "B", when) for when in ("before", "after"))
+    falls = [after[seed]["pass@4"] < before[seed]["pass@4"] for seed in before]
+    yield f"added, kk: B's pass@4 falls in {sum(falls)} of {len(falls)} seeds"
+
+
 # ---- What learning rate a weight is like: the rule `rates` ----
 
 @functools.cache
@@ -588,8 +618,8 @@ TABLES = {"README.md": [tabulate_gains],
 
 def list_numbers():
     """Yield the numbers that stand in sentences, or on no page."""
-    for part in (list_again, list_added, reasons.list_outcomes, list_real, list_choice, list_pairs,
-                 list_errors, list_rates, list_progress):
+    for part in (list_again, list_added, reasons.list_outcomes, list_real, list_floors, list_choice,
+                 list_pairs, list_errors, list_rates, list_progress):
         yield from part()
 
 
