@@ -50,14 +50,6 @@ def append_rows(path, rows):
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def name_commit():
-    """Return the commit of the program, with "changed" if a script differs from it."""
-    commit, changed = (
-        subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        for command in ("git rev-parse --short HEAD", "git status --porcelain -- :/*.py"))
-    return f"{commit} changed" if changed else commit
-
-
 # ---- Runs ----
 
 def hash_files(configs):
@@ -95,7 +87,7 @@ def make_runs(args):
             folder = Path("runs/compare", make_hash(f"{command} {args.code}".encode()))
             make_run(words, folder, args)
             row = {"arm": arm, "seed": seed, **read_run(folder), "command": command,
-                   "code": args.code, "commit": name_commit()}
+                   "code": args.code}
             append_rows(args.rows, [row])
             for checkpoint in folder.glob("checkpoint*"):
                 shutil.rmtree(checkpoint)
