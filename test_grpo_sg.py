@@ -943,6 +943,7 @@ def test_training_is_this_loop(tmp_path, monkeypatch, capsys):
     with different seeds never share a step. A call without a loop trains nothing, and another loop
     may continue with the same optimizer. Nothing is printed or written."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(grpo_sg, "time", mock.Mock(monotonic=lambda: 0.0))  # no minute has passed
     settings = dict(prompts=2, temperature=0.7, beta=0.1, lr=0.02)
     policy, task, cfg = build_toy(**settings)
     cfg.seed = 7
