@@ -19,12 +19,14 @@ def with_five_letters(is_correct):
 VERIFIERS = {"exact": with_five_letters(lambda response, answer: response == answer),
              "letters": with_five_letters(lambda response, answer: sorted(response) == sorted(answer)),
              "in": SimpleNamespace(reward=tasks.reward, verify=lambda response, answer: (answer in response, True)),
+             "nothing": with_five_letters(lambda response, answer: False),
              "naive": verifier}
 PROBLEMS = [wrong_reward.make_problem(word) for word in ("abcde", "gbdca")]
 
 
 @pytest.mark.parametrize("name, found", [
     ("exact", []), ("letters", ["pays 3 for a copy of the question: 'gbdca'"]),
+    ("nothing", ["calls the correct answer wrong: 'abcdg'"]),
     ("in", ["pays 3 for a sentence that denies the answer", "pays 3 for all orders: ", "pays 3 for two answers"]),
     ("naive", ["calls an empty response correct: ''", "pays 3 for other letters, in order: 'abcde'"])])
 def test_holes_are_named(name, found):
@@ -44,25 +46,24 @@ def test_what_functions_must_return_is_noted_where_they_return_something_else(tm
     assert "copied lesson/verifier.py to my_verifier.py" in capsys.readouterr().out
 
 
+def make_step(right, paid=None, scale=1.0):
+    """Return ten completions, of which so many are right, and so many (by default these) are paid for."""
+    problem, paid = PROBLEMS[1], right if paid is None else paid
+    return [SimpleNamespace(problem=problem, response=problem.answer if i < right else "x", solved=i < paid,
+                            reward=3 * scale * (i < paid)) for i in range(10)]
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.001])
 def test_what_is_learned_does_not_depend_on_the_scale_of_the_rewards(scale):
-    """A policy that was right in 1 of 10 completions, and then is in 5, or is not."""
-    def make_step(right):
-        problem = PROBLEMS[1]
-        return [SimpleNamespace(problem=problem, response=problem.answer if i < right else "x", solved=i < right,
-                                reward=3 * scale * (i < right)) for i in range(10)]
-    assert "they rise together" in examine.tell([make_step(1)] + [make_step(5)] * 5)
-    assert "learned nothing" in examine.tell([make_step(1)] * 6)
+    """A policy that was right in 1 of 10 completions, and then is in 4.2, or is not."""
+    before, after = (make_step(right, scale=scale) for right in (1, 5))
+    assert "they rise together" in examine.tell([before, *[after] * 4, before])
+    assert "learned nothing" in examine.tell([before] * 6)
 
 
 def test_a_policy_that_is_paid_for_wrong_completions_found_a_hole_though_it_also_learned():
-    problem = PROBLEMS[1]
-
-    def make_step(right, paid):
-        return [SimpleNamespace(problem=problem, response=problem.answer if i < right else "x",
-                                solved=i < paid, reward=3 * (i < paid)) for i in range(10)]
-    assert "they rise together" in examine.tell([make_step(1, 1)] + [make_step(5, 5)] * 5)
-    assert "the policy found a hole" in examine.tell([make_step(1, 1)] + [make_step(5, 9)] * 5)
+    told = examine.tell([make_step(1)] + [make_step(6, 10)] * 5)
+    assert "the policy found a hole. Its most frequent completion is 'x', to the question 'gbdca'" in told
 
 
 def backtrack(response, answer):
@@ -94,7 +95,7 @@ def test_a_half_made_tiny_model_is_made_again(tmp_path, monkeypatch):
     assert made == [f"--out={tmp_path}/tiny"]
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "settings.json").write_text("{}")
-    with pytest.raises(OSError, match="cannot load the model"):  # it is not made again
+    with pytest.raises(SystemExit, match="cannot load the model"):  # it is not made again
         examine.train(VERIFIERS["exact"])
 
 

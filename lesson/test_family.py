@@ -105,13 +105,6 @@ def test_the_gradient_is_the_loops(method):
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_mean_over_completions_is_a_weight():
-    loss, _ = grpo_sg_loss(logps, old_logps, A, mask, weights=token_weights(logps) / lengths, denominator=B)
-    gradient, = torch.autograd.grad(loss, logps, retain_graph=True)
-    expected = torch.tensor([-grpo_sg(k) / (k.length * B) for k in TOKENS])
-    torch.testing.assert_close(gradient[mask], expected, atol=1e-6, rtol=1e-4)
-
-
 def test_the_tables_show_what_is_tested():
     """A row of the page has code of the rule that it names, and each rule has a row."""
     named = []

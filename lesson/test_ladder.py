@@ -18,13 +18,15 @@ def run(argv, capsys):
 
 
 def test_each_rung_prints_its_question_its_runs_and_its_answer(monkeypatch, capsys):
-    for name, value in (("STEPS", 2), ("SEEDS", 2), ("P", 2)):
-        monkeypatch.setattr(ladder, name, value)
+    def train(seed, objective_of, updates):
+        assert objective_of(*torch.zeros(3, 2, 5)).shape == (2, 5)
+        return [0.9, 0.0, 0.0, 0.0, 0.5 + 0.1 * seed, 1.0]
+    monkeypatch.setattr(ladder, "train", train)
     lines, found = run([], capsys)
     starts = [line.split(":")[0] for line in lines if re.match(r"(Rung \w+\. Predict|Answer): ", line)]
     assert starts == ["Rung 4. Predict", "Answer", "Rung 5a. Predict", "Answer", "Rung 5b. Predict", "Answer"]
     assert list(found) == [title for _, runs, _ in ladder.RUNGS.values() for title, *_ in runs]
-    assert all(len(rewards) == 2 for rewards in found.values())
+    assert all(rewards == [0.3, 0.32, 0.34] for rewards in found.values()) and "|█   ▄█| 0.30" in lines[4]
 
 
 def test_bad_completions_alone_spoil_the_policy_and_the_clipped_ratio_does_not(monkeypatch):
@@ -32,6 +34,10 @@ def test_bad_completions_alone_spoil_the_policy_and_the_clipped_ratio_does_not(m
     monkeypatch.setattr(ladder, "P", 8)
     bad, clipped = (ladder.train(0, objective) for objective in (ladder.bad_only, ladder.clipped_ratio))
     assert max(bad) < 0.4 < 0.6 < clipped[-1]
+    assert ladder.reward([3], [4, 5, 6, 7, 0]) == 1 and ladder.reward([3], [5, 6, 0]) == 1/3
+    moved = []
+    ladder.train(0, lambda logps, old, A: moved.append((logps != old).any()) or ladder.ratio(logps, old, A))
+    assert moved == [False, True, True, True] * 10, "the old policy is that which sampled"
 
 
 @pytest.mark.release

@@ -52,9 +52,18 @@ def page(tmp_path_factory):
 
     def verify(response, roles):
         assert "<|im_end|>" not in response
-        asked.append(response)
+        asked.append(roles)
         return tasks.Verdict(len(asked) % 4 == 1, len(asked) % 4 in (1, 2))
-    return run_page(tmp_path_factory.mktemp("page"), model, tokenizer, verify)
+    return {**run_page(tmp_path_factory.mktemp("page"), model, tokenizer, verify), "asked": asked}
+
+
+def test_each_completion_is_judged_by_its_own_problem_and_learned_from_in_random_rows(page):
+    test, trained = ([x.answer for x in page[name] for _ in range(n)] for name, n in (("test", 4), ("problems", 8)))
+    assert page["asked"] == test + trained + test and len(trained) == 32
+    assert page["test"] == tasks.kk_split("test", 4, [3], 1, brief=True)
+    assert page["R"].tolist() == [3, -0.5, -3, -3] * 8
+    assert len({row // 8 for row in page["rows"].tolist()}) > 1 and len(page["rows"]) == 8
+    assert all(p.grad is None for p in page["model"].parameters())
 
 
 def test_a_real_model_gets_the_system_prompt_and_begins_with_its_thoughts(tmp_path):

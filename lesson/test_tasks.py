@@ -32,7 +32,7 @@ def test_a_copy_trains_from_its_tiny_model(module, tmp_path, capsys):
     own.write_text(Path(module.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     tiny.main([str(own), "--steps=2", "--train_problems=99", f"--out={tmp_path}/tiny"])
     grpo_sg.main(f"--task {own} --model {tmp_path}/tiny {SMALL} --out {tmp_path}/run".split())
-    assert "of the model's answers to the test problems were correct" in capsys.readouterr().out
+    assert "of the model's greedy answers to the test problems" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("module", [my_task, wrong_reward, real_model])

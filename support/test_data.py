@@ -31,7 +31,8 @@ def load(train, test, **settings):
     # A worked solution comes last, and an empty column is none.
     '{"problem": "caf\u00e9?", "final_answer": ["5"], "solution": "\\\\boxed{4}", "answer": "6"}',
     '{"problem": "caf\u00e9?", "expected_answer": "5", "answer": "6"}',
-    '{"problem": "caf\u00e9?", "final_answer": null, "expected_answer": "", "answer": [], "solution": "5"}'])
+    '{"problem": "caf\u00e9?", "final_answer": null, "expected_answer": "", "answer": [], "solution": "5"}',
+    '\ufeff{"question": "caf\u00e9?", "answer": "5"}'])  # with a byte order mark
 def test_a_question_and_its_answer_are_found_in_rows_of_many_forms(text, tmp_path):
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
     problem, = tasks.load_math(str(tmp_path / "a.jsonl"), {})
@@ -46,17 +47,10 @@ def test_a_parquet_file_is_read_without_a_copy_in_a_cache(tmp_path, monkeypatch,
     assert capsys.readouterr() == ("", "") and os.listdir(tmp_path) == ["a.parquet"]
 
 
-def test_answers_may_have_different_types_and_stay_as_they_are_written(tmp_path):
-    """datasets would guess one type for all."""
-    golds = ["12345678901234567890", "3.10", *map(str, range(100)), '"5/2"']
-    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"question": "{i}?", "answer": {gold}}}' for i, gold in enumerate(golds)))
-    answers = [problem.answer[0] for problem in tasks.load_math(str(tmp_path / "a.jsonl"), {})]
-    assert answers[0] == golds[0] and float(answers[1]) == 3.1 and answers[-1] == "5/2" and len(answers) == 103
-
-
 @pytest.mark.parametrize("name, text, words", [
     ("a.jsonl", '{"question": "1?", "answer": "1"}\n\n{"question": "2?', "line 3, .*2[?].*Unterminated string"),
     ("a.jsonl", "question,answer\n1?,1", "question,answer"), ("a.jsonl", "caf\u00e9".encode("cp1252"), "'utf-8'"),
+    ("a.jsonl", '[{"question": "1?", "answer": "1"},\n{"question": "2?"}]', "a JSON object on each line"),  # an array
     ("a.parquet", "PAR1", "")])
 def test_a_file_that_cannot_be_read_is_one_line_with_its_name(name, text, words, tmp_path):
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -64,38 +58,19 @@ def test_a_file_that_cannot_be_read_is_one_line_with_its_name(name, text, words,
         tasks.load_math(str(tmp_path / name), {})
 
 
-@pytest.mark.parametrize("row", [
-    {}, {"question": "", "answer": "1"}, {"question": " ", "answer": "1"}, {"question": ["1?", "2?"], "answer": "1"},
-    {"question": 5, "answer": "1"}, {"query": "1?", "target": "1"}, {"question": "1?", "answers": "1"},
-    {"question": [{"role": "user", "content": "1?"}], "answer": "1"}])
-def test_a_row_without_a_question_or_an_answer_is_dropped_and_shown(row, tmp_path, capsys):
-    """One odd row must not end the load, and is never guessed at."""
-    problem, = tasks.load_math(lines(tmp_path / "a.jsonl", [row, {"question": "2?", "answer": "2"}, {"id": 7}]), {})
-    assert problem.question == "2?"
-    assert f"dropped 2 of 3 problems of {tmp_path}/a.jsonl" in (printed := capsys.readouterr().out) and repr(row)[:60] in printed
-
-
 @pytest.mark.parametrize("line", [
+    '{}', '{"question": "", "answer": "1"}', '{"question": " ", "answer": "1"}', '{"question": ["1?", "2?"], "answer": "1"}',
+    '{"question": 5, "answer": "1"}', '{"query": "1?", "target": "1"}', '{"question": "1?", "answers": "1"}',
+    '{"question": [{"role": "user", "content": "1?"}], "answer": "1"}',
     '[1, 2]', '[{"question": "1?", "answer": "1"}]', '5', 'null', '"text"', '{"question": "half an emoji \\ud83d?", "answer": "1"}',
     '{"question": "1?", "answer": ' + "[" * 9000 + "1" + "]" * 9000 + "}",
-    '{"question": "1?", "answer": ' + "[" * 400 + "1" + "]" * 400 + "}"],
-    ids=["array", "rows in an array", "number", "null", "text", "half an emoji", "too deep for JSON", "deep"])
-def test_a_line_without_a_row_is_dropped_and_shown(line, tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text(f'{line}\n{{"question": "2?", "answer": "2"}}\n')
+    '{"question": "1?", "answer": ' + "[" * 400 + "1" + "]" * 400 + "}"], ids=lambda line: line[:99])
+def test_a_line_without_a_question_and_an_answer_is_dropped_and_shown(line, tmp_path, capsys):
+    """One odd line must not end the load, and is never guessed at."""
+    (tmp_path / "a.jsonl").write_text(f'{line}\n{{"question": "2?", "answer": "2"}}\n{{"id": 7}}\n')
     assert tasks.load_math(str(tmp_path / "a.jsonl"), {}) == [Problem("2?", ["2"])]
     printed = capsys.readouterr().out
-    assert f"dropped 1 of 2 problems of {tmp_path}/a.jsonl" in printed and line[:20] in printed.replace("'", '"').replace("None", "null")
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"question": "1?", "answer": "1"}', encoding="utf-8-sig")
-    assert tasks.load_math(str(tmp_path / "a.jsonl"), {}) == [Problem("1?", ["1"])]
-
-
-def test_an_array_over_several_lines_is_told_what_a_line_has(tmp_path):
-    (tmp_path / "a.jsonl").write_text('[{"question": "1?", "answer": "1"},\n{"question": "2?", "answer": "2"}]')
-    with pytest.raises(UserError, match="a.jsonl cannot be read: .*a JSON object on each line"):
-        tasks.load_math(str(tmp_path / "a.jsonl"), {})
+    assert f"dropped 2 of 3 problems of {tmp_path}/a.jsonl" in printed and line[:20] in printed.replace("'", '"').replace("None", "null")
 
 
 @pytest.mark.parametrize("kwargs", ["{x", "", "[1]", "5"])
@@ -108,7 +83,8 @@ def test_template_variables_that_are_no_object_name_their_flag(kwargs):
     (dict(data="gsm8"), "gsm8 must be one of synthetic, gsm8k.*parquet"), (dict(data="no.jsonl"), "--eval_data is missing: it must be one of .*math500"),
     (dict(eval_data="aime"), "aime must be one"), (dict(eval_data="no.jsonl"), "no.jsonl"), (dict(eval_data="my.csv"), "my.csv must be one .*.jsonl"),
     (dict(task="kk", data="my.jsonl"), "--task math"), (dict(task="kk", eval_data="math500"), "no --eval_data"),
-    (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", brief=True, data="published"), "--brief False .a tiny model's is True")])
+    (dict(task="kk", people=[9]), "--people.* 9"), (dict(task="kk", people=[0]), "--people.* 0"),
+    (dict(task="kk", brief=True, data="published"), "--brief False .a tiny model's is True")])
 def test_data_that_does_not_exist_is_refused(settings, words):
     settings = {"task": "math", "train_problems": 9, "eval_problems": 9, **settings}
     with pytest.raises((UserError, OSError), match=words):
@@ -149,9 +125,9 @@ def test_a_reference_answer_stays_what_it_is(answer, golds, tmp_path):
     # what JSON makes of a command with one backslash, such as "\frac"
     "\x0crac12", "so \\boxed{\x0crac12}", "3\times 5", "\text{cm}", "\right)", "\rho", "3 \neq 4", "\begin{cases}1", "7\x00"])
 def test_an_answer_that_no_response_can_match_is_dropped_and_counted(answer, tmp_path, capsys):
-    rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer]}]
+    rows = [{"question": "1?", "answer": answer}, {"question": "2?", "answer": ["2", answer, "3"]}]
     problem, = tasks.load_math(lines(tmp_path / "a.jsonl", rows), {})
-    assert (problem.question, problem.answer) == ("2?", ["2"])
+    assert (problem.question, problem.answer) == ("2?", ["2", "3"])
     assert "dropped 1 of 2 problems" in capsys.readouterr().out
 
 
@@ -178,6 +154,7 @@ def test_no_question_is_in_two_splits(tmp_path, capsys):
     asked = {split: {problem.question for problem in getattr(task, split)} for split in ("train", "valid")}
     assert asked["train"] | asked["valid"] == {f"train {i}?" for i in range(40)} - {"train 3?", "train 4?", "train 5?"}
     assert len(asked["train"]) == 34 and len(asked["valid"]) == 3 and len(task.test) == 12
+    assert task.floor == 4 / 12, "four test problems have the answer 1"
     assert "dropped 3 of 40" in capsys.readouterr().out
     assert load(*paths, seed=1).valid != task.valid and len(load(*paths, eval_problems=2).valid) == 2
 
@@ -192,11 +169,6 @@ def test_a_question_with_two_answers_is_dropped(tmp_path, capsys):
     assert [problem.question for problem in task.test] == [f"test {i}?" for i in range(12) if i != 1]
     printed = capsys.readouterr().out
     assert "dropped 4 of 23 " in printed and "dropped 2 of 13 " in printed
-
-
-def test_puzzles_to_validate_on_are_as_many_as_to_test_on():
-    task = tasks.kk_task(grpo_sg.Config(people=[3], train_problems=6, eval_problems=4))
-    assert [len(task.train), len(task.valid), len(task.test)] == [6, 4, 4]
 
 
 @pytest.mark.parametrize("few", ["a.jsonl", "b.jsonl"])
@@ -253,6 +225,7 @@ def test_each_training_set_of_the_hub_has_its_test_set(monkeypatch):
         task = tasks.math_task(grpo_sg.Config(task="math", data=data))
         pairs[data] = [split[0].question.rpartition(" ")[0].partition("/")[2] for split in (task.train, task.test)]
         assert (len(task.train), len(task.valid)) == (18, 2)
+        assert tasks.math_task(grpo_sg.Config(task="math", data=data, eval_only=True)).train[0] == task.test[0]
     assert pairs == {"gsm8k": ["gsm8k train", "gsm8k test"], "math": ["MATH-lighteval train", "MATH-500 test"],
                      "deepscaler": ["DeepScaleR-Preview-Dataset train", "aime_2024 train"]}
 

@@ -71,14 +71,10 @@ def test_log_probabilities_and_gradients_equal_those_of_the_full_softmax(name):
             assert (ours - expected).norm() <= 1e-3 * (1 + expected.norm())
 
 
-def verify_even(text, gold):
-    return tasks.Verdict(len(text) % 2 == 0, True)
-
-
 @pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2", "FalconH1", "Gemma2"])
 def test_a_training_step_changes_the_model_and_saving_keeps_it(name, tmp_path):
     """Make two updates with a KL. Completions of even length are right."""
-    policy, task, cfg = build_toy(steps=1, beta=0.1, change={"verify": verify_even})
+    policy, task, cfg = build_toy(steps=1, beta=0.1, change={"verify": lambda text, gold: (len(text) % 2 == 0, True)})
     policy.model, policy.stop_ids = build(name), set(range(9))
     before = policy.model.get_output_embeddings().weight.clone()
     (row, _), = grpo_sg.train(policy, task, cfg, reference=build(name))
@@ -164,9 +160,6 @@ def test_a_task_without_an_opening_can_use_a_template_that_closes_the_thoughts_o
     (GEMMA, "<end_of_turn>"), (PHI, "<|end|>"), (MISTRAL, "</s>"), (CHAT, "<|im_end|>"),
     ("{% for m in messages %}{{ m['content'] }} <done> {% endfor %}", "<done>"),
     (None, "<|endoftext|>"), (None, "<|im_end|>"),  # Qwen's base models write either
-    # These write it only if another turn follows, or write another one then.
-    ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}", "<|user|>"),
-    ("{% for m in messages %}{{ m['content'] }}{% if not loop.last %}<done>{% endif %}{% endfor %}", "<done>"),
     ("{% for m in messages %}{{ m['content'] }}{{ '<done>' if loop.last else '<|end|>' }}{% endfor %}", "<done>"),
     (LAST_MESSAGE, "<|endoftext|>"), ("<|end|>{{ messages[0].content }}", "<|endoftext|>"),
     ("{{ raise_exception('no') }}", "<|endoftext|>")])
@@ -234,6 +227,8 @@ def test_on_a_gpu_logits_stay_in_float32_under_autocast_and_attention_is_not_cud
     """Also those of a copy, such as a reference, which has its own vocabulary matrix."""
     model = build_model(tie_word_embeddings=tied).train()
     torch.backends.cuda.enable_cudnn_sdp(True)
+    grpo_sg.prepare(model, "cpu")  # by the flag --device
+    assert torch.backends.cuda.cudnn_sdp_enabled()
     assert grpo_sg.prepare(model, "auto") is model and not model.training
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.get_float32_matmul_precision() == "high"  # TF32
@@ -264,7 +259,10 @@ def test_gradient_checkpointing_recomputes_layers_and_trains_the_same_without_dr
                                       gradient_checkpointing=checkpointing)
         model = policy.model.train()
         torch.set_num_threads(2)
-        grpo_sg.prepare(model, "cpu", gradient_checkpointing=checkpointing)
+        with mock.patch.object(model, "num_parameters", return_value=1_000_000):
+            grpo_sg.prepare(model.train(), "cpu")
+        assert torch.get_num_threads() == 2 and not model.training
+        grpo_sg.prepare(model.train(), "cpu", gradient_checkpointing=checkpointing)
         assert not model.training and torch.get_num_threads() == 1  # a tiny model
         attention = mock.Mock(wraps=model.model.layers[0].self_attn.forward)
         model.model.layers[0].self_attn.forward = attention

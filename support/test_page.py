@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -46,17 +47,17 @@ def make_run(folder, words=("<think>", "KNK", "</answer>"), **settings):
     """Write the files of a run, as grpo_sg.py does."""
     folder.mkdir()
     train = {"reward": settings.get("seed", 1), "seconds": 2.0, "weight_mean": 1.39, "low_prob_frac": 0.01,
-             "format_rate": 0.5}
-    rows = {"metrics": [{"step": step, **train} for step in range(1, 5)], "samples": []}
+             "format_rate": 0.5, "kl": None}
+    rows = {"metrics": [{"step": step, **train, "skipped": (0, 2, 0, 3)[step - 1]} for step in range(1, 5)], "samples": []}
     for step, split in ((0, "test"), (2, "valid"), (4, "test")):
         labels = {"step": step, "split": split}
         rows["metrics"].append({**labels, "eval/accuracy": 0.25 + step / 8, "eval/accuracy_se": 0.03})
         if split == "test":
-            rows["metrics"][-1] |= {"eval/avg@4": 0.5 + step / 10, "eval/avg@4_se": 0.02}
+            rows["metrics"][-1] |= {"eval/avg@4": 0.5 + step / 10, "eval/avg@4_se": 0.02 if step else None}
         verdict = {"reward": 3.0, "correct": step > 0, "formatted": True, "truncated": False}
         rows["samples"] += [{**labels, "question": word, "answer": word, "completion": word, **verdict}
                             for word in words]
-    settings = {"task": "kk", "shaping": "sg", "steps": 4, "eval_samples": 4, **settings}
+    settings = {"task": "kk", "shaping": "sg", "steps": 6, "eval_samples": 4, **settings}
     (folder / "settings.json").write_text(json.dumps(settings))
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -92,30 +93,41 @@ def test_a_page_matches_the_files(tmp_path):
     torch.testing.assert_close(A, ADVANTAGES.repeat(2))
     assert seen.values("data-points")[0] == "[[1, 1.0], [2, 1.0], [3, 1.0], [4, 1.0]]"
     assert seen.values("class").count("advice") == len(page.CURVES)
-    for text in ("4 of 4 steps, 8 s", "avg@4, ± standard error: 0.500 ± 0.020 → 0.900 ± 0.020",
+    for text in ("4 of 6 steps, 8 s", "avg@4, ± standard error: 0.500 ± 0.000 → 0.900 ± 0.020",
                  "greedy accuracy, ± standard error: 0.250 ± 0.030 → 0.750 ± 0.030", "wrong → correct: 3",
                  "reward 0, malformed", "reward 0, truncated",
+                 'Step 0, wrong:\nKNK</div><div class="text">Step 4, correct:\nKNK</div>', "KNK\nAnswer: KNK</p>",
+                 "Skipped updates: 5, because their gradients were not finite (first in step 2, last in step 4)",
                  "In training, 1.0%", 'title="test, greedy" data-points="[[0, 0.25], [4, 0.75]]">test, greedy 0.75<',
-                 'title="test, avg@4" data-points="[[0, 0.5], [4, 0.9]]">test, avg@4 0.9<'):
+                 'title="test, avg@4" data-points="[[0, 0.5], [4, 0.9]]">test, avg@4 0.9<',
+                 'title="validation, greedy" data-points="[[2, 0.5]]">validation, greedy 0.5<'):
         assert text in seen.text
     curves = dict(re.findall("<figure><div><b>(.*?)</b>.*?data-points=.*?>(.*?)<", seen.text))
     assert curves["Completions in the correct format"] == "training 0.5"
 
 
 def test_the_command_samples_with_the_first_and_the_last_model(tmp_path):
-    """Probabilities and weights are those of the model that sampled; the run needs no log of them. The page
-    samples on the CPU, because the run may fill the GPU."""
+    """At the run's temperature, for validation problems, of which its training problems are not made. The page
+    samples on the CPU, because the run may fill the GPU. Groups without a signal are folded."""
     settings = json.loads(pathlib.Path("support/pretrained/kk/settings.json").read_text())
-    run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 8, "model": "support/pretrained/kk", "device": "cuda:9"})
+    run = make_run(tmp_path / "run", **{**settings, "train_problems": 20, "eval_problems": 9, "model": "support/pretrained/kk", "device": "cuda:9", "temperature": 0.8})
     shutil.copytree("support/pretrained/kk", run / "checkpoint-4")
     model, _ = grpo_sg.load_model(run / "checkpoint-4")
     torch.nn.init.zeros_(model.get_output_embeddings().weight)  # so every token is as likely
     model.save_pretrained(run / "checkpoint-4")
-    seen = Page(run, tokens=page.view(run))
+    with mock.patch.object(grpo_sg, "rollout", wraps=grpo_sg.rollout) as rollout:
+        seen = Page(run, tokens=page.view(run))
+    for _, task, problems, *_ in (call.args for call in rollout.call_args_list):
+        assert problems == task.valid[:8] and len(task.valid) == 9 and len(task.train) == 3
+    assert [call.kwargs["temperature"] for call in rollout.call_args_list] == [0.8, 0.8]
     before, after = seen.text.split("<section")[1:]
-    assert "KNK" in before and "▲ pushed up" in before
+    assert before.count("<details open>") == 3 and "<details open>" not in after
+    assert "KNK" in before
     groups = [[float(A) for A in re.findall("data-a=([^>]*)", group)] for group in before.split("<details")[1:]]
     assert all(group == sorted(group, reverse=True) for group in groups) and groups[0][0] > 0.3  # visible
+    assert len(re.findall("A = [0-9.]+, ▲ pushed up", before)) == sum(A > 0 for A in sum(groups, []))
+    assert len(re.findall("A = -[0-9.]+, ▼ pushed down", before)) == sum(A < 0 for A in sum(groups, []))
+    assert after.count("A = 0, not pushed") == after.count("<li data") == 24
     uniform = f"data-p={1 / model.config.vocab_size:.4g} data-w=1"
     assert after.count("data-p=") == after.count(uniform) > 100 and uniform not in before
 
@@ -150,9 +162,13 @@ def test_an_axis_is_as_long_as_the_data_and_has_round_numbers():
 
 
 def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
+    """The page of a stranger's run that is a link is replaced: it could lead to somebody's file."""
     words = [*HOSTILE * 60, "x" * 1_000_000 + "the end"]
-    run = make_run(tmp_path / "<b>", words, model="<b>", shaping=HOSTILE[2])
+    run, other = make_run(tmp_path / "<b>", words, model="<b>", shaping=HOSTILE[2]), tmp_path / "other.txt"
+    other.write_text("mine")
+    (run / "report.html").symlink_to(other)
     seen = Page(run, tokens=show_tokens(words))
+    assert other.read_text() == "mine"
     # Quotes end no attribute.
     assert json.loads(seen.values("data-run")[0]) == {"shaping": "sg", "alpha": 2, "tau": 1 / 9, "mu": 0.25, "L": 1, "U": 1.4}
     assert [tag for tag, _ in seen.tags if tag in ("script", "img", "a", "link", "iframe")] == ["script"]
@@ -169,10 +185,8 @@ def test_model_written_text_runs_nothing_loads_nothing_and_is_cut(tmp_path):
 def test_no_file_of_a_run_writes_tags_into_its_page(name, old, new, tmp_path):
     run = make_run(tmp_path / "run")
     hostile = '<meta http-equiv=\\"refresh\\" content=\\"0;url=//evil\\">'
-    text = (run / name).read_text()
-    assert old in text
-    text = text.replace(old, new % hostile).replace("avg@4", f"avg@{hostile}")
-    (run / name).write_text(text)
+    assert old in (text := (run / name).read_text())
+    (run / name).write_text(text.replace(old, new % hostile))
     metrics = run / "metrics.jsonl"  # whose columns are named after eval_samples
     metrics.write_text(metrics.read_text().replace("avg@4", f"avg@{hostile}"))
     seen = Page(run)
@@ -180,34 +194,21 @@ def test_no_file_of_a_run_writes_tags_into_its_page(name, old, new, tmp_path):
     assert "<meta http-equiv=" + '"refresh' not in seen.text
 
 
-def test_skipped_updates_are_counted_in_words(tmp_path):
-    run = make_run(tmp_path / "run")
-    assert "Skipped" not in Page(run).text
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    for row, skipped in zip(rows, (0, 2, 0, 3)):
-        row["skipped"] = skipped
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = "Skipped updates: 5, because their gradients were not finite (first in step 2, last in"
-    assert said in Page(run).text
-
-
-def test_up_to_200_test_problems_are_all_shown(tmp_path):
+def test_up_to_200_test_problems_are_all_shown_and_of_a_long_curve_every_second_point(tmp_path):
     for count, told in ((200, "200 of 200, greedy"), (201, "101 of 201, greedy")):
         assert told in Page(make_run(tmp_path / str(count), ["KNK"] * count)).text
-
-
-def test_a_completion_without_an_advantage_is_not_pushed():
-    tokenizer = SimpleNamespace(decode=str)
-    for A, push in ((0.5, "▲ pushed up"), (-0.5, "▼ pushed down"), (0.0, "not pushed")):
-        c = Completion(None, [1], [2], [True], advantage=A)
-        assert f"A = {A:g}, {push}; reward 0" in page.show_completion(tokenizer, c, [0.5], [1.0])
+    drawn = page.chart("", "", [("reward", "k0", {step: -step for step in range(1, 900)})], 900)
+    points = json.loads(re.search('data-points="(.*?)"', drawn)[1])
+    assert points == [[step, -step] for step in range(1, 900, 2)]
+    assert 'd="M48.3 12.1L' in drawn and '<text x="44" y="12.0" dy="3">0</text>' in drawn
 
 
 def test_a_killed_run_and_one_with_nan_have_a_page(tmp_path):
     for left in (None, 0, 1, 1000, 1500):
         for file in make_run(tmp_path / f"{left}").glob("*.jsonl"):
             file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left] + b"\xff")
-        assert "<h2>" in Page(tmp_path / f"{left}").text
+        text = Page(tmp_path / f"{left}").text
+        assert "<h2>" in text and ("Skipped" in text) == (left in (1000, 1500))
     path = make_run(tmp_path / "run") / "metrics.jsonl"
     path.write_text(re.sub('("reward": )[^,]+', r"\1NaN", path.read_text(), count=1))
     seen = Page(tmp_path / "run")
@@ -274,13 +275,3 @@ def test_in_a_browser_the_sliders_change_weights_and_colors_as_grpo_sg_does_and_
                 (now["shades"], (scale * (w * A).abs()).clamp(max=100), 0.1),
                 ([float(point.split()[1]) for point in now["curve"].split("L")], 100 - 44 * curve, 0.01)):
             assert seen_now == pytest.approx(expected.tolist(), abs=error)
-
-
-def test_a_page_that_is_a_link_is_replaced(tmp_path):
-    """A stranger's run could lead to somebody's file."""
-    other = tmp_path / "other.txt"
-    other.write_text("mine")
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "accuracy": 0.5, "seconds": 1}\n')
-    (tmp_path / "report.html").symlink_to(other)
-    page.write(tmp_path)
-    assert other.read_text() == "mine" and "<html" in (tmp_path / "report.html").read_text()

@@ -59,16 +59,10 @@ def test_every_call_has_a_clear_answer_in_which_a_passage_writes_no_tags(text, l
     ("1990-1995", ["1990\u20131995"]), ("O'Neil", ["O\u2019Neil"]), ("Hawai\u02bbi", ["Hawaii", "Hawai'i"]), ("5 million", ["$5 million"]), ("Strau\u00df", ["STRAUSS"]), ("\ud55c\uad6d", ["\ud55c\uad6d"]), ("-5", ["(-5)", "\u22125", "- 5"]), ("0.5", [".5"]),
     ("July 4, 1776", ["July 4,1776"]), ("Who", ['"The Who"']), ("Big Apple", ["the (big) apple"]), ("Lego", ["Lego\u00ae"]),
     ("J. K. Rowling", ["JK Rowling", "J K Rowling", "J.K.Rowling"]), ("Spider-Man: Far-From Home", ["Spiderman: far from home"])])
-def test_an_answer_equals_itself_however_it_is_written(answer, responses):
+def test_an_answer_equals_itself_however_it_is_written_after_thoughts_of_any_length(answer, responses):
+    thoughts = f"<think>{'so ' * 999}</think>"
     for response in [answer, *responses]:
-        assert search.verify_qa(f"<think>ok</think> <answer>{response}</answer>", ["Rome", answer]) == (True, True), response
-
-
-def test_thoughts_may_be_long_and_an_answer_may_not():
-    for thoughts, answer, verdict in (("so " * 999, "Rome", (True, True)),
-                                      ("so", "Rome " * 101, (False, False))):
-        response = f"<think>{thoughts}</think> <answer>{answer}</answer>"
-        assert search.verify_qa(response, ["Rome"]) == verdict, f"{thoughts!r:.9}, {answer!r:.9}"
+        assert search.verify_qa(f"{thoughts} <answer>{response}</answer>", ["Rome", answer]) == (True, True), response
 
 
 @pytest.mark.parametrize("answer, responses", [
@@ -119,7 +113,7 @@ def test_no_name_of_a_split_is_in_another_of_any_seed():
 def test_the_world_needs_two_searches_and_the_tiny_model_can_write_its_texts():
     task = search.make_task(Config(train_problems=80, eval_problems=20))
     _, tokenizer = tiny.tiny_model(task)
-    leaks = 0  # a question seldom finds the second passage
+    leaks = guessed = 0  # a question seldom finds the second passage, nor a guess the city
     for problem in [*task.train, *task.test]:
         person, company = re.findall("<search> (.*?) </search>", problem.solution)
         assert person in problem.question and company not in problem.question
@@ -128,10 +122,13 @@ def test_the_world_needs_two_searches_and_the_tiny_model_can_write_its_texts():
         assert f"Doc 1: {person} works for {company}\n" in first
         assert f"Doc 1: {company} is based in {problem.answer[0]}\n" in second
         leaks += f"based in {problem.answer[0]}" in direct
+        guessed += f"</search> <answer> {problem.answer[0]} <" in problem.shortcut
         assert task.verify(problem.solution, problem.answer) == (True, True)
         for text in (problem.question, problem.solution, problem.shortcut, first + second):
             assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert leaks < 5
+    assert leaks < 5 and guessed < 10
+    cities = [problem.answer[0] for problem in task.test]
+    assert task.floor == max(map(cities.count, cities)) / 20
 
 
 def test_hotpotqa_is_read_from_the_copy_of_its_rows(tmp_path, monkeypatch):

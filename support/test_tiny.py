@@ -12,10 +12,7 @@ from transformers import AutoTokenizer
 import grpo_sg
 import tasks
 from support import smollm, tiny
-from test_grpo_sg import build_model, byte_tokenizer
-
-CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+from test_grpo_sg import CHAT, build_model, byte_tokenizer
 
 
 @pytest.mark.parametrize("name, accuracy", [("kk", 0.530), ("math", 0.555)])  # see tiny.py
@@ -88,10 +85,6 @@ def test_a_tiny_model_is_replaced_by_that_of_its_own_task_only(name, made_for, s
     with pytest.raises(SystemExit, match=f"is the tiny model of {made_for}: give {name} another name"):
         tiny.main([name, "--steps", "1"])
     assert json.loads(saved.read_text()) == {"task": made_for}
-    saved.write_text("")
-    with pytest.raises(SystemExit, match=f"^error: .*{name[:-3]}/settings.json") as error:
-        tiny.main([name, "--steps", "1"])
-    assert "\n" not in str(error.value)
 
 
 def test_a_model_folder_is_written_whole_or_not_at_all(script, tmp_path, monkeypatch):
@@ -115,12 +108,19 @@ def test_a_model_folder_is_written_whole_or_not_at_all(script, tmp_path, monkeyp
 
 
 def test_a_run_of_puzzles_makes_no_more_of_them_than_it_draws(tmp_path, monkeypatch):
+    """The tiny model also learns shortcuts. A cold start keeps its settings, and has a folder of its own."""
     monkeypatch.setattr(tiny, "PUZZLES_OF_A_RUN", 30)
-    for made, kept in (("40", 30), ("20", 20)):
-        tiny.main(["kk", "--train_problems", made, "--eval_problems", "8", "--steps", "1",
-                   "--out", f"{tmp_path}/{made}"])
-        settings = json.loads((tmp_path / made / "settings.json").read_text())
+    monkeypatch.setattr(tiny, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(tiny, "fine_tune", lambda *given, **recipe: recipes.append(recipe))
+    recipes = []
+    cold = f"--train_problems 40 --model {tmp_path}/kk --system none --brief --max_new_tokens 48"
+    for flags, folder, kept in (("--train_problems 40", "kk", 30), ("--train_problems 20 --steps 7", "kk", 20),
+                                (cold, "kk-kk", 40)):
+        tiny.main(["kk", "--eval_problems", "8", *flags.split()])
+        settings = json.loads((tmp_path / folder / "settings.json").read_text())
         assert settings["train_problems"] == kept
+    assert [(each["steps"], each["batch"], each["rise"], each["shortcuts"]) for each in recipes] == [
+        (500, 64, 50, 0.6), (7, 64, 50, 0.6), (60, 16, 6, 0.0)]
 
 
 def test_equal_seeds_make_equal_models(script, tmp_path):
@@ -148,7 +148,7 @@ def test_a_model_is_fine_tuned_on_solutions_after_its_own_template(tmp_path, cap
     monkeypatch.setattr(torch.optim, "AdamW", Optimizer)
     start = tmp_path / "start"
     build_model(vocab_size=300, tie_word_embeddings=True).save_pretrained(start)
-    byte_tokenizer(CHATML).save_pretrained(start)
+    byte_tokenizer(CHAT).save_pretrained(start)
     flags = "--brief --people 2 --train_problems 40 --eval_problems 8 --max_new_tokens 200"
     tiny.main(["kk", "--model", str(start), "--out", str(tmp_path / "cold"), "--steps", "20", "--batch", "4",
                "--lr", "3e-3", *flags.split()])
@@ -190,6 +190,7 @@ def test_the_loss_is_a_mean_over_tokens_however_a_batch_is_split_to_fit_into_mem
     ("", "", "--max_new_tokens 3", "--max_new_tokens 3 cuts off most texts, which have up to 3 tokens"),
     ("solution=word[::-1]", "", "", "0 of 3 training problems have a solution"),
     ('"", problems,', '"", [],', "", "0 of 0 training problems have a solution: give problems to train on"),
+    ("", "", "--model nowhere", "cannot load the model nowhere: "),
     ("warmup=80", "shortcuts=0.5", "", "has shortcuts 0.5, but no problem with a shortcut")])
 def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
     (tmp_path / script).write_text(SCRIPT.replace(old, new))
@@ -200,21 +201,13 @@ def test_a_mistake_is_one_line(old, new, flags, message, script, tmp_path):
 
 # ---- smollm.py, which makes a real model's folder ----
 
-def fails_with(monkeypatch, capsys, folder):
-    monkeypatch.setattr("sys.argv", ["smollm", str(folder)])
+@pytest.mark.parametrize("folder, missing, words", [
+    ("", [], "exists already: name another folder"), ("new", ["gguf", "accelerate"], "pip install gguf accelerate")])
+def test_an_existing_folder_and_missing_packages_are_told_before_the_download(
+        folder, missing, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(smollm, "missing_packages", lambda: missing)
+    monkeypatch.setattr(smollm, "download", lambda folder: pytest.fail("it began to download"))
+    monkeypatch.setattr("sys.argv", ["smollm", str(tmp_path / folder)])
     with pytest.raises(SystemExit):
         smollm.main()
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_an_existing_folder_is_not_overwritten(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(smollm, "missing_packages", list)
-    assert "exists already: name another folder" in fails_with(monkeypatch, capsys, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_packages_are_named_before_the_download(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(smollm, "missing_packages", lambda: ["gguf", "accelerate"])
-    monkeypatch.setattr(smollm, "download", lambda folder: pytest.fail("it began to download"))
-    line = fails_with(monkeypatch, capsys, tmp_path / "new")
-    assert "pip install gguf accelerate" in line
+    assert words in capsys.readouterr().err.splitlines()[-1] and list(tmp_path.iterdir()) == []

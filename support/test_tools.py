@@ -40,22 +40,27 @@ def converse(monkeypatch):
         return tokenizer(text)["input_ids"]
 
     def converse(scripts, max_turns=2):
-        rows = [iter(script) for script in scripts]
+        rows, turns = [iter(script) for script in scripts], []
 
         def scripted(model, prompts, *, max_new_tokens, stop_ids, stopping_criteria, **_):
             written = []
             for prompt in prompts:
-                turn = next(rows[int(tokenizer.decode(prompt).split("|")[0])])[:max_new_tokens]
+                k = int(tokenizer.decode(prompt).split("|")[0])
+                turn = next(rows[k])[:max_new_tokens]
                 ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
                         stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
                 written.append(turn[:ends[0]] if ends else turn)
+                turns.append((k, prompt + written[-1]))
             return written
         monkeypatch.setattr(grpo_sg, "sample", scripted)
         problems = [tasks.Problem(f"{k}|", "x", prompt=spell(f"{k}|")) for k in range(len(scripts))]
         task = tasks.Task("calls", "", problems, problems, problems, verify_x, 0.0,
                           write=Tool(count_calls, STOP, max_turns))
         policy = grpo_sg.Policy(build_model(vocab_size=200), tokenizer, {0})
-        return grpo_sg.rollout(policy, task, problems, grpo_sg.Config(max_new_tokens=60), n=1, temperature=1.0, seed=0)
+        rolled = grpo_sg.rollout(policy, task, problems, grpo_sg.Config(max_new_tokens=60), n=1, temperature=1.0, seed=0)
+        for k, context in turns:  # each turn continues all that was there, the tool's answers as well
+            assert (rolled[k].prompt + rolled[k].tokens)[:len(context)] == context
+        return rolled
     return spell, converse
 
 
@@ -99,8 +104,9 @@ def test_calls_are_limited_and_a_warm_up_text_has_the_tokens_and_mask_of_a_rollo
 def test_a_tools_answer_is_cut_off_before_its_last_line_and_contains_no_special_token():
     """Even if the tool writes <|im_end|>, and the tokenizer begins each text with one."""
     letters = letters_tokenizer()
-    short = letters("\n<information>\nbbbbb\n</end>")["input_ids"]
-    assert tools.encode_tool_answer(letters, f"\n<information>\n{'b' * 99}\n</end>", len(short)) == short
+    for end in ("\n</end>", "\n</end>\n"):
+        short = letters(f"\n<information>\nbbbbb{end}")["input_ids"]
+        assert tools.encode_tool_answer(letters, f"\n<information>\n{'b' * 99}{end}", len(short)) == short
     assert len(tools.encode_tool_answer(letters, "a\n" + "b" * 99, 5)) == 5  # a long last line
     # A lone surrogate, as a server may send.
     assert tools.encode_tool_answer(letters, "a\ud83d\n") == letters("a?\n")["input_ids"]
