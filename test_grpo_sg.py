@@ -1503,7 +1503,7 @@ def test_prompts_that_the_model_cannot_read_are_refused():
     problems = [tasks.Problem(known + "where", "yes")]
     assert len(encode(task._replace(train=problems), policy, cfg).train) == 1
     problems = [tasks.Problem(known + "where where", "yes")]
-    with pytest.raises(tasks.UserError, match=r"cannot read its train prompts.*\[UNK\]"):
+    with pytest.raises(tasks.UserError, match=r"its train prompts.*\[UNK\].*--system none"):
         encode(task._replace(train=problems), policy, cfg)
 
 

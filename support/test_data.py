@@ -146,6 +146,16 @@ def test_repeated_problems_are_dropped_before_validation_is_held_out(tmp_path, c
     assert len({problem.question for problem in task.train + task.valid}) == 90
 
 
+def test_equal_answers_are_one_and_a_blank_one_is_none(tmp_path):
+    """A question with two different answers is dropped, and the next column is read."""
+    rows = [{"question": f"{i}?", "answer": " ", "solution": "So \\boxed{1/2}."} for i in range(10)]
+    path = lines(tmp_path / "a.jsonl", [*rows, {"question": "0?", "answer": "0.5"}, {"question": "1?", "answer": "2"}])
+    problems = tasks.load_math(path, {})
+    with pytest.raises(UserError, match="only 9 different problems"):
+        tasks.drop_repeats(problems, "a")
+    assert [len(problems), problems[0].answer] == [12, ["1/2"]]
+
+
 def test_no_question_is_in_two_splits(tmp_path, capsys):
     """White space and case make no difference."""
     test = [{"question": question, "answer": "1"} for question in ("TRAIN  3?", "train\n4?", "Train 5?")]
