@@ -1659,7 +1659,7 @@ def test_a_step_says_what_is_wrong_and_a_test_shows_a_completion(tmp_path, capsy
     assert re.search(r"^step 1 of 2: reward 1.00, sampled accuracy 0\.\d\d, truncated 0\.\d\d, "
                      r"zero-variance groups 1.00, grad_norm 0.00, ", printed, re.M)
     assert len(re.findall(r"^problem \d, reward 1: ", printed, re.M)) == 4
-    begin = printed.index("testing: a greedy completion of each test problem")
+    begin = printed.index("testing: a greedy completion of each test problem, and 0 samples\n")
     assert begin < printed.index("test: greedy accuracy") < printed.index("left: 2 steps")
     policy, task, cfg = build_toy(out=str(tmp_path))
     for split, step, wrong, text in (

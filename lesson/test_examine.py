@@ -66,17 +66,16 @@ def test_a_policy_that_is_paid_for_wrong_completions_found_a_hole_though_it_also
     assert "the policy found a hole. Its most frequent completion is 'x', to the question 'gbdca'" in told
 
 
-def backtrack(response, answer):
+def backtrack(*given):
     """Try each way to cut 28 letters into pieces."""
     return tasks.Verdict(bool(re.fullmatch("(a+)+b", "a" * 28 + "c")), True)
 
 
 def test_a_verifier_that_hangs_is_named_after_some_seconds(monkeypatch):
     monkeypatch.setattr(examine, "SECONDS", 1)
-    hanging = SimpleNamespace(verify=backtrack, reward=tasks.reward)
-    with pytest.raises(SystemExit, match="^error: your backtrack has not returned after 1 seconds, "
-                       "given 'abcde'"):
-        examine.interrogate(hanging, PROBLEMS)
+    for verify, reward in ((backtrack, tasks.reward), (VERIFIERS["exact"].verify, backtrack)):
+        with pytest.raises(SystemExit, match="^error: your backtrack has not returned after 1 seconds, given .*'?abcde'"):
+            examine.interrogate(SimpleNamespace(verify=verify, reward=reward), PROBLEMS)
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.alarm(0) == 0
 
 

@@ -32,7 +32,9 @@ def run_page(folder, model, tokenizer, verify):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["one_page.py", str(folder), "1"])
         patch.setattr(tasks, "verify_kk", verify)
-        return runpy.run_path(str(folder / "one_page.py"))
+        clips = []
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda parameters, most: clips.append(most))
+        return {**runpy.run_path(str(folder / "one_page.py")), "clips": clips}
 
 
 def gpt2(**settings):
@@ -63,7 +65,7 @@ def test_each_completion_is_judged_by_its_own_problem_and_learned_from_in_random
     assert page["test"] == tasks.kk_split("test", 4, [3], 1, brief=True)
     assert page["R"].tolist() == [3, -0.5, -3, -3] * 8
     assert len({row // 8 for row in page["rows"].tolist()}) > 1 and len(page["rows"]) == 8
-    assert all(p.grad is None for p in page["model"].parameters())
+    assert page["clips"] == [1.0] * 4 and all(p.grad is None for p in page["model"].parameters())
 
 
 def test_a_real_model_gets_the_system_prompt_and_begins_with_its_thoughts(tmp_path):

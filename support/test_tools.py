@@ -45,8 +45,7 @@ def converse(monkeypatch):
         def scripted(model, prompts, *, max_new_tokens, stop_ids, stopping_criteria, **_):
             written = []
             for prompt in prompts:
-                k = int(tokenizer.decode(prompt).split("|")[0])
-                turn = next(rows[k])[:max_new_tokens]
+                turn = next(rows[k := int(tokenizer.decode(prompt).split("|")[0])])[:max_new_tokens]
                 ends = [t for t in range(1, len(turn) + 1) if turn[t - 1] in stop_ids or
                         stopping_criteria and stopping_criteria(torch.tensor([turn[:t]]), None).item()]
                 written.append(turn[:ends[0]] if ends else turn)
