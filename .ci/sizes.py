@@ -4,8 +4,8 @@ import pathlib
 import subprocess
 import sys
 
-BUDGETS = {"grpo_sg.py": 1260, "grpo_sg.py, code": 695, "tasks.py": 880, "tasks.py, code": 530,
-           "test_grpo_sg.py": 2130, "lines of Python": 13500, "files": 112}
+BUDGETS = {"grpo_sg.py": 1320, "grpo_sg.py, code": 745, "tasks.py": 885, "tasks.py, code": 536,
+           "test_grpo_sg.py": 2200, "verify/math_equal.py": 990, "lines of Python": 13000, "files": 98}
 
 
 def list_code(text):
