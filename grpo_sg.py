@@ -162,7 +162,7 @@ def grpo_sg_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Ten
         tokens, because those of the parts of a batch add up: sums["kl"] / sums["count"] is the
         mean KL.
     """
-    B, T = logps.shape  # packed rows, (N,), would give a wrong mean
+    B, T = logps.shape  # two dimensions: packed rows, (N,), would broadcast to (N, N)
     for x in (old_logps, mask, weights, ref_logps):  # other shapes would broadcast
         assert x is None or x.shape == logps.shape, f"{tuple(x.shape)} is not (B, T), {(B, T)}"
     assert advantages.shape in ((B,), (B, 1), (B, T)), f"advantages: {tuple(advantages.shape)}"
@@ -466,7 +466,7 @@ def rollout(policy: Policy, task, problems: list, cfg: Config, *, n: int, temper
             completions in another way (support/tools.py: with calls of a tool).
         problems: each has the attributes answer (for verify), prompt (token ids) and opening (the
             text at the end of the prompt that belongs to the response, such as <think>, or "").
-        cfg: a Config.
+        cfg: a Config (section 7).
         n, temperature, seed: completions of each problem, and how to sample them. cfg.sample_batch
             changes the completions only by rounding.
 
@@ -524,7 +524,14 @@ def grade(c: Completion, policy: Policy, task) -> None:
     end = None if c.truncated else -1
     c.response = c.problem.opening + policy.tokenizer.decode(c.own_tokens()[:end])
     c.transcript = c.problem.opening + policy.tokenizer.decode(c.tokens[:end])
+    judge(c, task)
+
+
+def judge(c: Completion, task) -> None:
+    """Set the verdict on the completion's response, and the reward. Raises ValueError if the task's
+    functions return something else."""
     verdict = task.verify(c.response, c.problem.answer)
+    # == also accepts 0, 1 and NumPy's bools.
     if not isinstance(verdict, Iterable) or [*verdict] not in VERDICTS:
         raise ValueError("verify must return two bools, (correct, formatted), not "
                          f"{verdict!r:.99}; for the response {c.response!r:.99}")
@@ -532,12 +539,11 @@ def grade(c: Completion, policy: Policy, task) -> None:
     c.formatted = c.formatted and not c.truncated
     # In tasks.py: +3 correct, -0.5 in the correct format but wrong, -3 malformed.
     reward = task.reward(c)
-    # A reward that is NaN would take the updates of its whole step with it.
-    if not math.isfinite(reward):
+    # Here, where the response is known: group_advantages could only say that some reward is NaN.
+    if reward is None or not math.isfinite(reward):
         raise ValueError(f"reward must return a finite number, not {reward}; for the response "
                          f"{c.response!r:.99}")
     c.reward = float(reward)
-
 
 
 def set_advantages(completions: list[Completion], group_size: int) -> None:
@@ -645,8 +651,8 @@ def learn(policy: Policy, optimizer, completions: list[Completion], cfg: Config,
     In the first update r = 1, because nothing has changed since the rollout; in later
     ones the policy has moved. (With cfg.updates = 1, r is always 1 and the clip never
     acts.) A group may be split across minibatches, so that each minibatch has completions of many
-    prompts. With whole groups, the gradient of a minibatch would be further from that of the
-    rollout: 1.6 to 1.8 times as far, as a mean square. Returns a list of what `update` returns.
+    prompts: with whole groups, its gradient would be further from that of the rollout. Returns a
+    list of what `update` returns.
     """
     model = policy.model.eval()  # without dropout: r is 1 in the first update
     shuffled = random.Random(seed).sample(completions, len(completions))
@@ -1083,8 +1089,8 @@ def restore(cfg: Config, optimizer) -> int:
             state = torch.load(f"{cfg.resume}/training.pt", "cpu", weights_only=True)
             logs = {name: Path(cfg.resume, name).read_bytes() for name in LOGS}
         except Exception as error:  # missing, or half a file: of many types
-            raise SystemExit(f"error: {cfg.resume} has a file that cannot be read ({error!s:.60}): "
-                             "start a new --out from another checkpoint, by --model")
+            raise SystemExit(f"error: {cfg.resume} has a file that cannot be read ({error!s:.99}): "
+                             "remove that checkpoint, and --resume goes on at the one before")
         # Not AdamW's settings, or the old learning rate would replace the one that is given.
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state["optimizer"]["state"]})
         done = int(cfg.resume.rpartition("-")[2])
@@ -1153,7 +1159,8 @@ def read_settings(argv: list[str] | None = None) -> Config:
     else:
         saved = read_saved(newest(run))
         places = {"resume": newest(run), "out": given.get("out", run)}
-        say(f"continuing at the newest checkpoint, {newest(run)}")
+        changed = [f"--{name}" for name in given if given[name] != saved.get(name, given[name])]
+        say(f"continuing at the newest checkpoint, {newest(run)}; changed: {changed or 'nothing'}")
     cfg = Config(**{"task": "kk", **own, **saved, **given, **places})
     cfg.out = cfg.out or time.strftime(f"runs/{Path(cfg.task).stem}-{cfg.shaping}-seed{cfg.seed}"
                                        "-%Y%m%d-%H%M%S")
@@ -1165,6 +1172,8 @@ def find_model(name: str | None, task: str) -> str:
     """Return the folder of a model, of a run its newest checkpoint, or a hub name; without a name,
     the tiny model of the task."""
     tiny = Path(__file__).parent / "support/pretrained" / Path(task).stem
+    if name and name[0] in "./~" and not os.path.isdir(name):
+        raise SystemExit(f"error: --model {name}: there is no such folder")
     if not name and not tiny.is_dir():
         raise SystemExit(f"error: --task {task} has no tiny model: name a --model (or make one: "
                          f"python -m support.tiny {task})")
@@ -1177,7 +1186,8 @@ def read_models_settings(model: str, own: dict, given: dict) -> dict:
     saved = read_saved(model)
     task = str(saved.get("task", ""))
     if "task" in given and task and Path(task).stem != Path(given["task"]).stem:
-        say(f"the settings in {model} are not used, because they are for --task {task}")
+        say(f"the settings in {model} are not used, because they are for --task {task}: if it is "
+            "the same task, give them as flags, such as --system none")
         return {}
     for name in ("task", "data", "eval_data"):
         is_path = set("./\\") & set(str(saved.get(name, "")))
@@ -1233,9 +1243,11 @@ def evaluate_split(policy: Policy, task, cfg: Config, split: str, step: int) -> 
     say(f"{split}: greedy {', '.join(means)}")
     with open(os.path.join(cfg.out, "samples.jsonl"), encoding="utf-8") as file:
         solved = [each["solved"] for each in map(json.loads, file) if each["split"] == split]
-    shown = solved.index(False) % len(greedy) if False in solved else 0
-    end = textwrap.shorten(greedy[shown].transcript[::-1], 200, placeholder="...")[::-1]
-    say(f"problem {shown + 1}, reward {greedy[shown].reward:g}: {end}")
+    if False in solved:
+        shown = solved.index(False) % len(greedy)
+        end = textwrap.shorten(greedy[shown].transcript[::-1], 200, placeholder="...")[::-1]
+        say(f"{split} problem {shown + 1}, the first that was wrong at first, reward "
+            f"{greedy[shown].reward:g}: {end}")
     return row
 
 
@@ -1285,6 +1297,8 @@ def say_result(cfg: Config, after: dict, floor: float) -> None:
         was, now = before["eval/accuracy"], after["eval/accuracy"]
         say(f"{was:.0%} of the model's greedy answers to the test problems were correct before "
             f"training, and {now:.0%} are now ({sampled}best constant answer: {floor:.0%})")
+    else:
+        say("the first test had other problems or settings, so the last one isn't compared with it")
     if os.path.isfile("lesson/reasons.py"):  # in a clone
         say(f"curves and tokens: python -m support.page {cfg.out}")
         if cfg.task == "kk" and cfg.brief:
@@ -1301,10 +1315,11 @@ def main(argv: list[str] | None = None) -> None:
             run(*load(cfg), cfg)
         except KeyboardInterrupt:
             saved = list_checkpoints(cfg.out)
-            advice = f"continue by --resume {cfg.out}" if saved else "there is no checkpoint yet"
+            advice = (f"continue by --resume {cfg.out}" if saved else
+                      "there is no checkpoint yet, so the same command starts again")
             raise SystemExit(f"interrupted: {advice}")
         finally:
-            if made and os.listdir(cfg.out) == ["lock"]:  # a start that failed
+            if made and {*os.listdir(cfg.out)} <= {"lock", "settings.json"}:  # a start that failed
                 shutil.rmtree(cfg.out)
 
 

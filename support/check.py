@@ -103,8 +103,8 @@ def score(task, problem, response):
     """Return (whether it is correct, the reward) of a response, with a token a character."""
     c = grpo_sg.Completion(problem, [], transcript=response, response=response)
     c.add([0] * max(1, len(response)), own=True)
-    c.correct, c.formatted = task.verify(response, problem.answer)
-    return c.solved, float(task.reward(c))
+    grpo_sg.judge(c, task)
+    return c.solved, c.reward
 
 
 def check_repeats(task):
