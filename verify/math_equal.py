@@ -158,27 +158,29 @@ BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
 def as_one(match):
     """Write what is no product of its letters as one symbol."""
     one = re.sub(r"([_^])\s*\{\s*([^{}\s][^{}]*[^{}\s])\s*\}", r"\1(\2)", match["one"])  # A^{TB} is not A^T B
-    return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", one)}}} '
+    return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", one).translate(ROUND)}}} '
 
 
 def in_order(match):
     """Write a product with an inverse or a transpose of a matrix as one symbol, and also ghg^{-1}."""
+    letters = re.findall(LETTER, re.sub(GROUP + r"|\^\s*(?:\{[^{}]*\}|.)", "", match[0]))
     for base, transposed in INVERSE.findall(match[0]):
-        matrix = transposed or re.search("[A-Z]", base if base[0] == "(" else base[:2])
-        if not SCALAR.search(base) and (matrix or base[0] != "(" and match[0].count(base) > 1):
+        capital = re.search("[A-Z]", base if base[0] in "([" else base[:2])
+        if (transposed or capital or letters.count(base) > 1) and not SCALAR.search(base):
             return as_one(match)
     return match[0]
 
 
+ROUND = str.maketrans("[]", "()")
 FONT = "math(?:bf|it|sf)|bm|boldsymbol"
 PIECES_OF_ONE = re.compile(r"\\(?:cdot|times|text|mathrm|vec|mathbf|bm|boldsymbol|[,;: ])(?![a-z])|[{}\\\s/]|(?<!\^)(?<!\^\{)\*")
-SUFFIX, GROUP = r"(?:_\w|_\{\w+\})?", r"\((?:[^()]++|\([^()]*+\))*+\)"
-INVERSE = re.compile(rf"(?=({GROUP}|(?:\\[A-Za-z]+|[A-Za-z])\}}?{SUFFIX})\s*\^\s*\{{\s*"
-                     r"(?:-\s*\d|(-?\s*T\s*\}|H\s*\}|\*|\\dagger)))")
+GROUP, SUFFIX = r"(?:\((?:[^()]++|\([^()]*+\))*+\)|\[[^\[\]]*+\])", r"(?:\s*_(?:\w|\{\w+\}))?"
+LETTER = rf"(?:\\[A-Za-z]+|[A-Za-z])\}}?{SUFFIX}"
+INVERSE = re.compile(rf"(?=({GROUP}|{LETTER})\s*\^\s*\{{\s*(?:-\s*\d|(-?\s*T\s*\}}|H\s*\}}|\*|\\dagger)))")
 SCALAR = re.compile(r"^e$|(?<![_^{\d])(?<!\{-)\d+(?!\s*[A-Za-z\\\d])")  # (1 + r)^T
 VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|bar|tilde|mathbf|bm|boldsymbol)\s*(?:\{[^{}]*\}|[A-Za-z])|"
           r"(?<![A-Za-z\\{])[A-Z](?![A-Za-z]))(?:_\w|_\{[^{}]*\})?\s*")
-FACTOR = (r"(?:\\(?:vec|hat|bar|tilde)\s*\{\\?[A-Za-z]+\}|[A-Za-z]|\\(?:[A-Z][a-z]+|alpha|beta|sigma|tau|pi|rho)|"
+FACTOR = (rf"(?:\\(?:vec|hat|bar|tilde)\s*\{{\\?[A-Za-z]+\}}|(?!and |or )[A-Za-z]|\\(?:var)?(?:{'|'.join(GREEK.values())})(?![A-Za-z])|"
           rf"{GROUP}){SUFFIX}(?:\s*\^\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[A-Za-z\d]))?\s*")
 D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\(?:partial|[Dd]elta)(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
