@@ -522,12 +522,14 @@ QUESTION = ("question", "problem")
 ANSWER = ("final_answer", "expected_answer", "answer", "solution")
 # What data sets write where there is no answer
 NO_ANSWER = re.compile(
-    r"(?<![\\\w])(proof|none|null|nan|inf|n/?a|unknown|tb[ad]|to-?do|omitted|answers?|略|explanation|"
-    r"(free|open|student)[ -](response|ended)|see (solution|above|below)|(no|not|without) "
-    r"(solution )?(found|provided|given|available|applicable|needed))(?!\w)|"
-    # Only if it is all: a type I error may be an answer.
-    r"^(\W|\\text\w*)*(ans|solution|error|prove[dn]|shown|done|verified|verification|varie[sd]|"
-    r"various|missing|blank|pending|skip(ped)?|unsolved|placeholder|qed|q\.e\.d|n\.a)\W*$", re.I)
+    r"(?<![\\\w])(proof|none|null|nan|inf|n/?a|unknown|tb[ad]|to-?do|omitted|answers?|own words|"
+    r"see|explanations?|vary(?=\W*$)|(free|open|students?\W?s?)[ -](response|ended|own|work)|(no|"
+    r"not|without) (solution )?(found|provided|given|available|applicable|needed))(?!\w)|"
+    # Only if it is all: a type I error and a line graph may be answers.
+    r"^(\W|\\text\w*)*(ans|solution|error|done|verification|various|missing|blank|pending|qed|"
+    r"skip(ped)?|unsolved|placeholder|by (induction|contradiction)|(\w+ )?(is )?(prove[dn]|shown|"
+    r"depends|verified|explain(ed)?|varie[sd])|((an?|the|your|any|valid|correct|sample) )*(graph|"
+    r"sketch|drawing|diagram|figure|example|proof|response)e?s?)( (above|below|by \w+))?\W*$", re.I)
 # A control character, or the rest of a LaTeX command: "\times" in JSON is a tab and "imes".
 EATEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\t\r][a-z]")
 

@@ -115,26 +115,25 @@ UNITS |= {prefix + name: letter + unit for prefix, letter in PREFIXES.items()
           for name, unit in UNITS.items() if len(name) > 2 and unit in "m g L s byte W V J N Hz A Pa mol".split()}
 MULTIPLES = {'"thousand"': 10**3, '"million"': 10**6, '"billion"': 10**9, '"trillion"': 10**12}
 ALIASES = {alias: names.split()[0] for names in (
-    r"* \cdot \times|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
-    r"± \pm|: \colon|∖ \setminus \backslash|\mathbb{R} \R|\ldots \dots \cdots …|"
+    r"* \cdot \times \ast|T \top \intercal|/ \div|≤ \le \leq \leqslant <=|∪ \cup|≥ \ge \geq \geqslant >=|< \lt|> \gt|∈ \in|"
+    r'± \pm|: \colon|∖ \setminus \backslash \smallsetminus|"and" \land|"or" \lor|\mathbb{R} \R|\ldots \dots \cdots …|'
     r"\epsilon \varepsilon|\theta \vartheta|\rho \varrho|\sigma \varsigma|\lvert \vert|"
-    r"∓ \mp|≠ \ne \neq|° \circ \degree|% \%|$ \$|£ \pounds|^ **|' \prime|√ \sqrt sqrt|∞ \infty infinity oo|π \pi pi|≈ \approx|"
+    r"∓ \mp|≠ \ne \neq \notin|° \circ \degree|% \%|$ \$|£ \pounds|^ **|' \prime|√ \sqrt sqrt|∞ \infty infinity oo|π \pi pi|≈ \approx|"
     r"\phi \varphi|\emptyset \varnothing ∅|\frac \dfrac \tfrac \cfrac|\binom \dbinom \tbinom|"
     r"\{ \lbrace|\} \rbrace|\arcsinh \arsinh \asinh|\arccosh \arcosh \acosh|\arctanh \artanh \atanh"
 ).split("|") for alias in names.split()}
 UNICODE = str.maketrans({
-    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", '"': " ",
-    "½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23",
-    "ℝ": "\\mathbb{R}", "ℏ": "\\hbar ", "ħ": "\\hbar ", "℃": "°C",
-    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+    "−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "⁄": "/", "²": "^2", "³": "^3", "ᵀ": "^T", '"': " ", "ℏ": "\\hbar ",
+    "½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23", "ħ": "\\hbar ", "℃": "°C",
+    "ℝ": "\\mathbb{R}", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
     **dict.fromkeys("‐‑‒﹣", "-"), **dict.fromkeys("\u200b\u200e\u2060\ufeff\xad"),  # invisible
     **{letter: f"\\{name} " for letter, name in GREEK.items()},
     **{chr(0xfee0 + code): chr(code) for code in range(0x21, 0x7f)}})  # full-width digits and signs
 ALIASES |= {name[1:]: name for name in FUNCTIONS} | {name: "\\" + name for name in GREEK.values()}
 SEPARATORS, RELATIONS = {",", "∪", '"and"', '"or"', "\\\\"}, {*"=<≤>≥≈∈≠:&"}
-CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""}}
+CLOSERS = {"(": {")", "]"}, "[": {")", "]"}, "{": {"}"}, "\\{": {"\\}"}, "\\begin": {"\\end"}, "": {""},
+           **{left: {right} for left, right in BARS.items()}}
 INTERVALS = "()", "[]", "(]", "[)"
-CLOSERS |= {left: {right} for left, right in BARS.items()}
 STARTERS = SYMBOLS | FUNCTIONS.keys() | BARS.keys() | {"(", "[", "{", "\\begin", "π", "√", "\\frac", "\\binom"}
 
 
@@ -158,29 +157,40 @@ BASE = fr'"?(\d+|{"|".join(BASES)})"?'  # in figures or in words
 
 def as_one(match):
     """Write what is no product of its letters as one symbol."""
-    return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", match["one"])}}} '
+    one = re.sub(r"([_^])\s*\{\s*([^{}\s][^{}]*[^{}\s])\s*\}", r"\1(\2)", match["one"])  # A^{TB} is not A^T B
+    return f'{match["before"]}\\hat{{{re.sub(PIECES_OF_ONE, "", one).translate(ROUND)}}} '
 
 
 def in_order(match):
     """Write a product with an inverse or a transpose of a matrix as one symbol, and also ghg^{-1}."""
-    ordered = any(letter != "e" and (letter.isupper() or transposed or match[0].count(letter) > 1)
-                  for letter, transposed in INVERSE.findall(match[0]))
-    return as_one(match) if ordered else match[0]
+    letters = re.findall(LETTER, re.sub(GROUP + r"|\^\s*(?:\{[^{}]*\}|.)", "", match[0]))
+    for base, transposed in INVERSE.findall(match[0]):
+        capital = re.search("[A-Z]", base if base[0] in "([" else base[:2])
+        if (transposed or capital or letters.count(base) > 1) and not SCALAR.search(base):
+            return as_one(match)
+    return match[0]
 
 
-PIECES_OF_ONE = re.compile(r"\\(?:cdot|text|mathrm|vec|mathbf|bm|boldsymbol|overrightarrow|[,;: ])(?![a-z])|[{}\\\s*/]")
-INVERSE = re.compile(r"([A-Za-z])\}?\s*\^\s*\{?\s*(?:-\s*\d|(T(?![A-Za-z])|\\top))")
-VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|bar|tilde|mathbf|bm|boldsymbol|overrightarrow)\s*(?:\{[^{}]*\}|[A-Za-z])|"
+ROUND = str.maketrans("[]", "()")
+FONT = "math(?:bf|it|sf)|bm|boldsymbol"
+PIECES_OF_ONE = re.compile(r"\\(?:cdot|times|text|mathrm|vec|mathbf|bm|boldsymbol|[,;: ])(?![a-z])|[{}\\\s/]|(?<!\^)(?<!\^\{)\*")
+GROUP, SUFFIX = r"(?:\((?:[^()]++|\([^()]*+\))*+\)|\[[^\[\]]*+\])", r"(?:\s*_(?:\w|\{\w+\}))?"
+LETTER = rf"(?:\\[A-Za-z]+|[A-Za-z])\}}?{SUFFIX}"
+INVERSE = re.compile(rf"(?=({GROUP}|{LETTER})\s*\^\s*\{{\s*(?:-\s*\d|(-?\s*T\s*\}}|H\s*\}}|\*|\\dagger)))")
+SCALAR = re.compile(r"^e$|(?<![_^{\d])(?<!\{-)\d+(?!\s*[A-Za-z\\\d])")  # (1 + r)^T
+VECTOR = (r"(?:\\nabla\s*|\\(?:vec|hat|bar|tilde|mathbf|bm|boldsymbol)\s*(?:\{[^{}]*\}|[A-Za-z])|"
           r"(?<![A-Za-z\\{])[A-Z](?![A-Za-z]))(?:_\w|_\{[^{}]*\})?\s*")
-FACTOR = (r"(?:\\(?:mathbf|bm|boldsymbol|vec)\s*\{[A-Za-z]\}|[A-Za-z]|\\(?:[A-Z][a-z]+|alpha|beta|sigma|tau|pi|rho)|\([^()]*\))"
-          r"(?:\s*\^\s*(?:\{[^{}]*\}|\\?[A-Za-z]+|\d))?\s*")
+FACTOR = (rf"(?:\\(?:vec|hat|bar|tilde)\s*\{{\\?[A-Za-z]+\}}|(?!and |or )[A-Za-z]|\\(?:var)?(?:{'|'.join(GREEK.values())})(?![A-Za-z])|"
+          rf"{GROUP}){SUFFIX}(?:\s*\^\s*(?:\{{[^{{}}]*\}}|\\[A-Za-z]+|[A-Za-z\d]))?\s*")
 D = r"(?:d|\\(?:text|mathrm)\s*\{d\}|\\(?:partial|[Dd]elta)(?![a-z]))\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 VARIABLE = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w)?\s*(?:\^\s*\{?\s*\d\s*\}?\s*)?"
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
+    (r"\\(?:overrightarrow|vec)(?![a-z])", r"\\vec"),
+    (rf"\\(?:wide)?(vec|hat|bar|tilde|d?dot)(?![a-z])\s*(\{{\s*)?(?:\\(?:{FONT}|mathrm|text(?:bf)?|bf)(?![a-z])\s*)?(\{{\s*)?"
+     r"(?:\\([ij])math(?![a-z])|(\\[A-Za-z]+|[A-Za-z\d]|(?(2)[A-Z]{2}|(?!))))\s*(?(3)\}\s*)(?(2)\})", r"\\\1{\4\5}"),  # \hat i
     (rf"\\[dtc]?frac\s*\{{\s*(?P<before>[^{{}}+-]*?)(?P<one>{D}(?:{VARIABLE})?\}}\s*\{{\s*(?:{D}{VARIABLE})+)\}}",
      as_one),  # a derivative is not a fraction
     (rf"(?P<before>)(?P<one>{VECTOR}(?:(?:\\times|×)\s*{VECTOR})+)", as_one),  # a cross product
-    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\cdot(?![a-z])|\\,|\*)?\s*{FACTOR})+)", in_order),
     (r"\\(?P<before>)(?P<one>(?:angle|triangle)\s*\{?\s*[A-Z](?:\s*[A-Z]){1,3})(?![A-Za-z])\}?", as_one),
     (r"^\s*(?:\\text(?:bf|rm)?\s*\{\s*)?(?:\([A-E]\)|[A-E][.):])\s*\}?(?:\\[,;: ]|~|\s)*"
      r"(?=[$\d.-]|\\(?:[dt]?frac|sqrt|pi|\$))", ""),  # the letter of a choice before its value
@@ -190,14 +200,18 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?i)(?:\\text\s*\{|^)\s*(?:all|the) (?:real(?: number)?|integer)s(?:[.\s]*\}|\W*$)",
      lambda match: "\\mathbb{R}" if "real" in match[0].lower() else "\\mathbb{Z}"),
     (r"(?<=\d)(?:,\s*\\!\s*|\{,\}|\\,|\\!)(?=\d{3}(?!\d))", ""),  # 1,\!000
+    (rf"\\(?:{FONT})(?![a-z])\s*\{{\s*(\\[A-Za-z]+|[A-Za-z])\s*\}}", r" \1 "),
     (r"(?<!\\)(?:\$(?!\d[^$]*\Z)|\\[()\[\],;:! ])|~|"  # $5$ or \(5\), but not the dollar sign of $5
-     r"\\(?:left|right|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|math(?:bf|it|sf)|bm|boldsymbol|"
+     rf"\\(?:left|right|middle|q?quad|[bB]igg?[lr]?|displaystyle|[lL]arge|{FONT}|"
      r"underline|boxed|fbox|(?:text)?color\s*\{\w*\})(?![A-Za-z])\.?", " "),
+    (r"\^\s*(\{\s*)?(?:\\(?:mathrm|text|rm|operatorname)\s*)?(\{\s*)?(?P<sign>\\(?:top|intercal|dagger|ast)(?![a-z])|[TH](?!heta)|\*)"
+     r"\s*(?(2)\}\s*)(?(1)\})", lambda match: f'^{{{ALIASES.get(match["sign"], match["sign"])}}}'),  # A^Tb is A^T b
+    (rf"(?<![A-Za-z\\])(?P<before>)(?P<one>{FACTOR}(?:(?:\\(?:cdot|times)(?![a-z])|\*)?\s*{FACTOR})+|"
+     r"\((?:\s*+[A-Z]){2,}+\s*+\)\s*\^\s*\{\s*-[^{}]*\}|\((?:\s*+(?:\\[A-Za-z]++|[A-Za-z])){2,}+\s*+\)\s*\^\s*\{\s*T\s*\})", in_order),
     (r"(?<![\d.,^_])([1-9]\d{0,2}(?:\s+\d{3})+)(?!\s*(?:[\d/,]|\\[dtc]?frac))",
      lambda match: re.sub(r"\s", "", match[1])),  # 1 000 000
     (r"[(\[][^()\[\]]*[)\]]|\\\{[^{}]*\\\}", lambda match: match[0].replace(",", ", ")),  # (1,000) is a pair
-    (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)",
-     lambda match: match[0].replace(",", "")),  # 1,000 is a number, whatever precedes or follows it
+    (r"(?<!\d,)(?<![\d.^_])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)", lambda match: match[0].replace(",", "")),  # 1,000 is not
     (r"(?<=\d),(?=0\d)", "{,}"),  # and 1,0000 is unreadable: neither a number nor a list
     (r"\\not\s*(=)|-\s*(?=\\\{)", lambda match: "≠" if match[1] else "∖"),  # R - {1}
     (r"\\(?:bar|overline)(?![a-z])\s*(?:\{([^{}]*)\}|([A-Za-z\d]))", r"\\overline{\1\2}"),
@@ -227,21 +241,23 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
      rf'(?:"in"\s*)?(?:\(\s*"?base"?\s*{BASE}\s*\)|"?base"?\s*{BASE}))',
      lambda match: f"{match[1]}_{next(BASES.get(base, base) for base in match.groups()[1:] if base)} "),  # 201_{(3)}
     (r"(?<=\d):0(\d)(?!\d)", r":\g<1>_60 "),  # minutes: 1:03 is not 1:3
-    (r"(?:^|(?<=[,;]))(?P<before>)\s*(?P<one>[A-Z]{2,4})\s*(?==\s*[-\d\\])", as_one),  # AB = 5
-    (r"(?:^|(?<=[,;])|(?<=\\\{))\s*([A-Z]{2,4}|[A-Za-z]{3})\s*(?=[,;]|\\\}|$)", r'"\1"'),  # ABC is not BCA
+    (r"(?:^|(?<=[,;]))(?P<before>)\s*(?P<one>[A-Z]{2,4}(?=\s*=\s*[-\d\\])|"  # AB = 5, and A^{-1} before a matrix
+     r"(?:[A-Z](?:_\w)?|\([A-Z\s+-]+\))\s*\^\s*\{\s*(?:-\s*1|T)\s*\}(?=\s*=[\s\[]*\\begin))", as_one),
+    (r'(^|[,;]|\\\{|(?<![A-Za-z])"?(?:and|or)(?![A-Za-z])"?)\s*([A-Z]{2,4}|[A-Za-z]{3})\s*(?=[,;]|\\\}|$|"?(?:and|or)(?![A-Za-z]))',
+     r'\1 "\2"'),  # ABC is not BCA
     (r"\\[dtc]?(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),
     (r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\\frac{\1}{\2}"),  # 2 1/3
     (r"(?<![\d.^_/])([0-9]+)\s*\\[dtc]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", improper),
     (r"(?<![\d.^_])(?:(?<!/)(\d+(?:\.\d*)?)\s*(?:\*|\\times|\\cdot|[xX])\s*)?"
-     r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific))]
+     r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|(\d))", scientific),
+    (r"\\log\s*_\s*([2-9])(?=\d)", r"\\log_\1 "))]  # TeX takes one digit: \log_23 is \log_2 3, but \log_10 can't be \log_1 0
 TOKEN = re.compile(r"""\\(?:overline|vec|hat|bar|d?dot|tilde|mathcal|mathbb)\s*\{[^{}]*\}|\\[A-Za-z]+|\\.
     |"[^"]*"|_(?:\{[^{}]*\}|[A-Za-z]|\d+)|[<>]=|\*\*|[A-Za-z]+         # subscripts, runs of letters
     |\d+(?:\.\d+)?_\d+|\d[\dA-F]*_1[1-6]|\d*\.\d*\\(?:overline|bar|dot)\s*\{\s*\d+\s*\}
     |(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\S""", re.X | re.S | re.A)
 NAMED = re.compile(r"(?<!\S)\S+(?= (?:' |_\S+ )*+\( )")  # before an argument in brackets
 CALLS = re.compile(rf"({NAMED.pattern}) (?:' |_\S+ )*+\( ([^()]*)\) ")
-UNIT = re.compile(
-    r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£¥₹])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
+UNIT = re.compile(r' ?[%°]|(?: ?[*/]? ?(?:"(?!and"|or")[^"]+"|[$€£¥₹])(?: \^ (?:\{ )?(?:- )?[1-4](?: \})?)?)+')
 
 
 def math_tokens(text):
@@ -346,12 +362,9 @@ def has_root(parts, index):
     """Return True if a small factor comes out of a root of a fraction, as of \\sqrt{12}, or its index can be lowered, as
     in \\sqrt[6]{25}."""
     small = [part for part in parts if not part or index < part.bit_length()]  # k ** index must not be huge
-    if any(part % k ** index == 0 for part in small for k in range(2, 32)):
-        return True
-    for p in (2, 3, 5):
-        if index % p == 0 and all(abs(part) < 2**50 and round(abs(part) ** (1 / p)) ** p == abs(part) for part in parts):
-            return True
-    return False
+    lower = (all(abs(part) < 2**50 and round(abs(part) ** (1 / p)) ** p == abs(part) for part in parts)
+             for p in (2, 3, 5) if index % p == 0)
+    return any(part % k ** index == 0 for part in small for k in range(2, 32)) or any(lower)
 
 
 def divisors(op, first, last):
@@ -417,10 +430,8 @@ def each(op, *items):
         sign = 1 if op == "*" else -1
         factors = (first.factors or ((first, 1),)) + tuple(
             (item, sign * other) for item, other in last.factors or ((last, 1),))
-    work = "".join(item.work for item in items).replace("k", "")
-    work += undone(op, first, last, result.constant)
-    if result.constant:
-        work += divisors(op, first, last)
+    work = "".join(item.work for item in items).replace("k", "") + undone(op, first, last, result.constant)
+    work += divisors(op, first, last) if result.constant else ""
     if result.symbols and (not any(result.parts) or ratio(result, number(Fraction(1)))):
         work += "c"  # symbols that cancel
     return result._replace(work=work, factor=Fraction(factor), factors=() if result.constant else factors,
@@ -451,9 +462,8 @@ def absolute(item):
     real = not item.symbols & {"z", "w"} and all(isinstance(part, Fraction) for part in item.parts)
     if item.constant or real and len(signs) == 2:
         return each("\\lvert", item)
-    scale = item.parts[0]
-    result = unknown("|", each("/", item, number(scale)))
-    return result._replace(parts=tuple(bounded(abs(scale) * part) for part in result.parts))
+    result = unknown("|", each("/", item, number(item.parts[0])))
+    return result._replace(parts=tuple(bounded(abs(item.parts[0]) * part) for part in result.parts))
 
 
 def minus(item):
@@ -474,43 +484,58 @@ POWER_BASES = MEANINGS["π"], MEANINGS["e"]  # pi^2 and e^2 are done, i^2 is not
 # ---- 4. Parsing. `tokens` is reversed: tokens[-1] comes next, and the empty tokens[0] marks the end ----
 def read_items(tokens, left):
     """Parse the items up to the closing bracket. A union is one set, and so is an interval without some points."""
-    items, union, joint = [], False, False
+    items, separators = [], []
     while tokens[-1] not in CLOSERS[left]:
         sides, signs = [read_side(tokens)], []
         while tokens[-1] in RELATIONS:
             signs.append(tokens.pop())
             sides.append(read_side(tokens))
-        items.append(relation(sides, signs) if signs else sides[0])
-        if joint and items[-1].name and items[-1].kind in INTERVALS and items[-1].name == items[-2].name:
+        item = relation(sides, signs) if signs else sides[0]
+        if items and item.name == items[-1].name != "" and separators[-1] == '"and"' and {item.kind, items[-1].kind} <= {*INTERVALS}:
             raise ValueError("an interval to be made")  # x > 1 and x < 2
-        if tokens[-1] == "∖":
+        if items and items[-1].kind == "≠" and items[-1].name and item.constant and not signs:  # x ≠ 1, -1
+            item = relation([items[-1], item], ["≠"])
+        items.append(item)
+        while tokens[-1] == "∖" and item.kind in INTERVALS:
             tokens.pop()
-            union = True
-            items[-1:] = without_points(items[-1], read_side(tokens))
+            items.append(relation([item, read_side(tokens)], ["≠"]))
         if tokens[-1] not in SEPARATORS | CLOSERS[left] or left in ("(", "[") and tokens[-1][:1] == '"':
             raise ValueError("no separator")
-        joint = False
         while tokens[-1] in SEPARATORS:
-            union |= tokens[-1] == "∪"
-            joint |= tokens.pop() == '"and"'
+            separators.append(tokens.pop())
+    if '"or"' in separators and any(item.kind.startswith(("≠", "words")) for item in items):
+        raise ValueError("two meanings")  # x ≠ 1 or x ≠ 2, and Ann or Bob, which is not both
+    union = "∪" in separators
     if union and (sum(item.kind == "list" for item in items) > 1 or any(item.kind == "value" for item in items)):
         raise ValueError("a union to be made")
+    if union:  # x is in all of (0, 1) ∪ (2, 3)
+        items = [item._replace(name=item.name or items[0].name) for item in items]
     if union or len(items) == 1 and left in ("", "{"):
         items = [part for item in items for part in (item.parts if item.kind == "list" else (item,))]
     return tuple(items)
 
 
-def without_points(interval, removed):
-    """Return the intervals that remain when points are removed from one."""
-    points = sorted(removed.parts if removed.kind == "list" else [removed], key=lambda x: x.parts[0].real)
-    (low, high), (left, right) = interval.parts, interval.kind
-    ends = list(zip([low, *points], [*points, high]))
-    inside = all(point.constant for point in points) and all(
-        x in INFINITIES or y in INFINITIES or x.parts[0].real < y.parts[0].real for x, y in ends)
-    if not inside or interval.kind not in INTERVALS:
-        raise ValueError("no points of an interval")
-    brackets = zip(left + "(" * len(points), ")" * len(points) + right)
-    return [Item(left + right, pair) for (left, right), pair in zip(brackets, ends)]
+def without_points(items):
+    """Take the points of x ≠ 1 and of ∖ {1} out of the intervals beside them, or out of all real numbers."""
+    left = [item for item in items if item.kind != "≠"]
+    for name in {item.name: None for item in items if item.kind == "≠"}:
+        points = [point for item in items if item.kind == "≠" and item.name == name for point in item.parts]
+        intervals = [item for item in left if item.kind in INTERVALS and item.name in ("", name)]
+        left = [item for item in left if item not in intervals]
+        for interval in intervals or [MEANINGS["\\mathbb{R}"]._replace(name=name)]:
+            left += split(interval, points)
+    return left
+
+
+def split(interval, points):
+    """Return the parts of an interval between points. Those outside of it make no difference."""
+    low, high = (end.parts[0].real if end.constant else float(end.kind.replace("∞", "inf")) for end in interval.parts)
+    if any(abs(point.parts[0].real - end) < 1e-9 * max(1, abs(point.parts[0])) for point in points for end in (low, high)):
+        raise ValueError("a point at an end")
+    inside = sorted((point for point in points if low < point.parts[0].real < high), key=lambda point: point.parts[0].real)
+    lefts = zip(interval.kind[0] + "(" * len(inside), [interval.parts[0], *inside])
+    rights = zip(")" * len(inside) + interval.kind[1], [*inside, interval.parts[1]])
+    return [interval._replace(kind=left + right, parts=(x, y)) for (left, x), (right, y) in zip(lefts, rights)]
 
 
 def read_side(tokens):
@@ -528,8 +553,7 @@ def read_side(tokens):
         item = item._replace(parts=each("*", item, number(MULTIPLES[tokens.pop().lower()])).parts)
     if unit := UNIT.match(" ".join(tokens[::-1])):
         del tokens[len(tokens) - len(unit[0].split()):]
-        words = sorted(re.findall("[a-z]+", unit[0].lower()))
-        colors = " ".join(word for word in words if UNITS.get(word) == "*")
+        colors = " ".join(word for word in sorted(re.findall("[a-z]+", unit[0].lower())) if UNITS.get(word) == "*")
         item = item._replace(unit=read_unit(f"{item.unit} {unit[0]}", item.constant), argument=colors)
     return item
 
@@ -558,8 +582,7 @@ def read_unit(text, constant):
 def read_expression(tokens, level=0):
     """Parse a sum (level 0), a product (1), an argument without brackets (2), or a power (3). An argument, such as
     the y of "sin y cos x" and "sin y (x + 1)", ends before a sign, a bracket or another function."""
-    value = read_atom(tokens)
-    divided = False
+    value, divided = read_atom(tokens), False
     while True:
         after = tokens[-1]  # a number may follow x or 2^6 if it has a power itself
         follows = after in STARTERS or "{" in after[2:] or after.isdecimal() and tokens[-2] == "^"
@@ -596,9 +619,7 @@ def read_atom(tokens):
         kind = token + tokens.pop()
         if token in BARS:
             (item,) = items
-            if token == "\\lvert":
-                return absolute(item)
-            return each(token, item) if item.constant else unknown(token, item)
+            return absolute(item) if token == "\\lvert" else (each if item.constant else unknown)(token, item)
         if len(items) == 1 and kind in ("()", "[]", "{}"):
             return items[0]
         names = [item.name for item in items]
@@ -638,12 +659,8 @@ def read_function(tokens, name):
     argument = read_atom(tokens) if tokens[-1] in CLOSERS else read_expression(tokens, 2)
     if name in IN_DEGREES and (argument.unit == "°" or tokens[-1] == "°" and tokens.pop()):
         argument = each("*", argument, number(complex(math.radians(1))))
-    if name == "\\exp":
-        value = each("^", MEANINGS["e"], argument)
-    elif name == "\\abs":
-        value = absolute(argument)
-    else:
-        value = each(name, argument)
+    operation = ("^", MEANINGS["e"]) if name == "\\exp" else (name,)
+    value = absolute(argument) if name == "\\abs" else each(*operation, argument)
     if base:
         value = each("/", value, each(name, base))
     return each("^", value, exponent) if exponent else value
@@ -688,9 +705,9 @@ def relation(sides, signs):
         return Item(signs[0], tuple(sides))
     if signs == ["∈"] and sides[0].name and sides[1].kind != "value":
         return sides[1]._replace(name=sides[0].name)
-    if signs == ["≠"] and sides[0].name and sides[1].constant:
-        intervals = without_points(MEANINGS["\\mathbb{R}"], sides[1])
-        return Item("list", tuple(interval._replace(name=sides[0].name) for interval in intervals))
+    points = sides[1].parts if sides[1].kind == "list" else (sides[1],)
+    if signs == ["≠"] and (sides[0].name or sides[0].kind in INTERVALS) and all(point.constant for point in points):
+        return Item("≠", points, sides[0].name)
     if signs[-1] == "≈" and same_decimal(sides[-1], sides[-2], 1):  # sqrt(2) ≈ 1.41 says sqrt(2)
         return relation(sides[:-1], signs[:-1]) if len(signs) > 1 else sides[0]
     if {*signs} == {"="}:
@@ -699,11 +716,9 @@ def relation(sides, signs):
         value = values[-1]  # the 5 of x = 2 + 3 = 5 and of 2 + 3 = 5
         if not (x.name and (x.unit or x.name in value.symbols)) and all(same(value, other) for other in values):
             named = x.kind == "value" or x.kind == value.kind and not value.name
-            name = x.name
-            if x.kind != value.kind:  # the label of P = (1, 2)
-                name = re.sub(r"\\(?:vec|hat)|[{}]", "", name) + "="
-            equation = value.kind == "value" and not (value.constant or x.argument) and (
-                x is not sides[0] or bool(value.name))
+            label = re.sub(r"\\(?:vec|hat)|[{}]", "", x.name) + "="  # of P = (1, 2)
+            name = x.name if x.kind == value.kind else label
+            equation = value.kind == "value" and not (value.constant or x.argument or x is sides[0] and not value.name)
             return value._replace(name=name if named else "", argument=x.argument or value.argument, equation=equation)
         difference = each("+", x, minus(value))
         if x.name or len(values) > 2 or difference.constant or difference.work.endswith("c"):
@@ -749,9 +764,8 @@ def has_label(item):
 
 def names_of(item):
     """Return the names of x = 3, y = 4 and of (x, y) = (3, 4) if they differ, else []."""
-    if item.kind not in ("()", "list"):
-        return []
-    names = item.name.split(",") if item.kind == "()" else [part.name for part in item.parts if has_label(part)]
+    parts = item.parts if item.kind == "list" else ()
+    names = item.name.split(",") if item.kind == "()" else [part.name for part in parts if has_label(part)]
     return names if len({*names}) == len(item.parts) > 1 else []
 
 
@@ -766,9 +780,8 @@ def quotient(item):
     if item.kind != ":" or len(item.parts) != 2 or item.parts[1].unit:
         return item
     first, last = item.parts
-    value = first if last == number(Fraction(1)) else each("/", first, last)
     time = first.factor < 25 and 10 <= last.factor < 60  # 3:10
-    return item if time else value
+    return item if time else first if last == number(Fraction(1)) else each("/", first, last)
 
 
 def same(a, b):
@@ -778,8 +791,7 @@ def same(a, b):
     if b.kind == "=" or curve and other:
         a, b = (Item("=", (each("+", symbol(item.name), minus(item)),))  # y = 2 - x is x + y = 2
                 if item.name and item.kind == "value" else item for item in (a, b))
-    if b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name)):
-        return False
+    bare = b.equation and not a.equation and (not a.name or a.parts == sample_points(a.name))
     if {a.kind, b.kind} == {":", "value"}:
         a, b = quotient(a), quotient(b)
     names, golds = names_of(a), names_of(b)
@@ -794,7 +806,7 @@ def same(a, b):
         labels = set()  # D = [0, 1] and x \in [0, 1]
     both = (labels, {a.argument, b.argument}, {a.unit, b.unit})
     changes = not b.unit and (a.unit[:1] in ("K", "T") or a.unit == "%" and not b.constant)  # thousands, trillions
-    if a.kind != b.kind or changes or any(len(labels - {""}) > 1 for labels in both):  # one of them may have none
+    if a.kind != b.kind or bare or changes or any(len(labels - {""}) > 1 for labels in both):  # one of them may have none
         return False
     if a.kind == "value":
         percent = {("%", ""): 100, ("", "%"): Fraction(1, 100)}.get((a.unit, b.unit), 1)
@@ -826,7 +838,7 @@ def read(tokens):
     if len(tokens) * len(choices) > MAX_TOKENS:
         raise ValueError("too long")
     readings = [read_items(["", *(signs.get(token, token) for token in reversed(tokens))], "") for signs in choices]
-    items = [item for pair in zip(*readings) for item in (pair[:1] if same(pair[0], pair[-1]) else pair)]
+    items = without_points([x for pair in zip(*readings) for x in (pair[:1] if same(pair[0], pair[-1]) else pair)])
     nested = len(items) == 1 and items[0].kind == "list"  # {{1}} is not {1}
     return items[0] if len(items) == 1 and not nested else Item("list", tuple(items))
 
@@ -864,8 +876,7 @@ DENIALS = re.compile(r"(?<!\w)(?:no|nope|not|none|neither|nor|cannot|wrong|false
 OTHERWISE = {  # another answer
     CHOICE: re.compile(
         r"(?i:(?<!\w)(?:all|both|either|any)(?!\w)|^\W*(?:is|was|are|has|does|can|seems|looks|must|should|would|to)(?!\w))|"
-        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|"
-        r"^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])|"
+        r"(?<![\w(])(?:\(?[A-H][).:]|(?i:or)(?!\w)|(?i:and)\s+\(?[A-H](?!\w))|^\W*(?:and\W+)?[A-Ha-h]\s*(?:\Z|[),.;:/&|])|"
         r"(?<![\w\\])(?!(?:of|point|line|vitamin|type|plan)\W)(?i:[a-z']{2,})[\s:(]+[A-H]\W*\Z|"  # as its last word
         r"(?i:(?<!\w)(?:(?:answer|option|choice|choose|pick|select)\w*|is)[\s:(]+)[A-H](?!\w)|"
         r"(?i:(?<!\w)(?:answer|option|choice|choose|pick|select)[\s:(]+(?:is[\s:(]+)?)[a-h]\W*\Z|"
@@ -897,8 +908,7 @@ def said_first(answer, gold):
         no = wanted and wanted[1].lower() in ("no", "false")
         taken_back = otherwise.search(rest) or DOUBTS.search(rest) or not no and DENIALS.search(rest)
         if said and wanted and not wanted[2] and not taken_back:
-            variable = pattern is CHOICE and wanted[1].islower()
-            return said[1].lower() == wanted[1].lower() and not variable
+            return said[1].lower() == wanted[1].lower() and not (pattern is CHOICE and wanted[1].islower())
     return False
 
 
@@ -919,11 +929,10 @@ def math_equal(answer, gold):
 def equal_items(answer, gold):
     """Return True if two texts are the same, or parse into the same items."""
     answers, golds = math_tokens(answer), math_tokens(gold)
-    if not answers or not golds or plain(answers) == plain(golds):
+    together = gold.replace(", ", ",")  # 123,456 may have been a list
+    as_text = answer.replace(", ", ",") == together and re.fullmatch(r"(\d{3},)+\d{3}", together)
+    if not answers or not golds or as_text or plain(answers) == plain(golds):
         return bool(answers and golds)
-    together = gold.replace(", ", ",")
-    if answer.replace(", ", ",") == together and re.fullmatch(r"(\d{3},)+\d{3}", together):
-        return True  # 123,456 may have been a list
     name = name_of(golds)
     rest = answers[len(name):] if answers[:len(name)] == name else answers
     if name and not {*rest} & {"=", "∈"}:
@@ -958,10 +967,9 @@ def name_of(golds):
     at = len(golds) - golds[::-1].index("=") if "=" in golds else 0
     name, value = {*golds[:at - 1]}, {*golds[at:]}
     coordinates = len(name & {"x", "y", "z", "\\rho", "\\theta"})
-    if coordinates + bool(name & {"+", "-"}) > 1 or value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"}):
+    zero = not value & MEANINGS.keys() and not re.search("[1-9]", " ".join(value))  # which does not answer y'' + y = 0
+    if zero or coordinates + bool(name & {"+", "-"}) > 1 or value & (SYMBOLS - MEANINGS.keys() | RELATIONS - {":"}):
         return []
-    if not value & MEANINGS.keys() and not re.search("[1-9]", " ".join(value)):
-        return []  # 0 does not answer y'' + y = 0
     short = not coordinates and not name & (SEPARATORS | RELATIONS | {"!", "≠", "."})
     return golds[:at] if short or RATIO_LABEL.fullmatch(" ".join(golds[:at]) + " ") else []
 
