@@ -4,8 +4,9 @@ import pathlib
 import subprocess
 import sys
 
-BUDGETS = {"grpo_sg.py": 1320, "grpo_sg.py, code": 745, "tasks.py": 885, "tasks.py, code": 536,
-           "test_grpo_sg.py": 2200, "verify/math_equal.py": 990, "lines of Python": 13000, "files": 98}
+BUDGETS = {"grpo_sg.py": 1330, "grpo_sg.py, code": 755, "tasks.py": 886, "tasks.py, code": 537,
+           "test_grpo_sg.py": 2201, "verify/math_equal.py": 990, "lines of Python": 12950,
+           "files": 98}
 
 
 def list_code(text):

@@ -210,7 +210,7 @@ def read_arguments(argv):
         if name in ("seed", "out", "resume", "eval_only") or name == "lr" and args.lr:
             parser.error(f"--{name}: compare sets it")
     if args.seeds < 2:
-        parser.error(f"--seeds must be 2 or more, not {args.seeds}")
+        parser.error(f"--seeds must be 2 or more, not {args.seeds}: an interval needs two")
     args.lr, args.a, args.b = sorted({*args.lr}), " ".join(args.a), " ".join(args.b)
     args.configs = a, b = [grpo_sg.read_settings([*args.flags, *write_flags(arm)])
                            for arm in (args.a, args.b)]

@@ -200,8 +200,8 @@ def check_reward(task):
 def check_payments(scores):
     """Return lines about rewards that do not favor right answers. scores: of `score_answers`."""
     if not scores["long"]:
-        return ["warning: verify accepts the answers of other problems, or all are equal, so the "
-                "reward of a wrong answer was not tried"]
+        return ["warning: verify accepts the answers of other problems, so wrong answers count as "
+                "right, or all answers are equal: the reward of a wrong answer was not tried"]
     right, long, longer, none = (mean(reward for _, reward in scores[name])
                                  for name in ("right", "long", "longer", "none"))
     wrong = mean(reward for correct, reward in scores["wrong"] if not correct)
