@@ -1048,7 +1048,7 @@ def check_folder(cfg: Config) -> None:
     start again, but not over the results of --eval_only."""
     if cfg.resume and Path(cfg.out) == Path(cfg.resume).parent:
         return
-    files = set(os.listdir(cfg.out)) if os.path.isdir(cfg.out) else set()
+    files = set(os.listdir(cfg.out)) if os.path.exists(cfg.out) else set()
     settings = Path(cfg.out, "settings.json")
     if settings.is_file() and '"eval_only": false' in settings.read_text("utf-8"):
         files -= {*LOGS, "checkpoint.new"}

@@ -1769,6 +1769,7 @@ def test_a_strangers_model_runs_no_file_and_chooses_none(tmp_path, monkeypatch):
     ("--model x --out ..", "--out .."), ("--model x --people 9", "--people 9"),
     ("--model x --eval_every 0", "--eval_every 1 0"), ("--model x --out .", "--out . has files"),
     ("--model x --out ./", "--out ./ has files"), ("--model x --out {}", "has files"),
+    ("--model x --out " + __file__, "Not a directory"),
     ("--resume", "--resume expected"), ("--resume nowhere", "--resume nowhere"),
     ("--resume=", "--resume"), ("--model=", "--model"), ("--task=", "--task")])
 def test_a_mistake_is_one_line_with_the_flag_and_the_value(text, words, tmp_path, monkeypatch,
